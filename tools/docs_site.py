@@ -49,6 +49,7 @@ COPIED: Final = {
             "advise",
             "estimator_comparison",
             "study",
+            "branch_study",
             "shrinkage_gae",
             "learning_tabular",
             "gagpo",

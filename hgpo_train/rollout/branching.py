@@ -24,6 +24,7 @@ from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.hashing import text_hash
+from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.policies.registry import PolicyContext, code_of, find_policy, policy_names
 from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.branch_points import BranchStarts, replayed_points
@@ -173,7 +174,15 @@ def branch_run(
         # 3. The policy, and what the new run says of itself.
         context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
         player, identity = player_of(maker, argument, policy, context)
-        branched = {"run": header.run, "at": at, "width": width, "budget": budget, "seed": seed, "policy": identity}
+        branched = {
+            "run": header.run,
+            "run_fingerprint": fingerprint(source),  # branches of a run that has changed are others
+            "at": at,
+            "width": width,
+            "budget": budget,
+            "seed": seed,
+            "policy": identity,
+        }
         config = redact_json({**header.config, "branches": branched})
         # 4. All groups of the run, with their branches.
         tally = Tally()

@@ -255,7 +255,7 @@ def _columns(table: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
 
 
 def _returns(table: pl.DataFrame, parameters: Parameters) -> pl.DataFrame:
-    found = prepare(table, parameters, ()).select("(row)", *RETURNS).collect(engine="in-memory")
+    found = prepare(table, parameters, (), branches=True).select("(row)", *RETURNS).collect(engine="in-memory")
     return found.sort("(row)").drop("(row)")
 
 

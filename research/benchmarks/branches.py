@@ -1,7 +1,7 @@
 """Branches against independent rollouts at equal environment steps: python -m research.benchmarks.branches [--keep].
 
 Tabular policies, whose gradients are known, play rollouts and branches of graphs. Protocol and results are on
-research/docs/branches.md.
+research/docs/branch_study.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {
 }
 TASKS: Final = 8
 POLICIES: Final = 8
-COPIES: Final = 64
+COPIES: Final = 32
+TRUTHS: Final = 16
 UPDATES: Final = 10
 ROOTS: Final = 4
 SAMPLES: Final = 16
@@ -166,7 +167,8 @@ def measured(batch: Batch, gradient: Floats, truth: Floats) -> dict[str, float]:
 def of_policy(policies: TabularPolicy, position: int, stream: Sequence[int]) -> list[dict[str, Any]]:
     """Return the measures of all arms at one policy."""
     policy = policies.copies(position, COPIES)
-    further = Visits(policy, rollouts(policy, 2 * ROOTS, (*stream, 1)))
+    others = policies.copies(position, TRUTHS)
+    further = Visits(others, rollouts(others, 2 * ROOTS, (*stream, 1)))
     independent = Batch(policy, rollouts(policy, 2 * ROOTS, (*stream, 2)))
     roots = Batch(policy, rollouts(policy, ROOTS, (*stream, 3)))
     arms = {
@@ -175,7 +177,7 @@ def of_policy(policies: TabularPolicy, position: int, stream: Sequence[int]) -> 
         for width in WIDTHS
     }
     # Playing discovers parameters, so that the truth, which is the widest array, is last.
-    gradient = further.gradient(Oracle(SAMPLES)(policy, further, (*stream, 5)))
+    gradient = further.gradient(Oracle(SAMPLES)(others, further, (*stream, 5)))
     truth = np.zeros(policy.table().shape[1])
     mean = further.dense(gradient).mean(0)
     truth[: len(mean)] = mean
