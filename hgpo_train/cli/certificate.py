@@ -54,4 +54,5 @@ def check(
         compared.append(f"{counted(result.replayed, 'episode')} replayed alike")
     print(f"{read_certificate(path).panel.title}: {', '.join(compared)}.")
     if run is None:
-        print(common.next_commands(("certificate", "check", path, "--run", "RUN", "--replay", 10)))
+        given = common.given_options({"--panel": panel, "--data": data})
+        print(common.next_commands(("certificate", "check", path, "--run", "RUN", "--replay", 10, *given)))

@@ -7,11 +7,12 @@ import shlex
 import shutil
 import sys
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.rollout.collection import CollectedRun
@@ -151,6 +152,12 @@ def program() -> str:
     known = shutil.which("hgpo")
     is_other = path.name == "hgpo" and path.exists() and not (known and path.samefile(known))
     return shlex.quote(str(path)) if is_other else "hgpo"
+
+
+def given_options(options: Mapping[str, object]) -> list[object]:
+    """Return options as words of a command, without those that are None."""
+    given = [(name, value) for name, value in options.items() if value is not None]
+    return list(chain.from_iterable(given))
 
 
 def next_commands(*commands: Sequence[object]) -> str:

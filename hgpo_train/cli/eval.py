@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     import polars as pl
 
@@ -124,7 +124,7 @@ def _evaluate_panel(
     other = None if against is None else read_comparable(against, panel, environment.data).table()
     play = partial(evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy))
     # A certificate is checked against the panel of its title, which knows no file.
-    check = {"--panel": name if ".toml" in name else None, "--data": environment.data}
+    check = common.given_options({"--panel": name if ".toml" in name else None, "--data": environment.data})
     report = partial(_report, against=against, other=other, as_json=as_json, panel=panel, check=check)
     common.play_and_report(play, report)
 
@@ -145,11 +145,11 @@ def _report(
     *,
     as_json: bool,
     panel: Panel | None = None,
-    check: Mapping[str, object] = {},
+    check: Sequence[object] = (),
 ) -> None:
     """Print the results of an evaluation, and its comparison with the episodes of another one, if there is one.
 
-    Of a panel, `check` are the options of `hgpo certificate check`, None if not needed.
+    Of a panel, `check` are the further options of `hgpo certificate check`.
     """
     from dataclasses import asdict
 
@@ -191,8 +191,7 @@ def _report(
     following = common.next_commands(("stats", run.path))
     if panel is not None:
         path = run.path / CERTIFICATE
-        needed = [part for option in check.items() if option[1] is not None for part in option]
-        following = common.next_commands(("certificate", "check", path, "--run", run.path, "--replay", 10, *needed))
+        following = common.next_commands(("certificate", "check", path, "--run", run.path, "--replay", 10, *check))
     hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. {following}"
     print(hint, file=sys.stderr)
 

@@ -212,7 +212,8 @@ def _check_panel(found: Certificate, name: str | None, result: CertificateCheck)
         if name is not None:
             raise
         # Anybody can write a panel, of easy tasks or many steps, with any figures.
-        result.problems.append(f"panel: not known here ({one_line(error)}); if you trust it, name it: --panel FILE")
+        unknown = one_line(error, 300)
+        result.problems.append(f"panel: not known here ({unknown}); if you trust it, name it: --panel FILE")
         return own
     result.problems += _named("panel.settings", known.canonical(), own.canonical())
     result.problems += _named("data.pinned", known.is_pinned, found.data.get("pinned"))
