@@ -23,7 +23,6 @@ from hgpo_envs.files.atomic import make_folder, new_path
 from hgpo_research.arena import measuring
 from hgpo_research.arena.ranking import ORACLE, REFERENCE
 from hgpo_research.arena.worlds import WORLDS
-from hgpo_research.tabular.graphs import TaskSet
 from hgpo_research.tabular.learning import AGAIN, learn
 from hgpo_research.truth.task import without_collector
 
@@ -95,11 +94,11 @@ def prepare(world: World, folder: Path) -> None:
     for name, shared in (("separate", False), ("shared", True)):
         if shared and not world.shares:
             continue
-        tasks, others = world.compile(None, shared=shared)
+        tasks, _ = world.compile(None, shared=shared)
         for _ in learn(tasks, measuring.method_of(REFERENCE, world)(), world.learning(SEEDS, "kl"), range(SEEDS)):
             pass
         make_folder(folder / name)
-        TaskSet(tasks.graphs + others.graphs, tasks.max_steps, tasks.settings).write(folder / name)
+        tasks.write(folder / name)
     tasks, _ = world.compile(folder / "separate", shared=False)
     for number, table in measuring.stage_tables(world, tasks).items():
         _write(table, folder / f"stage-{number}.parquet", settings)

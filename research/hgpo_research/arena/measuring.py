@@ -128,7 +128,7 @@ def stage_tables(world: World, tasks: TaskSet) -> dict[int, pl.DataFrame]:
         same, visits = batches(stage.policy, stage.position, how, COPIES, stage.stream)
         truth = Oracle(SAMPLES)(same, visits, (*stage.stream, 1))
         table = step_table(same, visits.rollouts, scores=True)
-        added = {"policy": pl.lit(stage.position), "true_advantage": pl.Series(np.concatenate(truth))}
+        added: dict[str, Any] = {"policy": pl.lit(stage.position), "true_advantage": pl.Series(np.concatenate(truth))}
         # Batches of all policies have numbers of their own, so that one call of an estimator takes a whole table.
         parts[stage.number].append(table.with_columns(pl.col("run") + COPIES * stage.position, **added))
     return {number: pl.concat(tables) for number, tables in parts.items()}

@@ -149,7 +149,7 @@ def step_table(policy: TabularPolicy, batch: Sequence[Rollouts], *, scores: bool
     before = 0  # the number of rollouts of the earlier tasks
     for task, (rows, graph) in enumerate(zip(batch, policy.tasks.graphs, strict=True)):
         edges = graph.graph.edges
-        part = {
+        part: dict[str, Any] = {
             "run": rows.seed,
             "iteration": np.zeros_like(rows.seed),
             "task_id": np.full_like(rows.seed, task),
@@ -165,8 +165,8 @@ def step_table(policy: TabularPolicy, batch: Sequence[Rollouts], *, scores: bool
         }
         if first is not None:
             part["entropy"], log_probability = _entropy(policy, task, rows)
-            part["logprobs"] = log_probability[:, None]
-            part["reference_logprobs"] = _entropy(first, task, rows)[1][:, None]
+            part["logprobs"] = _single(log_probability)
+            part["reference_logprobs"] = _single(_entropy(first, task, rows)[1])
         parts.append(pl.DataFrame(part))
         before += int(rows.rollout.max()) + 1
     return pl.concat(parts)
@@ -179,3 +179,8 @@ def _entropy(policy: TabularPolicy, task: int, rows: Rollouts) -> tuple[Floats, 
     logarithm = np.log(np.where(possible, probability, 1.0))
     taken = possible & (edge == rows.edge[:, None])
     return -(probability * logarithm).sum(1), (logarithm * taken).sum(1)
+
+
+def _single(values: Floats) -> pl.Series:
+    """Return lists of one number each, as the scores of a response's tokens are stored."""
+    return pl.Series(values, dtype=pl.Float32).reshape((-1, 1)).arr.to_list()
