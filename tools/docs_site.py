@@ -47,6 +47,9 @@ COPIED: Final = {
         for name in (
             "truth",
             "advise",
+            "arena",
+            "branches",
+            "gagpo",
             "estimator_comparison",
             "study",
             "branch_study",

@@ -13,6 +13,7 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import make_folder, write_file
+from hgpo_envs.wording import counted
 from hgpo_research.arena.prediction import MEASURES, predictions, verdict
 from hgpo_research.arena.questions import answers, points
 from hgpo_research.arena.ranking import (
@@ -81,7 +82,7 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
         "verdict": verdict(predicted),
         "answers": answers(results),
         "settings": {setting: SETTINGS[setting] for setting in gaps},
-        "titles": titles(gaps),
+        "titles": titles(results, gaps),
         "rows": table(results, costs, gaps),
         "predicted": prediction_rows(predicted),
         "worlds": pictures(results, gaps, folder),
@@ -120,29 +121,38 @@ def _gaps(results: pl.DataFrame, setting: str) -> pl.DataFrame:
     return found.sort("difference", "estimator", descending=[True, False])
 
 
-def titles(settings: Iterable[str]) -> list[str]:
+def titles(results: pl.DataFrame, settings: Iterable[str]) -> list[str]:
     """Return the titles of the columns of `table`."""
-    areas = [f"area, {SETTINGS[setting]}" for setting in settings]
+    found = ["estimator"]
+    for setting in settings:
+        where = f"{SETTINGS[setting]}, {counted(worlds_of(results, setting), 'world')}"
+        found += [f"rank: {where}", f"area: {where}"]
     measures = [title for title, *_ in MEANS.values()]
-    places = ["rank, these worlds", "rank, worlds like these"]
-    return ["estimator", *places, *areas, "final success, %", *measures, "ms per 10k steps"]
+    return [*found, "final success, %", *measures, "ms per 10k steps"]
+
+
+def worlds_of(results: pl.DataFrame, setting: str) -> int:
+    """Return the number of worlds with a setting."""
+    return results.filter(setting=setting)["world"].n_unique()
 
 
 def table(results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
     """Return the rows of the ranking: `estimator`, `mark`, and `cells` in the order of `titles`."""
-    main = next(iter(gaps))
-    places = by_estimator(ranks(sample(results, main, "area")))
+    # Rows are in the order of the setting that has the most worlds.
+    main = max(gaps, key=lambda setting: worlds_of(results, setting))
+    places = {setting: by_estimator(ranks(sample(results, setting, "area"))) for setting in gaps}
+    areas = {setting: by_estimator(found) for setting, found in gaps.items()}
     final = means(results.filter(setting=main, measure="final"), "value")
     cost = means(costs, "ms_per_10k_steps")
     measured = {name: means(results.filter(measure=name), "value") for name in MEANS}
-    differences_of = {setting: by_estimator(found) for setting, found in gaps.items()}
     rows = []
     # Estimators that some world lacks come last, without a rank.
     others = sorted(results["estimator"].unique())
     for name in dict.fromkeys([*gaps[main]["estimator"], *others]):
-        cells = [rank(places.get(name), end) for end in ("", "_worlds")]
-        for setting, found in differences_of.items():
-            cell = difference(found.get(name))
+        cells = []
+        for setting in gaps:
+            cells.append(rank(places[setting].get(name)))
+            cell = difference(areas[setting].get(name))
             cells.append(cell | {"rows": {"setting": setting, "measure": "area"}})
         cell = number(final.get(name), 100, ".1f")
         cells.append(cell | {"rows": {"setting": main, "measure": "final"}})
@@ -165,14 +175,19 @@ def means(rows: pl.DataFrame, name: str) -> dict[str, float]:
     return dict(by_world.group_by("estimator").agg(pl.col(name).mean()).iter_rows())
 
 
-def rank(row: Mapping[str, Any] | None, end: str) -> Cell:
-    """Return the interval of a rank as a cell; `end` of the columns' names says whether over seeds or worlds."""
+def rank(row: Mapping[str, Any] | None) -> Cell:
+    """Return the interval of a rank as a cell."""
     if row is None:
         return {}
-    low = row["low" + end]
-    high = row["high" + end]
-    text = f"{low}" if low == high else f"{low}–{high}"
-    return {"text": text, "order": -low - high / 1000}
+    cell = {"text": ends(row["low"], row["high"]), "order": -row["low"] - row["high"] / 1000}
+    if row["low_worlds"] is not None:
+        cell["note"] = f"worlds {ends(row['low_worlds'], row['high_worlds'])}"
+    return cell
+
+
+def ends(low: int, high: int) -> str:
+    """Return an interval of integers."""
+    return f"{low}" if low == high else f"{low}–{high}"
 
 
 def number(value: float | None, factor: float, form: str) -> Cell:
@@ -233,8 +248,8 @@ def pictures(results: pl.DataFrame, gaps: Iterable[str], folder: Path) -> dict[s
         found = {world: rows for world, rows in found.items() if rows.height}
         # The truth is far beyond all others: it stands in the text, not in the picture.
         shown = pl.concat(found.values()).filter(pl.col("estimator") != ORACLE)
-        ends = shown.select(pl.col("difference", "low_all", "high_all").abs().max())
-        limit = max(0.01, *(end for end in ends.row(0) if end is not None))
+        sizes = shown.select(pl.col("difference", "low_all", "high_all").abs().max())
+        limit = max(0.01, *(size for size in sizes.row(0) if size is not None))
         for world, rows in found.items():
             scaled = rows.with_columns(
                 x=pl.col("difference") * AXIS / limit,

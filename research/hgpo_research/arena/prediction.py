@@ -176,23 +176,24 @@ def predictions(results: pl.DataFrame, worlds: Collection[str] | None = None) ->
 
 
 def verdict(found: pl.DataFrame) -> str:
-    """Return in a sentence whether the gain of one batch predicts area with shared parameters."""
-    if found.is_empty():
-        return "Whether gain predicts learning is not known: no estimator has both in all worlds."
-    rows = found.filter(pl.col("stage").is_null(), measure="gain", target="area")
-    row = rows.row(0, named=True)
-    where = f"over {row['worlds']} worlds and {row['estimators']} estimators, {SETTINGS[row['setting']]}"
-    if row["low"] is None:
-        return f"Whether gain predicts learning is not known: {shown(row)}, {where}."
-    beyond = row["low"] > 0 and row["p"] < 0.05
-    says = "predicts learning" if beyond else "does not predict learning beyond chance"
-    return f"The gain of one batch {says}: {shown(row)}, {where}."
+    """Return in a sentence whether the gain of one batch predicts area."""
+    rows = [] if found.is_empty() else found.filter(pl.col("stage").is_null(), measure="gain", target="area").to_dicts()
+    known = [row for row in rows if row["low"] is not None]
+    if not known:
+        return "Whether gain predicts learning is not known: too few estimators have both in all worlds."
+    clear = [row["low"] > 0 and row["p"] < 0.05 for row in known]
+    says = "predicts learning in part"
+    if all(clear):
+        says = "predicts learning"
+    elif not any(clear):
+        says = "does not predict learning beyond chance"
+    parts = [f"{shown(row)}, {SETTINGS[row['setting']]}, {row['worlds']} worlds" for row in known]
+    return f"The gain of one batch {says}. Rank correlation with area: {'; '.join(parts)}."
 
 
 def shown(row: Mapping[str, Any]) -> str:
-    """Return a row of `prediction` in words."""
+    """Return a rank correlation with its interval."""
     if row["correlation"] is None:
-        return "rank correlation not known"
-    bounds = "" if row["low"] is None else f"{row['low']:+.2f} to {row['high']:+.2f}; "
-    chance = f"chance {row['chance_low']:+.2f} to {row['chance_high']:+.2f}"
-    return f"rank correlation with area {row['correlation']:+.2f} ({bounds}{chance})"
+        return "not known"
+    bounds = "" if row["low"] is None else f" ({row['low']:+.2f} to {row['high']:+.2f})"
+    return f"{row['correlation']:+.2f}{bounds}"

@@ -21,7 +21,7 @@ from hgpo_envs.errors import InputError
 from hgpo_research.comparison.families import intervals
 from hgpo_research.resampling import task_weights
 from hgpo_research.tabular.learning import AGAIN
-from hgpo_train.resampling import LEVEL, student_value
+from hgpo_train.resampling import FEWEST_TASKS, LEVEL, student_value
 
 if TYPE_CHECKING:
     from hgpo_research.arrays import Floats, Integers
@@ -146,13 +146,16 @@ def ranks(found: Sample) -> pl.DataFrame:
 
     Returns:
         `estimator`, `mean`, the interval of the rank over seeds (`low`, `high`) and over worlds (`low_worlds`,
-        `high_worlds`). The controls have no rank.
+        `high_worlds`; null with fewer than six). The controls have no rank.
     """
     found = found.without(CONTROLS)
     means = found.means()
     mean = means.mean(0)
     low, high = rank_intervals(mean, found.draws().mean(1), min(map(len, found.values)))
-    low_worlds, high_worlds = rank_intervals(mean, over_worlds(means), len(means))
+    low_worlds: Integers | None = None
+    high_worlds: Integers | None = None
+    if len(means) >= FEWEST_TASKS:
+        low_worlds, high_worlds = rank_intervals(mean, over_worlds(means), len(means))
     columns = {"estimator": found.estimators, "mean": mean, "low": low, "high": high}
     columns |= {"low_worlds": low_worlds, "high_worlds": high_worlds}
     return pl.DataFrame(columns).sort("mean", "estimator", descending=[True, False])
