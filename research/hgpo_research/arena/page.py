@@ -49,6 +49,9 @@ TEMPLATE: Final = "page.html.jinja"
 AXIS: Final = 75
 """Half of the width of a picture's axis, in its units."""
 
+SHOWN: Final = 0.9
+"""The share of the ends of intervals that lie on the axis."""
+
 
 def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_folder: Path) -> None:
     """Write the page.
@@ -83,6 +86,7 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
         "answers": answers(results),
         "settings": {setting: SETTINGS[setting] for setting in gaps},
         "titles": titles(results, gaps),
+        "main": main_of(results, gaps),
         "rows": table(results, costs, gaps),
         "predicted": prediction_rows(predicted),
         "worlds": pictures(results, gaps, folder),
@@ -136,10 +140,14 @@ def worlds_of(results: pl.DataFrame, setting: str) -> int:
     return results.filter(setting=setting)["world"].n_unique()
 
 
+def main_of(results: pl.DataFrame, settings: Iterable[str]) -> str:
+    """Return the setting that has the most worlds, which orders the rows."""
+    return max(settings, key=lambda setting: worlds_of(results, setting))
+
+
 def table(results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
     """Return the rows of the ranking: `estimator`, `mark`, and `cells` in the order of `titles`."""
-    # Rows are in the order of the setting that has the most worlds.
-    main = max(gaps, key=lambda setting: worlds_of(results, setting))
+    main = main_of(results, gaps)
     places = {setting: by_estimator(ranks(sample(results, setting, "area"))) for setting in gaps}
     areas = {setting: by_estimator(found) for setting, found in gaps.items()}
     final = means(results.filter(setting=main, measure="final"), "value")
@@ -246,15 +254,14 @@ def pictures(results: pl.DataFrame, gaps: Iterable[str], folder: Path) -> dict[s
     for setting in gaps:
         found = {world: _gaps(results.filter(world=world), setting) for world in worlds}
         found = {world: rows for world, rows in found.items() if rows.height}
-        # The truth is far beyond all others: it stands in the text, not in the picture.
+        # A few lose ten times as much as others win: they lie at the edge. The truth stands in the text.
         shown = pl.concat(found.values()).filter(pl.col("estimator") != ORACLE)
-        sizes = shown.select(pl.col("difference", "low_all", "high_all").abs().max())
-        limit = max(0.01, *(size for size in sizes.row(0) if size is not None))
+        sizes = pl.concat([shown[name].abs() for name in ("difference", "low_all", "high_all")]).drop_nulls()
+        limit = max(0.01, float(np.quantile(sizes.to_numpy(), SHOWN)))
         for world, rows in found.items():
+            ends = {"x": "difference", "low": "low_all", "high": "high_all"}
             scaled = rows.with_columns(
-                x=pl.col("difference") * AXIS / limit,
-                low=pl.col("low_all") * AXIS / limit,
-                high=pl.col("high_all") * AXIS / limit,
+                (pl.col(column) * AXIS / limit).clip(-AXIS, AXIS).alias(name) for name, column in ends.items()
             )
             dots = [
                 row | difference(row) | {"mark": MARKS.get(row["estimator"])} for row in scaled.iter_rows(named=True)
