@@ -11,7 +11,7 @@ import polars as pl
 from benchmarks.readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 from hgpo_research.power import pooled_deviation, seeds_needed
 from hgpo_research.tabular.report import markdown, markdown_table, summary
-from research.benchmarks import advise_agreement, advise_simulation, gain_simulation
+from research.benchmarks import advise_agreement, advise_simulation, branches, gain_simulation
 from research.benchmarks.what_learns import (
     GRPO,
     comparison,
@@ -125,6 +125,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "ranking": advise_simulation.table,
         "agreement": advise_agreement.table,
     },
+    "research/docs/branch_study.md": {name: partial(branches.table, name) for name in ("gain", "cost")},
     "research/docs/estimator_comparison.md": {"simulation": gain_simulation.table},
     "research/docs/learning_tabular.md": {"third": third},
     "research/docs/learning_models.md": {world: partial(models, world) for world in ("alfworld", "webshop")},
