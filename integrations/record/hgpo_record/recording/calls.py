@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.responses import action_text, message_text
+from hgpo_envs.responses import action_text, is_deep, message_text
 from hgpo_train.policies.base import Failure, Reply
 from hgpo_train.policies.chat_completion import completion_reply, read_completion
 from hgpo_train.policies.http_client import RequestError
@@ -185,7 +185,7 @@ def _choices_besides(number: object, body: bytes) -> list[Any]:
     except msgspec.DecodeError:  # NaN, which is read more leniently
         return []
     decoded = [msgspec.json.decode(choice) for choice in choices] if len(choices) > 1 else []
-    return [choice for choice in decoded if choice.get("index") != number]
+    return [choice for choice in decoded if choice.get("index") != number and not is_deep(choice)]
 
 
 def _as_completion(body: bytes) -> dict[str, Any]:
