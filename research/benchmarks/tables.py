@@ -9,7 +9,7 @@ import polars as pl
 
 from benchmarks.readme import ROOT, WORLDS, figures, rewrite
 from hgpo_research.tabular.report import markdown, markdown_table, summary
-from research.benchmarks import advise_agreement, advise_simulation, branches, gagpo, gain_simulation
+from research.benchmarks import advise_agreement, advise_simulation, arena, branches, gagpo, gain_simulation
 from research.benchmarks.what_learns import GRPO, earlier, history
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "research/docs/estimator_comparison.md": {"simulation": gain_simulation.table},
     "research/docs/gagpo.md": {"verdicts": gagpo.verdicts, "areas": gagpo.areas},
     "research/docs/study.md": {
+        "ranking": arena.ranking,
+        "prediction": arena.prediction,
+        "questions": arena.questions,
         "earlier": earlier,
         "history": history,
         **{f"models {world}": partial(models, world) for world in ("alfworld", "webshop")},
