@@ -48,8 +48,6 @@ COPIED: Final = {
             "truth",
             "advise",
             "arena",
-            "branches",
-            "gagpo",
             "estimator_comparison",
             "study",
             "branch_study",
