@@ -1,5 +1,6 @@
 """Step tables: write, read and verify rollouts stored as Parquet. Requires neither an environment nor torch."""
 
+from hgpo_datasets.branches import roots, with_prefixes
 from hgpo_datasets.reader import StepTableWarning, scan_steps
 from hgpo_datasets.rows import RowError
 from hgpo_datasets.schema import columns
@@ -14,6 +15,8 @@ __all__ = [
     "StepWriter",
     "VerifyReport",
     "columns",
+    "roots",
     "scan_steps",
     "verify",
+    "with_prefixes",
 ]

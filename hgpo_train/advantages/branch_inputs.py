@@ -37,10 +37,10 @@ def with_parents(steps: pl.DataFrame, name: str, *, accepted: bool) -> pl.DataFr
         return steps
     from hgpo_datasets.branches import IS_BRANCH, with_prefixes  # tables without branches need none of the package
 
-    # Other programs write numbers with nulls as floats, and names in other types.
+    # Other programs write numbers with nulls as floats, and names in other types. What is neither finds no parent.
     steps = steps.with_columns(
-        pl.col("parent").cast(steps.schema["trajectory"]),
-        pl.col("branch_step").cast(pl.Int64),
+        pl.col("parent").cast(steps.schema["trajectory"], strict=False),
+        pl.col("branch_step").cast(pl.Int64, strict=False),
         pl.col("step").cast(pl.Int64),
     )
     run = ["run"] if "run" in steps.columns else []

@@ -184,27 +184,28 @@ def check_certificate(
     if replay and run is None:
         raise InputError("replay: expected a run, which contains the actions, together with a number of episodes")
     found = read_certificate(path)
-    result = CertificateCheck()
+    own = found.own_panel()
+    known, problems = _known_panel(found, own, panel)
     if not is_sealed(read_bytes(path, MOST_BYTES)):
-        result.problems.append("check: the file was changed after it was written")
-    known = _check_panel(found, panel, result)
-    _check_figures(found, result)
+        problems.insert(0, "check: the file was changed after it was written")
+    problems += _wrong_episodes(found.episodes, own)
+    problems += _wrong_figures(found, own)
+    result = CertificateCheck(problems)
     if run is not None:
-        _check_run(found, run, result)
+        _check_run(found, own, run, result)
         if replay:
             _check_replay(found, run, known, result, replay, data)
     # What the file shows, the run shows as well.
-    result.problems = list(dict.fromkeys(result.problems))
+    result.problems = list(dict.fromkeys(problems))
     return result
 
 
-def _check_panel(found: Certificate, name: str | None, result: CertificateCheck) -> Panel:
-    """Compare the panel with the one that is known here by its title. Return that, or the certificate's own."""
-    own = found.own_panel()
+def _known_panel(found: Certificate, own: Panel, name: str | None) -> tuple[Panel, list[str]]:
+    """Return the panel that is known here by a title, or the certificate's own, and where the two differ."""
     title = found.panel.title
-    result.problems += _named("panel.digest", own.digest, found.panel.digest)
+    problems = _named("panel.digest", own.digest, found.panel.digest)
     if title.partition("+")[0] != own.id:
-        result.problems.append(f"panel.title: expected {own.id} with its overrides, found {one_line(title)}")
+        problems.append(f"panel.title: expected {own.id} with its overrides, found {one_line(title)}")
         title = own.id
     try:
         known = load_panel(name or title)
@@ -213,33 +214,30 @@ def _check_panel(found: Certificate, name: str | None, result: CertificateCheck)
             raise
         # Anybody can write a panel, of easy tasks or many steps, with any figures.
         unknown = one_line(error, 300)
-        result.problems.append(f"panel: not known here ({unknown}); if you trust it, name it: --panel FILE")
-        return own
-    result.problems += _named("panel.settings", known.canonical(), own.canonical())
-    result.problems += _named("data.pinned", known.is_pinned, found.data.get("pinned"))
+        return own, [*problems, f"panel: not known here ({unknown}); if you trust it, name it: --panel FILE"]
+    problems += _named("panel.settings", known.canonical(), own.canonical())
+    problems += _named("data.pinned", known.is_pinned, found.data.get("pinned"))
     # What is pinned is the panel before any override (`find_data`).
     checksum = (known.base or known).checksum
     if checksum:
-        result.problems += _named("data.tasks", checksum, found.data.get("tasks"))
-    return known
+        problems += _named("data.tasks", checksum, found.data.get("tasks"))
+    return known, problems
 
 
-def _check_figures(found: Certificate, result: CertificateCheck) -> None:
-    """Compare the episodes with the panel, and the figures with the episodes."""
-    own = found.own_panel()
-    result.problems += _wrong_episodes(found.episodes, own)
-    stated = msgspec.to_builtins(found)
-    recomputed = figures(found.episodes, own.environment["env"])
-    result.problems += _named("", recomputed, {name: stated[name] for name in recomputed})
-    steps = int(sum(episode["length"] for episode in found.episodes))
-    result.problems += _named("cost.environment_steps", steps, found.cost.get("environment_steps"))
+def _wrong_figures(found: Certificate, panel: Panel) -> list[str]:
+    """Return the figures that do not follow from the episodes."""
+    expected = figures(found.episodes, panel.environment["env"])
+    stated = {name: msgspec.to_builtins(getattr(found, name)) for name in expected}
+    expected["cost.environment_steps"] = int(sum(episode["length"] for episode in found.episodes))
+    stated["cost.environment_steps"] = found.cost.get("environment_steps")
+    return _named("", expected, stated)
 
 
-def _check_run(found: Certificate, run: Path, result: CertificateCheck) -> None:
+def _check_run(found: Certificate, own: Panel, run: Path, result: CertificateCheck) -> None:
     """Compare the certificate with the one that the run's files give now, and the run's settings with the panel's."""
-    result.problems += _wrong_settings(run, found.own_panel())
+    result.problems += _wrong_settings(run, own)
     try:
-        of_run = certificate(run, found.own_panel())
+        of_run = certificate(run, own)
     except InputError as error:
         # A changed panel is named already, and so is what was changed.
         if not result.problems:

@@ -10,6 +10,7 @@ from hgpo_train.lazy_names import lazy_names
 if TYPE_CHECKING:
     from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Policy, Reply, Request
     from hgpo_train.policies.registry import PolicyContext, PolicySpec, make_policy
+    from hgpo_train.rollout.branching import BranchedRun, branch_run
     from hgpo_train.rollout.collection import CollectedRun, collect
     from hgpo_train.rollout.env_handle import EnvHandle, open_env
     from hgpo_train.rollout.failures import RolloutError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncPolicy",
     "BatchPolicy",
+    "BranchedRun",
     "CollectedRun",
     "EnvHandle",
     "ExecutionOptions",
@@ -30,6 +32,7 @@ __all__ = [
     "Request",
     "RolloutError",
     "RolloutSpec",
+    "branch_run",
     "collect",
     "collect_groups",
     "make_policy",
@@ -41,6 +44,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "hgpo_train.policies.base": ("AsyncPolicy", "BatchPolicy", "Failure", "Policy", "Reply", "Request"),
         "hgpo_train.policies.registry": ("PolicyContext", "PolicySpec", "make_policy"),
+        "hgpo_train.rollout.branching": ("BranchedRun", "branch_run"),
         "hgpo_train.rollout.collection": ("CollectedRun", "collect"),
         "hgpo_train.rollout.env_handle": ("EnvHandle", "open_env"),
         "hgpo_train.rollout.failures": ("RolloutError",),

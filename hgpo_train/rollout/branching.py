@@ -335,24 +335,28 @@ class _Plan:
         position = 0
         for part in partitions(self._source, _ROWS):
             rows = part.scan().collect().drop("run")
+            parents = self._parents(rows)
             for key, group in rows.partition_by(GROUP, as_dict=True, maintain_order=True).items():
                 if key in self.wanted:
                     self._stored[key] = group
-                    yield self._branched(position, key, group)
+                    yield self._branched(position, key, parents)
                     position += 1
                 elif key not in self._writer.committed:
                     self._writer.add_group(group, checked=True)
 
-    def _branched(self, position: int, key: Key, group: pl.DataFrame) -> BranchedGroup:
+    def _parents(self, rows: pl.DataFrame) -> dict[Any, pl.DataFrame]:
+        """Return the whole trajectories of the groups to play that have points."""
+        names = [name for key in self.wanted for name in self._points[key]]
+        known = [name for name in Row._fields if name in rows.columns]
+        whole = with_prefixes(rows.select(known)).filter(pl.col("trajectory").is_in(names))
+        return whole.sort("trajectory", "step").select(known).partition_by("trajectory", as_dict=True)
+
+    def _branched(self, position: int, key: Key, parents: Mapping[Any, pl.DataFrame]) -> BranchedGroup:
         """Replay the trajectories of a group that have points, and name the branches."""
-        taken = set(group["trajectory"])
-        known = [name for name in Row._fields if name in group.columns]
-        chosen = pl.col("trajectory").is_in(list(self._points[key]))
-        whole = with_prefixes(group.select(known)).filter(chosen).sort("trajectory", "step")
-        by_name = whole.select(known).partition_by("trajectory", as_dict=True)
+        taken = set(self._stored[key]["trajectory"])
         branches: list[tuple[str, BranchPoint]] = []
         for trajectory, steps in sorted(self._points[key].items()):
-            stored = [Row(**row) for row in by_name[trajectory,].iter_rows(named=True)]
+            stored = [Row(**row) for row in parents[trajectory,].iter_rows(named=True)]
             points = replayed_points(self._handle, stored, steps)
             self.replayed += steps[-1]
             for point in points:

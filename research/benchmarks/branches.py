@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
+from benchmarks.readme import figures
 from benchmarks.runner import make_parser, store
 from hgpo_research.random_numbers import subkey
 from hgpo_research.tabular.graphs import compile_tasks
@@ -211,24 +212,33 @@ def of_world(name: str, tasks: TaskSet) -> list[dict[str, Any]]:
     return rows
 
 
-def table_of(rows: list[dict[str, Any]]) -> str:
-    """Return the ratios as a table in Markdown: geometric means over policies with 95% intervals."""
-    heads = ["world", "updates", "rule", "width", "estimator", "steps", "gain", "cost"]
-    keys = heads[:5]
+def cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each world, number of updates and arm, with the ratios of all policies."""
+    keys = ["world", "updates", "rule", "width", "estimator"]
+    ratios = [pl.col(f"{name} ratio").round_sig_figs(4).alias(name) for name in ("steps", "gain", "cost")]
+    return pl.DataFrame(rows).group_by(keys, maintain_order=True).agg(ratios).to_dicts()
+
+
+def table(measure: str) -> str:
+    """Return the kept ratios of a measure as a table of Markdown, for the smallest and the largest width."""
+    kept = pl.DataFrame(figures("branches")["cells"])
+    kept = kept.filter(pl.col("width") != WIDTHS[1])
     lines = []
-    for key, part in pl.DataFrame(rows).group_by(keys, maintain_order=True):
-        cells = [_interval(part[f"{name} ratio"].to_numpy()) for name in ("gain", "cost")]
-        lines.append([*map(str, key), f"{part['steps ratio'].mean():.2f}", *cells])
-    return markdown_table(heads, lines)
+    for key, part in kept.group_by("world", "updates", "rule", "width", maintain_order=True):
+        steps = float(np.mean(part["steps"][0].to_numpy()))
+        found = {row["estimator"]: _interval(np.array(row[measure])) for row in part.iter_rows(named=True)}
+        lines.append([*map(str, key), f"{steps:.2f}", *(found.get(name, "") for name in TREES)])
+    return markdown_table(["world", "updates", "rule", "width", "steps", *TREES], lines)
 
 
 def _interval(ratios: Floats) -> str:
+    """Return the geometric mean with its 95% interval; nothing if a ratio could not be measured."""
     if not (ratios > 0).all():
         return "–"
     logs = np.log(ratios)
     half = student_quantile(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
     low, middle, high = np.exp(logs.mean() + half * np.array([-1, 0, 1]))
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
 
 
 if __name__ == "__main__":
@@ -237,5 +247,4 @@ if __name__ == "__main__":
     for world, arguments in WORLDS.items():
         compiled, _ = compile_tasks(tasks=TASKS, **arguments)
         results += of_world(world, compiled)
-    print(table_of(results))
-    print(store("branches", {"rows": results}, keep=given.keep))
+    print(store("branches", {"cells": cells(results)}, keep=given.keep))

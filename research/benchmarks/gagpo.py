@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hgpo_research.arrays import Floats
 
 KEPT: Final = RESULTS / "gagpo.parquet"
-RUNS: Final = ("text", "reads", "rich", "text-score", "reads-score")
+RUNS: Final = ("text", "reads", "rich", "text-score", "reads-score", "alfworld")
 ZERO: Final = "gagpo:gae_lambda=0"
 DEFAULT: Final = "gagpo:gae_lambda=0.95"
 VARIANT: Final = "research.benchmarks.gagpo:variant"

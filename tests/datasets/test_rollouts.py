@@ -24,6 +24,7 @@ COUNTS = {
     "rllm": ("rllm", 4, 2, 1),
     "rllm_eval": ("rllm", 4, 2, 1),
     "skyrl": ("skyrl", 4, 3, 1),
+    "verifiers": ("verifiers", 6, 2, 1),
 }
 
 
@@ -106,6 +107,15 @@ def test_skyrl_steps_that_continue_a_line_are_of_its_rollout(tmp_path) -> None:
     later = "\n<|im_start|>user\nThere is a door.<|im_end|>\n<|im_start|>assistant\n"
     assert steps["state"][3] == later
     assert set(steps["iteration"]) == {5}
+
+
+def test_diverging_prompts_of_verifiers_are_steps_of_one_rollout(tmp_path) -> None:
+    steps = imported("verifiers", tmp_path)
+    assert steps["step"].to_list() == [0, 1, 2] * 2
+    assert [json.loads(extra)["parent"] for extra in steps["extra"]][:3] == [0, 2, 4]
+    assert steps["state"].to_list()[:3] == ["Moves: 0", "Moves: 1", "Moves: 2"]
+    assert steps["state_hash"].n_unique() == 1  # of a key without numbers, which the environment left in the trace
+    assert steps["truncated"].to_list() == [False, False, True] * 2
 
 
 def test_conversations_keep_what_is_no_column(tmp_path) -> None:

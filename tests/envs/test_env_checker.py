@@ -17,7 +17,7 @@ from hgpo_envs.engine import State, Task
 from hgpo_envs.env_checker import check_environment
 from hgpo_envs.env_findings import Play
 from hgpo_envs.environment_spec import EnvironmentSpec
-from hgpo_envs.episode import Episode, Settings, settings_for
+from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.responses import Response, tool_calls
 from hgpo_envs.sources import SharedSource, Split
@@ -215,12 +215,10 @@ class Source:
 
 
 def findings(engine, tasks=None, **functions):
-    settings: Settings = settings_for("Corridor", max_steps=12, **functions)
+    settings = settings_for("Corridor", max_steps=12, **functions)
     source = SharedSource(Source(engine))
-    return {
-        found.check: found
-        for found in check_environment(source, settings, tasks or source.source.ids("train"), processes=False)
-    }
+    found = check_environment(source, settings, tasks or source.source.ids("train"), processes=False)
+    return {each.check: each for each in found}
 
 
 def test_a_sound_environment_passes():

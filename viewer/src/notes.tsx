@@ -16,7 +16,15 @@ export function NoteEditor({ path, trajectory, version, notable }: { path: strin
     setProblem(null);
   }, [trajectory, saved?.time]);
 
-  if (isFile || !notable) return saved ? <section aria-label="Note"><h2>Note {saved.score !== null && `· score ${saved.score}`}</h2><Block text={saved.note} label="Text of the note" /></section> : null;
+  if (isFile || !notable) {
+    if (!saved) return null;
+    return (
+      <section aria-label="Note">
+        <h2>Note {saved.score !== null && `· score ${saved.score}`}</h2>
+        <Block text={saved.note} label="Text of the note" />
+      </section>
+    );
+  }
   const isChanged = note !== (saved?.note ?? "") || score !== String(saved?.score ?? "");
   const save = async (event: Event) => {
     event.preventDefault();

@@ -290,7 +290,10 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
   };
   const figure = ({ name, digits, histogram }: Column, row: Row) => {
     const value = row[name] as number | null;
-    if (name === "won") return by ? percent(value) : <Outcome of={{ won: value === null ? null : Boolean(value), aborted: row.outcome === "aborted", truncated: Boolean(row.truncated) }} />;
+    if (name === "won") {
+      const outcome = { won: value === null ? null : Boolean(value), aborted: row.outcome === "aborted", truncated: Boolean(row.truncated) };
+      return by ? percent(value) : <Outcome of={outcome} />;
+    }
     return name === "invalid" && !value ? "" : number(value, by && histogram ? Math.max(1, digits ?? 0) : digits);
   };
   return (
@@ -301,7 +304,10 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
             <tr>
               {names.map((name) => (
                 <th scope="col" class={name === "task" || name === "note" ? "" : "figure"} aria-sort={sort === name ? "ascending" : sort === `-${name}` ? "descending" : undefined}>
-                  <button type="button" class="link" title={COLUMNS.find((column) => column.name === name)?.about} onClick={() => change({ sort: sort === `-${name}` ? name : sort === name ? null : `-${name}` })}>
+                  <button
+                    type="button" class="link" title={COLUMNS.find((column) => column.name === name)?.about}
+                    onClick={() => change({ sort: sort === `-${name}` ? name : sort === name ? null : `-${name}` })}
+                  >
                     {name.replace("_", " ")}{sort === name ? " ▴" : sort === `-${name}` ? " ▾" : ""}
                   </button>
                 </th>
@@ -311,7 +317,10 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
           <tbody onKeyDown={move}>
             {rows.slice(0, count).map((row) => (
               <tr key={row.trajectory}>
-                <th scope="row"><a href={link(row)} title={by ? undefined : row.trajectory}><Line text={String(row.task)} most={200} /></a> <small>{!by && `rollout ${row.member}`}{!by && row.type && " · "}<Line text={String(row.type ?? "")} most={40} /></small></th>
+                <th scope="row">
+                  <a href={link(row)} title={by ? undefined : row.trajectory}><Line text={String(row.task)} most={200} /></a>{" "}
+                  <small>{!by && `rollout ${row.member}`}{!by && row.type && " · "}<Line text={String(row.type ?? "")} most={40} /></small>
+                </th>
                 {by && <td class="figure">{integer(Number(row.rollouts))}</td>}
                 {shown.map((column) => <td class="figure">{figure(column, row)}</td>)}
                 {hasNotes && <td><Line text={String(row.note)} most={80} /></td>}

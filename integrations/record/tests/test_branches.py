@@ -86,3 +86,9 @@ def test_responses_continue_by_their_items_or_by_the_id_of_an_answer():
         branches.add(request, read_answer("responses", json.dumps(answer).encode()))
     steps = [(branch.parent, branch.steps) for branch in branches.found]
     assert steps == [(None, [0, 1]), (None, [2, 3]), (0, [4])]
+
+
+def test_further_choices_of_a_call_are_kept_beside_the_first():
+    choices = [{"index": number, "message": DONE, "finish_reason": "stop", "logprobs": None} for number in (1, 0, 2)]
+    answer = read_answer("chat/completions", json.dumps({"choices": choices}).encode())
+    assert [choice["index"] for choice in answer.others] == [1, 2]

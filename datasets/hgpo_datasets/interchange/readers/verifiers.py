@@ -47,6 +47,7 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
     for row, given in zip(steps, known, strict=False):
         add_columns(row, given)
     rewards = _rewards(trace)
+    whole = sum(rewards.values()) if rewards else None
     of_steps = [number(row.pop("reward", None)) for row in steps]
     failures = objects(trace.get("errors"), f"{where}, errors")
     error = one_line(failures[-1].get("message"), 300) if failures else trace.get("stop_condition")
@@ -56,7 +57,7 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
     iteration = fields(fields(episode.get("run")).get("work")).get("step")
     return rollout_rows(
         steps,
-        reward=sum(rewards.values()) if not known else of_steps,  # type: ignore[arg-type]  # None is looked at later
+        reward=of_steps if known else whole,  # type: ignore[arg-type]  # None is looked at later
         named=rewards,
         extra={name: value for name, value in trace.items() if name not in _NO_EXTRA} | info,
         truncated=trace.get("stop_condition") in _LIMITS,

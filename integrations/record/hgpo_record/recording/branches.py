@@ -15,7 +15,8 @@ import msgspec
 import orjson
 import xxhash
 
-from hgpo_envs.responses import message_calls, message_text
+from hgpo_envs.errors import InputError
+from hgpo_envs.responses import is_deep, message_calls, message_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,27 +58,35 @@ class Branches:
         self._settings: list[Mapping[str, bytes]] = []  # of the last step of each branch
 
     def add(self, request: Request, answer: Answer) -> None:
-        """Add the next step of the rollout to the branch to which it belongs."""
-        step = len(self._branch_of)
+        """Add the next step of the rollout to the branch to which it belongs.
+
+        Raises:
+            InputError: A field of the request is nested too deeply. Nothing is added.
+        """
+        # 1. What may fail comes first.
+        fields = {name: msgspec.json.decode(value) for name, value in request.settings.items()}
+        if is_deep(fields):
+            raise InputError("expected fields of a request without hundreds of levels")
+        reply = [key for item in answer.items if (key := _key(item)) is not None]
         digests = list(_prefixes(request.items))
         number = self._branch(request, digests)
+        # 2. The step, and the other fields of its request if they are not those of the step before.
+        step = len(self._branch_of)
         branch = self.found[number]
         branch.steps.append(step)
         self._branch_of.append(number)
-        # 1. What later calls are compared with. A prompt that the server continues is not whole: its id stands for it.
+        if number == len(self._settings):
+            self._settings.append({})
+        if request.settings != self._settings[number]:
+            branch.requests.append({"step": step, **fields})
+        self._settings[number] = request.settings
+        # 3. What later calls are compared with. A prompt that the server continues is not whole: its id stands for it.
         if request.previous is None:
             self._ended.setdefault(digests[-1] if digests else b"", []).append(step)
             self._seen.update(dict.fromkeys(digests, step))
         if answer.id:
             self._answers[answer.id] = step
-        self._replies.append([key for item in answer.items if (key := _key(item)) is not None])
-        # 2. The other fields of the request, if they are not those of the step before.
-        if number == len(self._settings):
-            self._settings.append({})
-        if request.settings != self._settings[number]:
-            fields = {name: msgspec.json.decode(value) for name, value in request.settings.items()}
-            branch.requests.append({"step": step, **fields})
-        self._settings[number] = request.settings
+        self._replies.append(reply)
 
     def _branch(self, request: Request, digests: Sequence[bytes]) -> int:
         """Return the number of the branch of a call, which is a new one unless it continues a last step."""

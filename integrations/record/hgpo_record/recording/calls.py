@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.responses import action_text, message_text
+from hgpo_envs.responses import action_text, is_deep, message_text
 from hgpo_train.policies.base import Failure, Reply
 from hgpo_train.policies.chat_completion import completion_reply, read_completion
 from hgpo_train.policies.http_client import RequestError
@@ -31,6 +31,13 @@ _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _READ_BY: Final = ("user", "tool", "function")
 """The roles of messages that the model answers."""
+
+
+class _Choices(msgspec.Struct):
+    choices: list[msgspec.Raw]
+
+
+_CHOICES: Final = msgspec.json.Decoder(_Choices)
 
 
 class UnreadableError(InputError):
@@ -154,8 +161,9 @@ def read_answer(interface: str, body: bytes) -> Answer:
         UnreadableError: The reply has values that a step cannot have.
     """
     completion = read_completion(body) if interface == "chat/completions" else _as_completion(body)
-    first, *others = completion["choices"]
-    message = first["message"]
+    (choice,) = completion["choices"]
+    message = choice["message"]
+    others = [] if interface == "responses" else _choices_besides(choice.get("index"), body)
     reply = completion_reply(completion, with_logprobs=True)
     logprobs = reply.response_logprobs
     tokens = reply.response_token_ids
@@ -168,6 +176,16 @@ def read_answer(interface: str, body: bytes) -> Answer:
     items = message.get("output") if interface == "responses" else [{"role": "assistant", **message}]
     identifier = completion.get("id")
     return Answer(identifier if isinstance(identifier, str) else "", checked, action, items or [], others)
+
+
+def _choices_besides(number: object, body: bytes) -> list[Any]:
+    """Return the choices of a chat completion but the one with a number."""
+    try:
+        choices = _CHOICES.decode(body).choices
+    except msgspec.DecodeError:  # NaN, which is read more leniently
+        return []
+    decoded = [msgspec.json.decode(choice) for choice in choices] if len(choices) > 1 else []
+    return [choice for choice in decoded if choice.get("index") != number and not is_deep(choice)]
 
 
 def _as_completion(body: bytes) -> dict[str, Any]:
@@ -192,10 +210,7 @@ def _as_completion(body: bytes) -> dict[str, Any]:
     }
     message = {name: value for name, value in fields.items() if value}
     reason = "length" if answer.get("status") == "incomplete" else "stop"
-    usage = answer.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    counts = {"prompt_tokens": usage.get("input_tokens"), "completion_tokens": usage.get("output_tokens")}
-    return {**answer, "choices": [{"message": message, "finish_reason": reason}], "usage": counts}
+    return {**answer, "choices": [{"message": message, "finish_reason": reason}]}
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:

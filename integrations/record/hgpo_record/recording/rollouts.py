@@ -7,6 +7,7 @@ those of its task in one group. The branches of its calls are a line of `RUN/bra
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import orjson
 
 from hgpo_envs.errors import one_line
 from hgpo_envs.files import atomic
@@ -86,7 +86,7 @@ class Rollout:
         values = {"trajectory": self.trajectory, "branches": [vars(branch) for branch in self.branches.found]}
         if self.others:
             values["other_choices"] = [{"step": step, "choices": others} for step, others in self.others.items()]
-        return orjson.dumps(redact_json(values)) + b"\n"
+        return json.dumps(redact_json(values)).encode() + b"\n"
 
 
 class Reward(msgspec.Struct, forbid_unknown_fields=True):
@@ -217,7 +217,7 @@ class Recording:
             state=clean_text(state_of(request, self._state_key)),
             prompt=request.prompt,
             response=reply.response,
-            message=None if reply.message is None else orjson.dumps(reply.message).decode(),
+            message=None if reply.message is None else json.dumps(dict(reply.message), ensure_ascii=False),
             action=clean_text(answer.action),
             prompt_token_ids=reply.prompt_token_ids,
             response_token_ids=reply.response_token_ids,
