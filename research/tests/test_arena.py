@@ -1,5 +1,7 @@
 """The arena: its small worlds, what is measured in one of them, and its files."""
 
+import linecache
+
 import numpy as np
 import polars as pl
 import pytest
@@ -59,6 +61,21 @@ def test_what_is_there_is_kept_unless_its_settings_change(tmp_path):
     assert running.measure(*cell, seeds=3, overwrite=False)
     assert running.measure(*cell, seeds=3, overwrite=True)
     assert read(tmp_path).filter(measure="final", setting="separate")["seed"].to_list() == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_an_estimator_of_ones_own_is_measured_again_when_its_code_changes(tmp_path, monkeypatch):
+    module = tmp_path / "my_credit.py"
+    module.write_text(
+        "import polars as pl\n\n\ndef mine(steps):\n    return steps.with_columns(advantage=pl.col('episode_return'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cell = (tmp_path / "arena", "signs", WORLDS["signs"], "my_credit:mine")
+    assert running.measure(*cell, seeds=2, overwrite=False)
+    assert not running.measure(*cell, seeds=2, overwrite=False)
+    module.write_text(module.read_text() + "\n# changed\n")
+    linecache.checkcache()
+    assert running.measure(*cell, seeds=2, overwrite=False)
 
 
 def test_agreement_is_computed_from_the_frozen_tables(tmp_path):

@@ -5,12 +5,15 @@
     ARENA/results/WORLD/ESTIMATOR.parquet   rows of `measuring.RESULT`
     ARENA/costs/WORLD/ESTIMATOR.parquet     the time that an estimator takes, which is not the same twice
 
-A file that exists and has the same settings is kept, so that an interrupted arena is continued. Every cell starts from
-the stored graphs, so that its bytes do not depend on which cells were measured before.
+A file that exists and has the same settings is kept, so that an interrupted arena is continued. The code of an estimator
+that is not this project's is one of the settings. Every cell starts from the stored graphs, so that its bytes do not
+depend on which cells were measured before.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +28,7 @@ from hgpo_research.arena.ranking import ORACLE, REFERENCE
 from hgpo_research.arena.worlds import WORLDS
 from hgpo_research.tabular.learning import AGAIN, learn
 from hgpo_research.truth.task import without_collector
+from hgpo_train.advantages.variants import read_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,7 +124,7 @@ def measure(out: Path, name: str, world: World, estimator: str, *, seeds: int, o
         InputError: The estimator is unknown or cannot be used in a world of tables.
     """
     target = out / "results" / name / file_name(estimator)
-    settings = _settings(world) | {"seeds": seeds, "estimator": estimator}
+    settings = _settings(world) | {"seeds": seeds, "estimator": estimator} | _code(estimator)
     if not overwrite and _stored_settings(target) == settings:
         return False
     folder = out / "worlds" / name
@@ -195,6 +199,18 @@ def _settings(world: World) -> dict[str, Any]:
     numbers = [measuring.POLICIES, measuring.COPIES, measuring.SAMPLES, *measuring.STAGES]
     settings: dict[str, Any] = orjson.loads(orjson.dumps({"world": world, "measured": numbers}))
     return settings
+
+
+def _code(estimator: str) -> dict[str, str]:
+    """Return the hash of the module of an estimator that is not this project's, which its owner may change any time."""
+    name = estimator.removesuffix(AGAIN)
+    if measuring.is_mixture(name):
+        return {}
+    (variant,) = read_variants([name])
+    module = inspect.getmodule(variant.estimator.function)
+    if module is None or module.__name__.startswith("hgpo_"):
+        return {}
+    return {"code": hashlib.sha256(inspect.getsource(module).encode()).hexdigest()}
 
 
 def _write(table: pl.DataFrame, file: Path, settings: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from hgpo_research.arena.ranking import ORACLE, REFERENCE
 from hgpo_research.tabular.cross_validation import by_task
 from hgpo_research.tabular.gain import batches, gains
 from hgpo_research.tabular.learning import AGAIN, learn
-from hgpo_research.tabular.methods import Oracle, TableEstimator, methods
+from hgpo_research.tabular.methods import ADAPTIVE, Oracle, TableEstimator, methods
 from hgpo_research.tabular.rollouts import rollouts, step_table, success
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.settings import types_of
@@ -88,6 +88,11 @@ class Stage(NamedTuple):
         return (self.number, 1)
 
 
+def is_mixture(name: str) -> bool:
+    """Return whether a method is no estimator of tables: the truth, or a mixture of several."""
+    return name.partition(":")[0] in (ADAPTIVE, ORACLE)
+
+
 def method_of(name: str, world: World) -> Callable[[], Method]:
     """Return a function that makes a method, with the arena's parameters: no penalty, and the world's reward.
 
@@ -95,8 +100,7 @@ def method_of(name: str, world: World) -> Callable[[], Method]:
         InputError: The estimator or a parameter is unknown, or it reads a score that tabular policies do not have.
     """
     known: Any = {"invalid_action_penalty", "reward"}
-    is_mixture = name.partition(":")[0] in ("adaptive", ORACLE)
-    if not is_mixture:
+    if not is_mixture(name):
         (variant,) = read_variants([name])
         known = types_of(type(variant.estimator.parameters)).keys() - variant.assigned.keys()
     chosen = {"invalid_action_penalty": "0", "reward": world.reward}

@@ -74,4 +74,11 @@ def arena(
         write_page(results, running.read(out, "costs"), page, out / "worlds")
         print(f"The page is in {page}.")
     else:
-        print(f"Results are in {out}/results. {common.next_commands(('arena', '--out', out, '-o', 'arena.html'))}")
+        # The same words again: what was measured is kept, and nothing else is measured.
+        words: list[object] = ["arena"]
+        if estimator is not None:
+            words += ["add", estimator]
+        elif names:
+            words += ["-e", ",".join(names)]
+        words += [word for name in worlds or () for word in ("-w", name)]
+        print(f"Results are in {out}/results. {common.next_commands([*words, '--out', out, '-o', 'arena.html'])}")
