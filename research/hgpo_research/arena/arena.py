@@ -5,7 +5,7 @@
     ARENA/results/WORLD/ESTIMATOR.parquet   rows of `measuring.RESULT`
     ARENA/costs/WORLD/ESTIMATOR.parquet     the time that an estimator takes, which is not the same twice
 
-A file that exists and has the same settings is kept, so that an interrupted arena is continued. The code of an estimator
+A file that exists and has the same settings is kept, so an interrupted arena is continued. The code of an estimator
 that is not this project's is one of the settings. Every cell starts from the stored graphs, so that its bytes do not
 depend on which cells were measured before.
 """
