@@ -108,6 +108,7 @@ ENTRY_POINTS: Final = "hgpo.commands"
 
 KNOWN: Final = {
     "advise": ("research", "Rank estimators on a saved run by what one update of each is worth."),
+    "arena": ("research", "Compare estimators by what policies learn from them, in worlds with known truth."),
     "compare-estimators": ("research", "Compare estimators on a saved run, by gain or with true advantages."),
     "conform": ("integrations/record", "Check anybody's advantage code on tables with known right values."),
     "data.fetch.appworld": ("integrations/appworld", "Download AppWorld's tasks."),
