@@ -17,7 +17,7 @@ def test_every_table_is_a_kept_result():
     script = import_module("research.benchmarks.tables")
     for name in script.PAGES:
         page = script.rewrite(name, script.PAGES, script.COMMAND)
-        assert page == (ROOT / name).read_text("utf-8"), f"run: {script['COMMAND']}"
+        assert page == (ROOT / name).read_text("utf-8"), f"run: {script.COMMAND}"
 
 
 @pytest.mark.parametrize("page", ["docs/training.md", "research/docs/study.md", "README.md"])

@@ -2,4 +2,4 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("hgpo_record") else ["*"]
+collect_ignore_glob = ["programs/*"] if find_spec("hgpo_record") else ["*"]
