@@ -54,12 +54,17 @@ def score(
     from hgpo_envs.wording import counted
     from hgpo_train.advantages import get, names
     from hgpo_train.cli.display import ProgressBars
-    from hgpo_train.training.config import load_config
+    from hgpo_train.models.loading import choose_device
+    from hgpo_train.training.config import load_config, replace
     from hgpo_train.training.scoring import score_run
 
     if run is None or model is None:
         raise InputError("expected a run and its model: hgpo score RUN --model MODEL; hgpo score --list lists scores")
     config = load_config(None, [f"model.path={model}", *(overrides or ())])
+    # On a CPU, bfloat16 is no faster and less exact; on a GPU it is what runs are trained in.
+    is_named = any(text.startswith("model.compute_dtype") for text in overrides or ())
+    if not is_named and choose_device(config.model.device).type == "cpu":
+        config = replace(config, model={"compute_dtype": "float32"})
     total = int(scan_steps(run).select(pl.len()).collect().item())
     advice = "Finished iterations are stored; run the same command again for the rest."
     with common.resumable(advice), ProgressBars() as bars:

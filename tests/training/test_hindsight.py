@@ -140,10 +140,10 @@ def test_hcapo_is_trained_on_what_is_computed_from_the_stored_scores(small, runs
     assert stored["advantage"].equals(trained["advantage"])
 
     # The model of the first iteration is the one that it started from.
-    command = ("score", run, "--model", tiny, "-s", "hindsight", "--set", "model.compute_dtype=float32")
+    command = ("score", run, "--model", tiny, "-s", "hindsight", "--set", "model.device=cpu")
     code, _, errors = hgpo(*command)
     assert (code, "hindsight of the policy at temperature 1.0; replace it with --overwrite" in errors) == (2, True)
-    code, output, errors = hgpo(*command, "--set", "model.device=cpu", "--overwrite")
+    code, output, errors = hgpo(*command, "--overwrite")
     assert code == 0, errors
     assert f"Next: hgpo advantages {run} -e hcapo" in output.replace("\n", " ")
     again = read_table(files_of(run, "scores")[0]).sort("trajectory", "step")
