@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
 """The estimators whose advantages a page contains, with their default parameters."""
+TREE_ESTIMATORS: Final = ("tree_hgpo", "tree_grpo")
+"""The same if a run has branches, which those refuse."""
 MB: Final = 1 << 20
 STATIC: Final = Path(__file__).parent / "static"
 """The built page; `viewer/README.md` says how it is built."""
@@ -92,6 +94,8 @@ def write_page(
         raise InputError(unknown("task", min(missing), sorted(known), limit=5))
 
     # The estimators: those of training runs, and the chosen ones with the parameters of training.
+    if not estimators and any(run.index.episodes["parent"].count() for run in runs):
+        estimators = TREE_ESTIMATORS
     trained = [run.source.trained() or ("", {}) for run in runs]
     names = [name for name, _ in trained if name]
     names = list(dict.fromkeys([*names, *(estimators or ESTIMATORS)]))

@@ -180,3 +180,14 @@ def test_all_tasks_are_in_the_page_unless_it_says_so(rich_run, six_tasks, tmp_pa
     assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 6, "of": 6}] * 2
     write_page(sources, file, tasks=2)
     assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 2, "of": 6}] * 2
+
+
+def test_a_run_with_branches_is_shown_with_estimators_over_trees(tmp_path) -> None:
+    """Estimators of whole rollouts refuse branches, and all tasks would be left out."""
+    root = [{"trajectory": "a", "step": step, "state": f"s{step}"} for step in range(2)]
+    branch = {"trajectory": "b", "step": 1, "state": "s1", "parent": "a", "branch_step": 1}
+    same = {"task_id": "t", "group": 0, "action": "go", "reward": 0.0, "action_valid": True, "terminated": False}
+    with StepWriter(tmp_path / "run") as writer:
+        writer.add_group([same | row for row in [*root, branch]])
+    written = write_page(open_sources([str(tmp_path / "run")]), tmp_path / "page.html")
+    assert (written.tasks, written.problems) == (1, [])
