@@ -205,7 +205,8 @@ def weighted_normalise(
 
     Args:
         steps: A table.
-        into: The name of the new column (Float64), null in groups with fewer than two rows of a positive weight.
+        into: The name of the new column (Float64), null in groups with fewer than two rows of a positive weight, and
+            x - mean where the values of those are equal.
         value: The compared value x.
         group: The int64 key of the group; see `hgpo_train.advantages.windows.within`.
         weight: The weight w; rows with weight 0 are compared, and are no part of the sums.
@@ -237,6 +238,8 @@ def weighted_normalise(
 
     # Sums are rounded: what differs from equal values by rounding alone is exactly 0.
     rounding = 1e-12 * pl.max_horizontal(pl.col("(least)").abs(), pl.col("(most)").abs())
-    equal = (pl.col("(most)") - pl.col("(least)") <= rounding) & (deviation.abs() <= rounding)
-    score = pl.when(equal).then(0.0).otherwise(score)
+    is_constant = pl.col("(most)") - pl.col("(least)") <= rounding
+    is_equal = is_constant & (deviation.abs() <= rounding)
+    # A row that is no part of the sums, such as one with a penalty, may differ from equal values: not divided by ε.
+    score = pl.when(is_equal).then(0.0).when(is_constant).then(deviation).otherwise(score)
     return steps.with_columns(pl.when(pl.col("(group)").is_not_null() & (pl.col("(n)") > 1)).then(score).alias(into))

@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,14 +120,32 @@ def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:
         print(f"Note: prompts show {shown} past steps, advantages compare {depth} past states (docs/memory.md).")
 
 
-def prompt_length(run: str) -> int | None:
-    """Return the number of past steps in a saved run's prompts; None if it is not stored, or for conversations."""
+def note_branches(run: str, estimators: Iterable[Estimator]) -> None:
+    """Print a note if a run's branches were chosen by outcomes, and an estimator does not know (docs/branches.md)."""
+    branches = stored_config(run).get("branches")
+    if not isinstance(branches, dict) or branches.get("outcomes") is not True:
+        return
+    biased = [each.name for each in estimators if each.branches and not getattr(each.parameters, "fresh", False)]
+    if biased:
+        print(
+            f"Note: branches of this run were chosen by outcomes ({branches.get('at')}), which biases "
+            f"{', '.join(biased)}; use tree_loo:fresh=true or carl:fresh=true (docs/branches.md)."
+        )
+
+
+def stored_config(run: str) -> Mapping[str, Any]:
+    """Return the configuration that is stored with a saved run, or with the first of several; empty without one."""
     from hgpo_datasets import manifest
     from hgpo_datasets.sources import parts_of
 
     runs = [] if "://" in run else [part.path for part in parts_of([run]) if part.kind == "run"]
     header = manifest.read(Path(runs[0])).header if runs else None
-    env = {} if header is None else header.config.get("env", {})
+    return {} if header is None else header.config
+
+
+def prompt_length(run: str) -> int | None:
+    """Return the number of past steps in a saved run's prompts; None if it is not stored, or for conversations."""
+    env = stored_config(run).get("env", {})
     length = env.get("history_length")
     return length if isinstance(length, int) and env.get("prompt_style") != "chat" else None
 

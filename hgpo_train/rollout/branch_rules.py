@@ -3,7 +3,7 @@
 A rule receives the steps of a run and returns those at which branches may start, with a `priority`. Others add theirs
 by the entry point group `hgpo.branch_rules`, or are named as ``module:function``.
 
-A rule that reads outcomes chooses steps *because of* what came after them, and the outcomes that chose a step say
+A rule that reads outcomes chooses steps *because of* their outcomes, and the outcomes that chose a step say
 something else about it than new ones (SIPO calls this selection bias). Such a rule says so (`BranchRule.outcomes`), and
 its branches are compared among themselves (`fresh` of the estimators over trees).
 """
@@ -153,7 +153,7 @@ def choose_points(
 
     A branch is expected to take as many steps as rollouts of the run, on average, still take at its step number. Points
     are taken in the rule's order until the budget is spent. Which points fit therefore depends on averages, never on
-    what came after a point itself: that would choose among outcomes.
+    the outcome of a point itself: that would be a selection by outcomes.
 
     Args:
         steps: The steps of a run.

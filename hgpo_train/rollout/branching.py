@@ -178,6 +178,7 @@ def branch_run(
             "run": header.run,
             "run_fingerprint": fingerprint(source),  # branches of a run that has changed are others
             "at": at,
+            "outcomes": rule.outcomes,
             "width": width,
             "budget": budget,
             "seed": seed,

@@ -41,6 +41,14 @@ def test_values_by_hand(name, parameters, expected):
     assert mixed.reverse().to_list() == values.to_list()
 
 
+def test_a_penalty_among_equal_scores_is_not_divided_by_epsilon():
+    """All leaves have the score 0, and the invalid action of a's first row has its penalty of 0.1 and nothing else."""
+    rows = [row | {"reward": 0.0, "action_valid": row["trajectory"] != "a" or row["step"] != 0} for row in A + B + C]
+    for penalty, expected in ((0.1, [-0.1, 0.0, 0.0, 0.0]), (0.0, [0.0] * 4)):
+        found = compute(pl.DataFrame(rows), "tree_grpo", **PLAIN | {"invalid_action_penalty": penalty}).collect()
+        assert found["advantage"].to_list() == expected
+
+
 def test_a_discount_and_branches_of_branches():
     """With γ = 1/2: V at d's node is (0 + 2) / 2 = 1, so Q of c1 is 1/2 · 1, V at c's node 1/4, and Q of a0 1/8."""
     rows = [*A, step("c", 1, "t", 0.0, "a", 1), step("c", 2, "u", 0.0, "a", 1), step("d", 2, "u", 2.0, "c", 2)]

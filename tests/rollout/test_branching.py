@@ -163,3 +163,15 @@ def test_wrong_input_is_named(saved, tmp_path):
         branch_run(tmp_path / "wrong", **QUIET)
     with pytest.raises(InputError, match="expected the folder of a saved run"):
         branch_run(tmp_path, **QUIET)
+
+
+def test_advantages_that_a_choice_by_outcomes_biases_are_named(hgpo, tmp_path):
+    steps = [{"step": number, "state": f"s{number}", "action": "go", "action_valid": True} for number in range(2)]
+    for outcomes in (True, False):
+        run = tmp_path / str(outcomes)
+        with StepWriter(run, config={"branches": {"at": "mixed-outcomes", "outcomes": outcomes}}) as writer:
+            writer.add_group([{"task_id": "t", "group": 0, "trajectory": "a", "reward": 0.0} | row for row in steps])
+        for estimator, named in (("tree_loo", outcomes), ("tree_loo:fresh=true", False), ("grpo", False)):
+            code, output, errors = hgpo("advantages", run, "-e", estimator, "--overwrite")
+            assert code == 0, errors
+            assert ("which biases tree_loo" in output) == named

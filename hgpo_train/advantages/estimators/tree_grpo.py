@@ -6,7 +6,8 @@
 A branch is no independent rollout: the leaves below one rollout share its weight of 1, so that mean and std are those
 of the policy's scores, wherever the tree was branched (`hgpo_train.advantages.trees`). Advantages are multiplied by the
 weight of their step. Without branches and penalties this is `grpo` with ``cross_steps=False`` and
-``precision="float64"``, also for a single rollout, whose advantage is its score.
+``precision="float64"``, also for a single rollout, whose advantage is its score. With penalties it differs where all
+scores of a task are equal: the advantage of an invalid action is -penalty there, and not -penalty / ε.
 
 For steps that were chosen by outcomes use `tree_loo` or `carl` with ``fresh=True``: these scores have no such form.
 """

@@ -197,7 +197,7 @@ def test_what_the_server_did_not_answer_is_no_step(tmp_path):
     assert recording.failed == {
         "HTTP 503": 1,
         "an error with the status 200": 1,
-        "broken off": 1,
+        "connection lost": 1,
         "left by the program": 1,
     }
 

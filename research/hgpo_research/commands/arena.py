@@ -54,8 +54,9 @@ def arena(
         raise InputError("expected hgpo arena add module:function, or hgpo arena -e ESTIMATORS")
     names = [name.strip() for text in estimators or () for name in text.split(",") if name.strip()]
     if estimator is not None:
-        names = [REFERENCE, estimator]
-    chosen = names or list(running.ESTIMATORS)
+        names = [estimator]
+    # Everything is compared with the reference.
+    chosen = list(dict.fromkeys([REFERENCE, *names])) if names else list(running.ESTIMATORS)
     known = running.worlds_of(worlds)
     advice = "What was measured is kept; run the same command again for the rest."
     with common.resumable(advice), ProgressBars() as bars:

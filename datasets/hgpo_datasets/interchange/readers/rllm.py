@@ -57,7 +57,8 @@ def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
 def _step(step: dict[str, Any], where: str) -> dict[str, Any]:
     *prompt, reply = checked_messages(step.get("chat_completions"), where) or [{}]
     if reply.get("role") != "assistant":
-        prompt, reply = [*prompt, reply], {"role": "assistant", "content": text(step.get("model_response"))}
+        prompt = [*prompt, reply]
+        reply = {"role": "assistant", "content": text(step.get("model_response"))}
     row = step_row(prompt, reply)
     if step.get("observation") is not None:
         row["state"] = text(step["observation"])

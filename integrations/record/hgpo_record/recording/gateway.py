@@ -100,7 +100,7 @@ class Gateway:
 
     @asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
-        """Serve at a bound socket while the block runs. Calls that go on at its end are broken off."""
+        """Serve at a bound socket while the block runs. Calls that are open at its end are cancelled."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -255,14 +255,14 @@ class Gateway:
                         self._lost(call, f"an answer is larger than {LARGEST_ANSWER >> 20} MB")
                 await response.write(chunk)
             self._record(call, stream, streamed=is_events)
-            self._failed(call, "broken off")
+            self._failed(call, "connection lost")
             await response.write_eof()
         except (aiohttp.ClientError, OSError, asyncio.CancelledError) as error:
             # A program may leave as soon as it has the last token.
             if is_events:
                 self._record(call, stream, streamed=True)
             is_left = isinstance(error, ConnectionResetError | asyncio.CancelledError)
-            self._failed(call, "left by the program" if is_left else "broken off")
+            self._failed(call, "left by the program" if is_left else "connection lost")
             # The program sees what the server did: an answer without its end.
             if request.transport is not None:
                 request.transport.abort()
