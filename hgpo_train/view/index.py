@@ -183,6 +183,7 @@ def _flags_by_episode(flags: pl.DataFrame, is_first: pl.Series) -> pl.DataFrame:
 def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
     whole = ~pl.col("aborted")
     rollouts = whole & ~IS_BRANCH  # a branch is no independent rollout
+    won = pl.col("won").filter(rollouts)
     return (
         episodes.group_by("number", maintain_order=True)
         .agg(
@@ -191,7 +192,9 @@ def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
             pl.col("row").first(),
             pl.col("length").sum().alias("rows"),
             pl.col("aborted", "truncated", "invalid").sum().cast(pl.Int64),
-            pl.when(~pl.col("won").filter(whole).has_nulls()).then(pl.col("won").sum().cast(pl.Int64)).alias("won"),
+            (~IS_BRANCH).sum().cast(pl.Int64).alias("roots"),
+            rollouts.sum().cast(pl.Int64).alias("rollouts"),
+            pl.when(~won.has_nulls()).then(won.sum().cast(pl.Int64)).alias("won"),
             pl.col("episode_return").filter(rollouts).mean().alias("mean_return"),
             pl.col("length").filter(rollouts).mean().alias("mean_length"),
         )

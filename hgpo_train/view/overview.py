@@ -82,8 +82,8 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "task_types": results(episodes, "task_type"),
         "outcomes": index.groups.select(
             none=(pl.col("won") == 0).sum(),
-            partly=pl.col("won").is_between(0, pl.col("size"), closed="none").sum(),
-            all=(pl.col("won") == pl.col("size")).sum(),
+            partly=pl.col("won").is_between(0, pl.col("roots"), closed="none").sum(),
+            all=(pl.col("won") == pl.col("roots")).sum(),
         ).row(0, named=True),
         "lengths": by_length(episodes.filter(~IS_BRANCH)).to_dicts(),
     }

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import IS_BRANCH
 from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError
 from hgpo_train.measures import TASK
@@ -53,7 +54,9 @@ def rollouts_document(index: Index, groups: Collection[int] | None = None) -> di
 
 
 def selected(index: Index, bits: str) -> pl.DataFrame:
-    """Return the rows of `Index.episodes` whose bits are set, in base64 with the lowest bit of a byte first.
+    """Return the rollouts of `Index.episodes` whose bits are set, in base64 with the lowest bit of a byte first.
+
+    Branches among them are left out.
 
     Raises:
         InputError: The text is no base64, or selects nothing.
@@ -63,7 +66,7 @@ def selected(index: Index, bits: str) -> pl.DataFrame:
     except (binascii.Error, ValueError):
         raise InputError(f"rows: expected bits in base64, received {bits!r:.40}") from None
     chosen = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little").nonzero()[0]
-    episodes = index.episodes[chosen[chosen < index.episodes.height]]
+    episodes = index.episodes[chosen[chosen < index.episodes.height]].filter(~IS_BRANCH)
     if episodes.is_empty():
         raise InputError("rows: expected at least one rollout of the run, received none")
     return episodes

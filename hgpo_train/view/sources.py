@@ -115,6 +115,7 @@ class Source:
     def document(self) -> dict[str, object]:
         """Return the run as a list of runs shows it; `problem` says why it cannot be read, and is otherwise None."""
         trained = self.trained()
+        problem = self.problem()
         return {
             "name": self.name,
             "path": clean_text(str(self.path)),
@@ -123,7 +124,8 @@ class Source:
             "training": self.training() is not None,
             "trained": trained and {"name": trained[0], "set": trained[1]},
             "stored": self.stored(),
-            "problem": self.problem(),
+            "branched": problem is None and "branches" in self.config(),
+            "problem": problem,
         }
 
     def problem(self) -> str | None:

@@ -11,6 +11,7 @@ export type Run = {
   stored: boolean; // whether the advantages of training are stored
   live: boolean; // whether it is being written
   notable: boolean; // whether notes can be saved
+  branched: boolean; // whether it is one of hgpo branch
   trainer: string | null; // the training run whose policy it played
   selection?: { tasks: number; of: number }; // of a page without a server
 };
@@ -113,6 +114,8 @@ export type Search = { steps: number; rollouts: number[]; hits: Hit[] };
 
 export type Trajectory = {
   trajectory: string;
+  parent: string | null; // of a branch, the rollout that it leaves
+  branch_step: number | null; // and the number of its first own step
   row: number;
   length: number;
   episode_return: number;
@@ -124,6 +127,9 @@ export type Trajectory = {
   error: Text;
   policy: number;
 };
+
+/** The number of a trajectory's step: those of a branch go on from its parent's. */
+export const numbered = (one: Trajectory, step: number): number => step + (one.branch_step ?? 0);
 
 export type Group = {
   number: number;
@@ -138,6 +144,7 @@ export type Group = {
   row: number;
   rows: number;
   size: number;
+  rollouts: number; // without aborted ones and branches
   won: number | null;
   aborted: number;
   truncated: number;

@@ -2,6 +2,7 @@
 import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { alignedSteps, repeats } from "./align";
 import { useDocument } from "./data";
+import { numbered } from "./documents";
 import type { Estimate, Group, Overview, Trajectory } from "./documents";
 import { type Chosen, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
@@ -74,7 +75,7 @@ type HeadProps = { path: string; run: string; version: number; group: Group; inn
 
 export function GroupHead({ path, run, version, group, inner }: HeadProps) {
   const unit = useUnit(path, version);
-  const whole = group.size - group.aborted;
+  const whole = group.rollouts;
   return (
     <div class="head">
       <p class="crumbs">
@@ -170,12 +171,12 @@ function Strip({ run, group, one, estimate, again, steps, current }: StripProps)
         const said = marks.map((mark) => `, ${mark === "again" ? `the state of step ${again[row]}` : mark}`).join("");
         return (
           <a
-            href={links.step(run, one.trajectory, step)} tabIndex={-1} style={{ background: shade(value, most) ?? "" }}
+            href={links.step(run, one.trajectory, numbered(one, step))} tabIndex={-1} style={{ background: shade(value, most) ?? "" }}
             class={marks.join(" ")} aria-current={current === step ? "step" : undefined}
-            title={`step ${step}: ${text}${said}, advantage ${signed(value)}`}
-            aria-label={`step ${step}, advantage ${signed(value)}${said}`}
+            title={`step ${numbered(one, step)}: ${text}${said}, advantage ${signed(value)}`}
+            aria-label={`step ${numbered(one, step)}, advantage ${signed(value)}${said}`}
           >
-            {step}
+            {numbered(one, step)}
           </a>
         );
       })}

@@ -180,6 +180,8 @@ function Difference({ group, row, other, k, context }: { group: Group; row: numb
   const ago = back === 1 ? "One step before" : `${back} steps before`;
   if (ours === null || theirs === null) {
     const whose = theirs === null ? "That rollout" : "This rollout";
+    const parent = trajectoryOf(group, theirs === null ? other : row)?.parent ?? null;
+    if (parent !== null) return <p>{ago}, {whose.toLowerCase()} had not left <Line text={parent} most={60} />, which has its steps before.</p>;
     return <p>{ago}, {whose.toLowerCase()} had not begun: {theirs === null ? "it" : "this one"} has only {counted(group.steps.step[theirs === null ? other : row] as number, "state")} before.</p>;
   }
   const same = group.steps.state[ours] === group.steps.state[theirs];
@@ -202,7 +204,8 @@ function Difference({ group, row, other, k, context }: { group: Group; row: numb
   );
 }
 
-/** The row a number of steps before a row, or null before the trajectory's start. */
+/** The row a number of steps before a row, or null before the first row of its trajectory: a branch has no others. */
 function before(group: Group, row: number, back: number): number | null {
-  return (group.steps.step[row] as number) >= back ? row - back : null;
+  const first = trajectoryOf(group, row)?.branch_step ?? 0;
+  return (group.steps.step[row] as number) - first >= back ? row - back : null;
 }

@@ -20,6 +20,7 @@ const COLUMNS: Column[] = [
   { name: "task_id", kind: "text", about: "id of the task" },
   { name: "type", kind: "text", about: "type of the task" },
   { name: "trajectory", kind: "text", about: "name of the rollout" },
+  { name: "parent", kind: "text", about: "of a branch, the rollout that it leaves" },
   { name: "iteration", kind: "number", about: "iteration, or seed of an evaluation", digits: 0 },
   { name: "group", kind: "number", about: "number of its group among those of the task" },
   { name: "outcome", kind: "text", about: "'won', 'lost', 'unknown' or 'aborted'" },
@@ -56,10 +57,12 @@ function rowsOf({ tasks, columns }: Rollouts, estimates: RolloutEstimates | null
     const won = isAborted ? null : (columns.won[place] ?? null);
     const at = columns.number[place] as number;
     const group = groups.get(at) ?? { size: 0, won: 0, known: 0 };
-    groups.set(at, { size: group.size + 1, won: group.won + Number(won ?? 0), known: group.known + Number(won !== null) });
+    const parent = columns.parent[place] ?? null;
+    const counts = won !== null && parent === null; // a branch is no independent rollout
+    groups.set(at, { size: group.size + 1, won: group.won + Number(counts && won), known: group.known + Number(counts) });
     const note = noted.get(trajectory);
     return {
-      place, trajectory, number: at, of: columns.task[place] as number, member: group.size, row: columns.row[place] as number,
+      place, trajectory, parent, number: at, of: columns.task[place] as number, member: group.size, row: columns.row[place] as number,
       task: plain(task?.task) || (task?.task_id ?? ""), task_id: task?.task_id ?? "", type: task?.task_type ?? null,
       iteration: columns.iteration[place] ?? null, group: columns.group[place] ?? null,
       outcome: isAborted ? "aborted" : won === null ? "unknown" : won ? "won" : "lost", won: won === null ? null : Number(won), group_won: null,
@@ -246,13 +249,15 @@ function Summary({ path, rows, kept, version }: { path: string; rows: Row[]; kep
     return () => clearTimeout(timer);
   }, [kept]);
   const found = useDocument<Results>(bits === null ? null : `${path}/results`, { rows: bits ?? "" }, version).value;
-  const of = found?.episodes === kept.length ? found : null; // and not those of an earlier selection
-  const success = of?.success ?? meanOf(valuesOf(kept, "won"));
+  const roots = kept.filter((row) => row.parent === null);
+  const of = found?.episodes === roots.length ? found : null; // and not those of an earlier selection
+  const success = of?.success ?? meanOf(valuesOf(roots, "won"));
   const interval = of?.intervals.success;
   const tasks = new Set(kept.map((row) => row.task_id)).size;
   return (
     <span>
       <b>{kept.length === rows.length ? counted(rows.length, "rollout") : `${integer(kept.length)} of ${counted(rows.length, "rollout")}`}</b>, {counted(tasks, "task")}
+      {roots.length < kept.length && `, ${counted(kept.length - roots.length, "branch", "branches")} of them in no mean`}
       {success !== null && ` · success ${percent(success, 1)}`}{interval && ` (95%: ${percent(interval[0], 1)} to ${percent(interval[1], 1)})`}
       {of && ` · return ${number(of.mean_return)} · length ${number(of.mean_length, 1)}`}
     </span>

@@ -2,6 +2,7 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { repeats } from "./align";
 import { useDocument } from "./data";
+import { numbered } from "./documents";
 import type { Estimate, Estimator, Group, Rollouts, Step, Trajectory } from "./documents";
 import { type Chosen, choose, Picker, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
@@ -32,7 +33,7 @@ export function TranscriptPage({ path, run, notable, version, trajectory, step, 
   const group = useDocument<Group>(at === null ? null : `${path}/groups/${at}`, {}, version);
   const place = group.value?.trajectories.findIndex((one) => one.trajectory === trajectory) ?? -1;
   const one = group.value?.trajectories[place];
-  const current = one ? Math.min(Math.max(0, step), one.length - 1) : 0;
+  const current = one ? Math.min(Math.max(0, step - (one.branch_step ?? 0)), one.length - 1) : 0; // its place in the rows
   const a = useEstimate(path, group.value ? at : null, chosen[0] as Chosen, version);
   const b = useEstimate(path, group.value ? at : null, chosen[1] as Chosen, version);
   const [side, setSide] = useState(false);
@@ -44,7 +45,7 @@ export function TranscriptPage({ path, run, notable, version, trajectory, step, 
   const first = one && group.value ? one.row - group.value.row : 0;
   const apart = one ? Array.from({ length: one.length }, (_, at) => at).filter((at) => disagree(a.value, b.value, first + at)) : [];
   const visit = (name: string | undefined, where: number | undefined) =>
-    name !== undefined && where !== undefined && go(links.step(run, name, where));
+    name !== undefined && where !== undefined && go(links.step(run, name, one && name === trajectory ? numbered(one, where) : where));
   useLayoutEffect(() => {
     const members = group.value?.trajectories ?? [];
     return onKey({
@@ -72,7 +73,7 @@ export function TranscriptPage({ path, run, notable, version, trajectory, step, 
         const read = [...(page.current?.querySelectorAll(".turn") ?? [])].findIndex((turn) => turn.getBoundingClientRect().bottom > top);
         if (read < 0 || read === shown.current) return;
         followed.current = read;
-        replace(links.step(run, trajectory, read));
+        replace(links.step(run, trajectory, numbered(one, read)));
       }, 120);
     };
     for (const name of ["wheel", "touchmove"]) addEventListener(name, arm, { passive: true });
@@ -93,19 +94,19 @@ export function TranscriptPage({ path, run, notable, version, trajectory, step, 
       <div class="turns">
         <GroupHead
           {...{ path, run, version }} group={group.value}
-          inner={<> › <Outcome of={one} /> <Line text={trajectory} most={60} /> › step {current} of {one.length}</>}
+          inner={<> › <Outcome of={one} /> <Line text={trajectory} most={60} /> › step {numbered(one, current)} of {numbered(one, one.length)}</>}
         />
         <p class="note">Bars of A and B have one scale: half a bar is {number(Math.max(largest(a.value), largest(b.value)))}, the group's largest advantage.</p>
-        <p class="note">return {number(one.episode_return)} · {counted(one.length, "step")}{one.invalid > 0 && ` · ${counted(one.invalid, "invalid action")}`}{one.truncated && " · ended by the step limit"}</p>
+        <p class="note">return {number(one.episode_return)} · {counted(one.length, "step")}{one.parent !== null && <> · leaves <a href={links.step(run, one.parent, one.branch_step ?? 0)}><Line text={one.parent} most={60} /></a> at step {one.branch_step}</>}{one.invalid > 0 && ` · ${counted(one.invalid, "invalid action")}`}{one.truncated && " · ended by the step limit"}</p>
         {one.error !== null && <p class="error">{one.aborted ? "Aborted: " : ""}<Line text={one.error} most={400} /></p>}
         <Turns {...{ path, run, version, one, current, followed, names }} group={group.value} a={a.value} b={b.value} />
       </div>
       <aside class={side ? "side open" : "side"} aria-label="Groups and advantages">
-        <button type="button" class="sheet" aria-expanded={side} onClick={() => setSide(!side)}>Advantages and groups of step {current}</button>
+        <button type="button" class="sheet" aria-expanded={side} onClick={() => setSide(!side)}>Advantages and groups of step {numbered(one, current)}</button>
         <div class="side-parts">
           <p class="row">
             <button type="button" disabled={current === 0} onClick={() => visit(trajectory, current - 1)} aria-label="Previous step">‹</button>
-            <strong>step {current}</strong>
+            <strong>step {numbered(one, current)}</strong>
             <button type="button" disabled={current + 1 >= one.length} onClick={() => visit(trajectory, current + 1)} aria-label="Next step">›</button>
             <button type="button" disabled={!apart.some((at) => at > current)} onClick={() => visit(trajectory, apart.find((at) => at > current))}>
               next A ≠ B
@@ -226,6 +227,7 @@ type TurnProps = {
 
 function Turn({ run, group, one, step, row, texts, again, current, names, a, b }: TurnProps) {
   const { steps } = group;
+  const at = numbered(one, step);
   const most = Math.max(largest(a), largest(b));
   const action = steps.action[row];
   const state = group.states[steps.state[row] as number] ?? null;
@@ -233,9 +235,9 @@ function Turn({ run, group, one, step, row, texts, again, current, names, a, b }
   const last = step + 1 === one.length;
   const valid = steps.valid[row];
   return (
-    <section class={`turn ${current ? "current" : ""} ${valid ? "" : "invalid"}`} data-step={step} aria-label={`Step ${step}`} aria-current={current ? "step" : undefined}>
+    <section class={`turn ${current ? "current" : ""} ${valid ? "" : "invalid"}`} data-step={step} aria-label={`Step ${at}`} aria-current={current ? "step" : undefined}>
       <div class="margin">
-        <a href={links.step(run, one.trajectory, step)}><strong>{step}</strong></a>
+        <a href={links.step(run, one.trajectory, at)}><strong>{at}</strong></a>
         <Bar name={`A: ${names[0]}`} estimate={a} row={row} most={most} />
         <Bar name={`B: ${names[1]}`} estimate={b} row={row} most={most} />
         {!valid && <span class="badge bad">invalid</span>}
@@ -243,19 +245,19 @@ function Turn({ run, group, one, step, row, texts, again, current, names, a, b }
         {steps.reward[row] !== 0 && <span class="badge">reward {number(steps.reward[row], 3)}</span>}
       </div>
       <div class="said">
-        {again === null ? <Block text={state} label={`State of step ${step}`} /> : (
+        {again === null ? <Block text={state} label={`State of step ${at}`} /> : (
           <details>
             <summary>The same state as at step {again}: <Line text={state} most={60} /></summary>
-            <Block text={state} label={`State of step ${step}`} />
+            <Block text={state} label={`State of step ${at}`} />
           </details>
         )}
         {texts && texts.prompt !== null && (
           <Folded title={`Prompt${texts.prompt_tokens === null ? "" : `, ${counted(texts.prompt_tokens, "token")}`}`}>
-            {() => <Block text={texts.prompt} label={`Prompt of step ${step}`} />}
+            {() => <Block text={texts.prompt} label={`Prompt of step ${at}`} />}
           </Folded>
         )}
-        {texts && texts.response !== null && texts.response !== texts.action && <Response text={texts.response} label={`Response of step ${step}`} />}
-        {texts?.message && <Folded title="Message as the server sent it">{() => <Block text={texts.message} label={`Message of step ${step}`} />}</Folded>}
+        {texts && texts.response !== null && texts.response !== texts.action && <Response text={texts.response} label={`Response of step ${at}`} />}
+        {texts?.message && <Folded title="Message as the server sent it">{() => <Block text={texts.message} label={`Message of step ${at}`} />}</Folded>}
         {texts?.tokens && texts.logprobs && <Tokens ids={texts.tokens} texts={texts.token_texts} logprobs={texts.logprobs} total={texts.response_tokens ?? 0} />}
         <p class="did">
           <span aria-hidden="true">→ </span>{action === null || action === undefined ? <span class="none">no action</span> : <Action text={group.actions[action] ?? null} />}{" "}
