@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.engine.grammar_parts import bundled, domain_parts, grammar_parts
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.task_wordings import Wording
 
 if TYPE_CHECKING:
@@ -244,8 +244,7 @@ def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         InputError: If there is no such wording, or if the file's wording is unknown.
     """
-    if name not in GRAMMARS:
-        raise InputError(unknown("grammar", name, GRAMMARS))
+    check_known("grammar", name, GRAMMARS)
     domain = file["pddl_domain"]
     grammar = file["grammar"]
     wording, _ = split_task(grammar)
