@@ -16,21 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.runner import Part
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.episode import settings_for
-from hgpo_train.evaluation import evaluate_panel
-from hgpo_train.evaluation.play import SAMPLING
-from hgpo_train.evaluation.protocols import (
-    LIMITS,
-    POPULATION,
-    SEEDS_SOURCE,
-    Effect,
-    Reference,
-    cannot_move,
-    paired_difference,
-    read_reference,
-    table_effects,
-)
+from hgpo_train.evaluation.protocol_variations import played_effects
+from hgpo_train.evaluation.protocols import POPULATION, table_effects
 from hgpo_train.panels import load_panel
-from hgpo_train.proportions import Z, wilson_interval
+from hgpo_train.proportions import Z
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,39 +33,6 @@ MODEL: Final = {
     "prompt_template": "compact",
 }
 """The episodes with which the bundled model was trained."""
-
-
-_WORDING: Final = "alfworld/alfworld #96, #106; WooooDyy/AgentGym #41; LeapLabTHU/ExpeL #8"
-_SPLIT: Final = "aiming-lab/SkillRL #24, #66; mll-lab-nu/RAGEN #134"
-_GOALS: Final = "ZJU-REAL/Agent-G2 #1, WillDreamer/ARL-Arena #7, langfengQ/verl-agent #262"
-_PRICES: Final = "Yifan-Song793/ETO #17"
-_SAMPLED: Final = "verl-agent validates with 0.4 and trains with 1"
-_OTHER: Final = 1000
-"""What verl-agent adds to a seed for its validation."""
-
-VARIATIONS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
-    "put in/on": ("The wording until alfworld 0.3.", _WORDING, {"grammar": "put"}),
-    "move to": ("The wording since alfworld 0.4.", _WORDING, {"grammar": "move"}),
-    "valid_seen": ("Rooms of training.", _SPLIT, {"split": "valid_seen"}),
-    "limit 50": ("A limit of 50 steps.", LIMITS, {"max_steps": 50}),
-    "limit 30": ("A limit of 30 steps.", LIMITS, {"max_steps": 30}),
-    "other prices": ("The same goals with another seed of prices.", _PRICES, {"price_seed": _OTHER}),
-    "goals of a worker": (
-        "Goals and prices by a worker's seed: an id is another task.",
-        _GOALS,
-        {"price_seed": _OTHER, "shuffle_seed": _OTHER},
-    ),
-    "temperature 0": ("Greedy sampling.", _SAMPLED, {"temperature": 0.0}),
-    "temperature 0.4": ("Sampling at 0.4.", _SAMPLED, {"temperature": 0.4}),
-    "temperature 1": ("Sampling at 1.", _SAMPLED, {"temperature": 1.0}),
-}
-"""What is played besides: a sentence, where it was seen, and the panel's settings that are replaced."""
-
-OF: Final = {
-    "ALFWorld": ("put in/on", "move to", "valid_seen", "limit 50"),
-    "WebShop": ("limit 30", "other prices", "goals of a worker"),
-}
-"""The variations of one benchmark; the others are of both."""
 
 
 def bundled_panel(env: str, split: str, **environment: Any) -> Panel:
@@ -117,53 +73,6 @@ def policies() -> dict[str, tuple[str, Panel]]:
         "random, WebShop": ("random", goals),
         "explorer, WebShop": ("explorer", goals),
     }
-
-
-def unpaired_difference(first: Reference, second: Reference) -> Effect:
-    """Return the difference of the success of two evaluations of other tasks, and Newcombe's interval.
-
-    Source: R. G. Newcombe, Interval estimation for the difference between independent proportions, Statistics in
-    Medicine 17 (1998), pp. 873-890, method 10, with tasks as trials.
-    """
-    (low, high), (other_low, other_high) = [wilson_interval(each.success, each.tasks) for each in (first, second)]
-    difference = first.success - second.success
-    below = math.hypot(first.success - low, other_high - second.success)
-    above = math.hypot(high - first.success, second.success - other_low)
-    return Effect("shift", difference, difference - below, difference + above)
-
-
-def played_effects(panel: Panel, policy: str, out: Path) -> tuple[Reference, list[Effect]]:
-    """Play a panel, and the panel under the settings of `VARIATIONS`; return the reference and what differs from it."""
-
-    def play(name: str, other: Panel) -> Reference:
-        folder = out / name.replace(" ", "-").replace("/", "-")
-        evaluate_panel(other, policy, folder, progress=False)
-        return read_reference(folder)
-
-    reference = play("reference", panel)
-    seeds = [seed + _OTHER for seed in panel.seeds]
-    again = paired_difference(play("played again", panel.with_overrides({"seeds": seeds})), reference)
-    sentence = "A/A: the reference played again with other seeds."
-    effects = [again._replace(protocol="played again", sentence=sentence, source=SEEDS_SOURCE)]
-    env = panel.environment["env"]
-    settings = panel.flat()
-    for name, (sentence, source, changes) in VARIATIONS.items():
-        is_reference = all(settings.get(key) == value for key, value in changes.items())
-        if is_reference or any(name in names and benchmark not in env for benchmark, names in OF.items()):
-            continue
-        if "temperature" in changes and policy.partition(":")[0] not in SAMPLING:
-            effect = cannot_move("the policy does not sample from a model")
-        elif "split" in changes:
-            environment = panel.environment | changes
-            tasks = bundled_panel(env, **changes).tasks
-            other = replace(panel, name=f"{panel.name}-other", environment=environment, tasks=tasks)
-            effect = unpaired_difference(play(name, other), reference)
-        elif "shuffle_seed" in changes:
-            effect = unpaired_difference(play(name, panel.with_overrides(changes)), reference)
-        else:
-            effect = paired_difference(play(name, panel.with_overrides(changes)), reference)
-        effects.append(effect._replace(protocol=name, sentence=sentence, source=source))
-    return reference, effects
 
 
 REPORTED: Final = {64: 0.84, 128: 0.77, 140: 0.52}
@@ -209,7 +118,7 @@ def run(folder: Path = Path("runs/protocols"), only: str = "") -> Iterator[Part]
         if only not in ("", title):
             continue
         out = folder / title.replace("/", "-").replace(", ", "-").replace(" ", "-")
-        reference, played = played_effects(panel, policy, out)
+        reference, played = played_effects(panel, policy, out, progress=False)
         effects = [each._asdict() for each in (*table_effects(reference), *played)]
         found[title] = {"success": reference.success, "tasks": reference.tasks, "effects": effects}
     yield Part(figures={"policies": found, "reach": reach()})

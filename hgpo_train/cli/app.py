@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 from cyclopts import App, CoercionError, Parameter, convert
 
-from hgpo_train.cli import certificate, check, data, panels
+from hgpo_train.cli import card, certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.branch import branch
-from hgpo_train.cli.card import card
 from hgpo_train.cli.common import check_output_path
 from hgpo_train.cli.data_compare import compare
 from hgpo_train.cli.envs import envs
@@ -52,6 +51,7 @@ LIBRARIES: Final = (
 """The libraries that results depend on, whose versions `hgpo --version` prints."""
 
 GROUPS: Final = {
+    "card": "Write the card of a run, or check one.",
     "check": "Check an environment, or a GPU, before a run depends on it.",
     "data": "Download, build, generate, convert and show data.",
     "data build": "Build packs and catalogues from official files.",
@@ -81,7 +81,8 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "verify": verify,
     "view": view,
     "eval": evaluate,
-    "card": card,
+    "card": card.card,
+    "card check": card.check_card,
     "check env": check.check_env,
     "check gpu": check.check_gpu,
     "data build alfworld": data.build_alfworld,

@@ -1,4 +1,4 @@
-"""`hgpo card`: what a reader needs to believe a run, on one page."""
+"""`hgpo card`: what a reader needs to believe a run, on one page; and the check of such a page."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def card(
     """Write the card of a run: what a reader needs to believe it, on one page, with the head that Hugging Face reads.
 
     It has the settings, success under every reporting rule, what was dropped, cost, files, and what is not known. With
-    --out, the commands that upload it are printed. The same run has the same card: write it again to check one.
+    --out, the commands that check and upload it are printed. To check one: hgpo card check CARD --run RUN
 
     Args:
-        run: A folder of hgpo train, hgpo eval or hgpo rollout.
+        run: A folder of hgpo train, hgpo eval or hgpo rollout. One that is called check: ./check.
         out: The file to write. Default: print the card.
         question: What the run was to find out.
         iteration: Of hgpo train: the iteration of the checkpoint. Default: the best on held-out tasks, or the newest.
@@ -56,7 +56,7 @@ def card(
     text = orjson.dumps(document, option=orjson.OPT_INDENT_2) if as_json else card_page(document).encode()
     with writing(out), making_folder(out.absolute().parent):
         write_file(out, text)
-    print(f"The card is {out}. {common.next_commands(('verify', run))}")
+    print(f"The card is {out}. {common.next_commands(('card', 'check', out, '--run', run))}")
     if not as_json:
         print("Or, with the name of your repository:")
         for upload in _uploads(document, run, out):
@@ -86,3 +86,27 @@ def _uploads(document: Mapping[str, Any], run: Path, page: Path) -> list[list[ob
         checkpoint = run / CHECKPOINTS / f"{document['iteration']:06d}"
         return [[checkpoint, ".", "--exclude", "trainer/*"], [page, "README.md"], [run / CONFIG, CONFIG]]
     return [[run, ".", "--repo-type", "dataset"], [page, "README.md", "--repo-type", "dataset"]]
+
+
+def check_card(
+    card: Path,
+    /,
+    *,
+    run: Path,
+) -> None:
+    """Compute every figure of a card again from its run, and name those that differ. The exit code is then 1.
+
+    The head and what is under "Not known" are the author's and are not compared.
+
+    Args:
+        card: The page, or the JSON document, that hgpo card wrote.
+        run: The run's folder.
+    """
+    from hgpo_train.evaluation.card_page import card_problems, read_card
+    from hgpo_train.training.run_folder import CONFIG
+
+    found, given = read_card(card)
+    iteration = given.iteration if (run / CONFIG).exists() else None  # a run of another kind has none
+    problems = card_problems(_document(run, given.question, iteration), found)
+    common.print_problems(problems, f"{card} is not the card of {run}")
+    print(f"Every figure of {card} is that of {run}. {common.next_commands(('verify', run))}")

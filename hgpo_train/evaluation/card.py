@@ -1,7 +1,7 @@
 """What a reader needs to believe a run, as one document: what `hgpo card` shows of every kind of run.
 
 A card is a dictionary of JSON values. Everything in it follows from the files of the run and from what its author gave
-(`question`, `iteration`), so that anybody who has the run can compute it again.
+(`question`, `iteration`), so that anybody who has the run can compute it again (`hgpo_train.evaluation.card_page`).
 What no machine can know is listed under `open`.
 
 Sources: Rollout Cards (arXiv 2605.12131) for the manifest of drops and the reporting rule; the checklist of
@@ -167,7 +167,7 @@ def finished(missing: Mapping[str, bool], **parts: Any) -> dict[str, Any]:
     names = {"question": card["question"] is None, **missing}
     card["open"] = [OPEN[name] for name, is_missing in names.items() if is_missing]
     card["open"] += ALWAYS
-    card["commands"].append("card RUN # compute every figure of this page again from the run")
+    card["commands"].append("card check README.md --run RUN # compute every figure of this page again from the run")
     return {name: _plain(value) for name, value in redact_json(card).items()}
 
 

@@ -1,18 +1,27 @@
-"""The page of a card, as Markdown: the head that Hugging Face reads, tables, and at its end what is not known.
+"""The page of a card, and the check of a page or a document.
 
-It is made from the document alone, and is the same on every machine: whoever has the run writes it again and compares.
+The page has the head that Hugging Face reads, tables, and at its end what is not known. It is made from the document
+alone. To check either, the card is computed again from the run and compared: of a document every value, of a page every
+line, because lines are what readers see; a document inside of the page could be right where a table is not. The head (a
+license, tags) and the end of the page are the author's, and are not compared.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from hgpo_envs.errors import one_line
+import msgspec
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_train.evaluation.json_difference import differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 BAR: Final = 30
 """Characters of a success of 100%."""
@@ -20,15 +29,27 @@ POINTS: Final = 10
 """Lines of the learning curve; the document has all of them."""
 
 _TAGS: Final = ("tags:", "- hgpo", "- reinforcement-learning", "- llm-agent")
+_MARK: Final = "<!-- "
+_END: Final = " -->"
+_OPEN: Final = "## Not known"
+_FREE: Final = ("head", "open")
+"""The entries of a document that are the author's."""
 _LONGEST: Final = 4000
 """Characters of a value on the page."""
+_BYTES: Final = 64 << 20
 _ESCAPED: Final = str.maketrans({"|": "/", "<": "‹", "`": "'", "[": "\\["})
+
+
+# --------------------------------------------------------------------------------------------------------------- page
 
 
 def card_page(card: Mapping[str, Any]) -> str:
     """Return the page of a card, as Markdown."""
+    # What Hugging Face reads, and what the check reads.
     head = [f"{name}: {json.dumps(value)}" for name, value in card["head"].items()]
-    lines = ["---", *head, *_TAGS, "---", ""]
+    given = msgspec.json.encode(msgspec.convert(card, Given)).decode()
+    mark = _MARK + given.replace(">", "\\u003e") + _END  # a question cannot end the comment
+    lines = ["---", *head, *_TAGS, "---", "", mark, ""]
 
     question = card["question"] or "not given"
     lines += [f"# {_cell(card['name'])}", ""]
@@ -60,7 +81,7 @@ def card_page(card: Mapping[str, Any]) -> str:
     commands = [one_line(command, _LONGEST) for command in card["commands"]]
     lines += ["## Commands", ""]
     lines += [f"    hgpo {command}" for command in commands]
-    lines += ["", "## Not known", ""]
+    lines += ["", _OPEN, ""]
     lines += [f"- {text}" for text in card["open"]]
     return "\n".join([*lines, ""])
 
@@ -125,3 +146,72 @@ def _nested(value: Any) -> str:  # noqa: ANN401 - JSON
     if isinstance(value, float):
         return json.dumps(value)
     return "none" if value is None else _cell(value)
+
+
+# -------------------------------------------------------------------------------------------------------------- check
+
+
+class Given(msgspec.Struct):
+    """What the author of a card chose.
+
+    Attributes:
+        format: The format of the card.
+        question: The question; None if none was given.
+        iteration: The iteration of a training run's checkpoint; None of other runs.
+    """
+
+    format: Literal["hgpo card 1"]
+    question: str | None
+    iteration: int | None
+
+
+def read_card(path: Path) -> tuple[str | dict[str, Any], Given]:
+    """Return a page, or a document, and what its author chose.
+
+    Raises:
+        InputError: The file cannot be read, or is no card.
+    """
+    data = read_bytes(path, _BYTES, "card")
+    found: str | dict[str, Any]
+    try:
+        if data.lstrip().startswith(b"{"):
+            found = msgspec.json.decode(data, type=dict[str, Any])
+            given = msgspec.convert(found, Given)
+        else:
+            found = data.decode()
+            mark = next(line for line in found.splitlines() if line.startswith(_MARK))
+            given = msgspec.json.decode(mark.removeprefix(_MARK).removesuffix(_END), type=Given)
+    except (ValueError, StopIteration, RecursionError):
+        raise InputError(f"{path}: expected a card as `hgpo card RUN -o {path.name}` writes it") from None
+    return found, given
+
+
+def card_problems(card: Mapping[str, Any], found: str | Mapping[str, Any]) -> list[str]:
+    """Return where a page or a document differs from a run's card; nothing if it is that card.
+
+    Args:
+        card: The run's card, with what the author of the other chose (`read_card`).
+        found: The page or the document.
+
+    Returns:
+        Of a page, its lines that are not of the run after a minus, and lines that the run's card has after a plus. Of a
+        document, the paths of values, with both values.
+    """
+    if isinstance(found, dict):
+        free: dict[str, Any] = dict.fromkeys(_FREE)
+        return [str(difference) for difference in differences({**card, **free}, {**found, **free})]
+    received = _compared_lines(str(found))
+    expected = _compared_lines(card_page(card))
+    changes = difflib.unified_diff(received, expected, n=0, lineterm="")
+    lines = [one_line(line, _LONGEST) for line in changes if not line.startswith("@@")]
+    return lines[2:]  # after the names of two files
+
+
+def _compared_lines(page: str) -> list[str]:
+    """Return the lines of a page between its head and what is not known."""
+    lines = page.splitlines()
+    if lines[:1] == ["---"] and "---" in lines[1:]:
+        lines = lines[lines.index("---", 1) + 1 :]
+    if _OPEN in lines:
+        lines = lines[: lines.index(_OPEN)]
+    return [line for line in lines if line.strip()]

@@ -3,7 +3,7 @@
 The reference is this project's own protocol: every task once per seed, failed rollouts left out, intervals over tasks.
 A protocol moves its number in one of two ways:
 
-- A **shift** counts the same rollouts in another way. Its effect is a
+- A **shift** counts the same rollouts in another way, or plays the tasks under another setting. Its effect is a
   difference of two success rates, whose 95% interval is paired by task: tasks are independent, rollouts of one task are
   not.
 - A **spread** draws tasks, seeds or checkpoints. Its effect is how far its numbers lie from the reference: their mean,

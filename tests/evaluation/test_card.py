@@ -1,4 +1,4 @@
-"""The card of a run that is counted by hand."""
+"""The card of a run that is counted by hand, and its check, which names whatever was changed."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from command import outcome
 
 from hgpo_datasets import StepWriter
 from hgpo_train.evaluation.card import run_card
-from hgpo_train.evaluation.card_page import card_page
+from hgpo_train.evaluation.card_page import card_page, card_problems, read_card
 
 PLAYED = {
     (1, "a"): "won", (1, "b"): "limit", (1, "c"): "no | answer",
@@ -91,19 +91,118 @@ def test_a_run_of_one_seed_lists_its_variance_as_not_known(tmp_path):
     assert any("variance over seeds" in text for text in card["open"])
 
 
-def test_the_same_run_has_the_same_card_and_another_run_another(run, tmp_path):
-    question = "Is --> it `any` <b>good</b>?"
-    text = card_page(run_card(run, question))
-    code, printed = outcome("card", run, "--question", question, "-o", tmp_path / "card.md")
+CHANGES = {
+    "a figure": ("| aborted lost | 0.5 |", "| aborted lost | 0.6 |"),
+    "a failure": ("| failed | 1 |", "| failed | 0 |"),
+    "a reason": ("no / answer = 1", "none"),
+    "a rule": ("| limit lost |", "| limit, lost |"),
+    "the run": ("# by hand", "# by head"),
+    "a line more": ("## Spread of success", "In truth 99%.\n## Spread of success"),
+    "a row more": ("| best |", "| best | 0.99 | | | |\n| best |"),
+    "the question": ("**Question:** not given", "**Question:** other"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_page_is_refused_and_the_change_is_named(run, tmp_path, name):
+    page = tmp_path / "card.md"
+    text = card_page(run_card(run))
+    before, after = CHANGES[name]
+    assert before in text
+    changed = text.replace(before, after, 1)
+    page.write_text(changed)
+    code, printed = outcome("card", "check", page, "--run", run)
+    assert code == 1
+    assert "is not the card of" in printed
+    differing = [f"-{line}" for line in changed.splitlines() if line not in text.splitlines()]
+    differing += [f"+{line}" for line in text.splitlines() if line not in changed.splitlines()]
+    assert differing
+    assert sorted(printed.splitlines()[:-1]) == sorted(differing)
+
+
+def test_a_rule_that_is_left_out_is_named(run, tmp_path):
+    page = tmp_path / "card.md"
+    lines = card_page(run_card(run)).splitlines(keepends=True)
+    page.write_text("".join(line for line in lines if not line.startswith("| aborted lost")))
+    code, printed = outcome("card", "check", page, "--run", run)
+    assert code == 1
+    assert printed.startswith("+| aborted lost | 0.5 |")
+
+
+def leaves(value: Any, *path: str) -> list[tuple[str, ...]]:
+    """Return the paths of all values inside of tables."""
+    if not isinstance(value, dict) or not value:
+        return [path]
+    return [inner for name in value for inner in leaves(value[name], *path, name)]
+
+
+def test_every_value_of_a_document_is_compared(run, tmp_path):
+    code, printed = outcome("card", run, "--json", "-o", tmp_path / "card.json")
     assert code == 0, printed
-    assert (tmp_path / "card.md").read_text("utf-8") == text
-    assert "<b>" not in text
-    code, _ = outcome("card", run, "--json", "-o", tmp_path / "card.json")
-    assert code == 0
-    assert json.loads((tmp_path / "card.json").read_bytes()) == run_card(run)
+    found, given = read_card(tmp_path / "card.json")
+    card = run_card(run, given.question)
+    assert card_problems(card, found) == []
+    free = ("head", "open", "format")
+    for path in leaves({name: value for name, value in card.items() if name not in free}):
+        changed = json.loads(json.dumps(found))
+        inner = changed
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = "changed"
+        problems = card_problems(card, changed)
+        assert [problem.partition(":")[0][: len(".".join(path))] for problem in problems] == [".".join(path)]
+    del found["rules"]["aborted lost"]
+    assert card_problems(card, found)[0].startswith("rules.aborted lost: expected {")
+
+
+def test_what_the_author_may_write_is_not_compared(run, tmp_path):
+    page = tmp_path / "card.md"
+    text = card_page(run_card(run, "Is --> it `any` <b>good</b>?"))
+    text = text.replace("tags:", "license: mit\ntags:").replace(
+        "- the licenses of data and weights", "The license is MIT."
+    )
+    page.write_text(text.replace("\n", "\r\n"), newline="")
+    code, printed = outcome("card", "check", page, "--run", run)
+    assert code == 0, printed
+    assert "Every figure" in printed
+
+
+def test_a_changed_or_swapped_run_is_refused(run, tmp_path):
+    page = tmp_path / "card.md"
+    page.write_text(card_page(run_card(run)))
     without = {key: end for key, end in PLAYED.items() if end in ("won", "limit")}
-    changed = card_page(run_card(write_run(tmp_path / "other", without), question))
-    assert {"| failed | 1 |", "| failed | 0 |"} <= set(text.splitlines()) ^ set(changed.splitlines())
+    other = write_run(tmp_path / "other", without)
+    code, printed = outcome("card", "check", page, "--run", other)
+    assert code == 1
+    assert "-| failed | 1 |" in printed
+    assert "+| failed | 0 |" in printed
+    shutil.rmtree(run / "steps")
+    code, printed = outcome("card", "check", page, "--run", run)
+    assert code == 2
+    assert printed.count("\n") == 1
+
+
+BAD = {
+    "empty": b"",
+    "no card": b"# A page\n",
+    "another format": b'{"format": "hgpo card 9", "question": null, "iteration": null}',
+    "no JSON": b'{"format": ',
+    "deep": b'{"a":' * 100_000,
+    "bytes": b"<!-- \xff -->",
+    "a wrong type": b'<!-- {"format":"hgpo card 1","question":3,"iteration":null} -->',
+    "a number": b'<!-- {"format":"hgpo card 1","question":null,"iteration":1e999} -->',
+}
+
+
+@pytest.mark.parametrize("name", [*BAD, "missing", "folder"])
+def test_a_file_that_is_no_card_is_one_line(run, tmp_path, name):
+    path = tmp_path if name == "folder" else tmp_path / "card.md"
+    if name in BAD:
+        path.write_bytes(BAD[name])
+    code, printed = outcome("card", "check", path, "--run", run)
+    assert code == 2
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
 
 
 def test_a_folder_without_a_run_is_one_line_and_nothing_is_written(run, tmp_path):

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.protocols import bundled_panel, played_effects, reach, unpaired_difference
+from benchmarks.protocols import reach
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.task_sampling import verl_agent
 from hgpo_train.evaluation import episode_table, evaluate
+from hgpo_train.evaluation.protocol_variations import played_effects, unpaired_difference
 from hgpo_train.evaluation.protocols import (
     WORKER_SEED,
     Effect,
@@ -33,6 +34,7 @@ from hgpo_train.evaluation.protocols import (
     table_effects,
 )
 from hgpo_train.evaluation.reporting_rules import success_by_rule
+from hgpo_train.panels import load_panel
 from hgpo_train.proportions import Z, paired_interval
 
 ENDS = {"won": True, "lost": False, "limit": False, "aborted": None}
@@ -221,14 +223,14 @@ def test_a_shorter_limit_counts_as_if_it_were_played(tmp_path):
 
 @pytest.mark.slow
 def test_a_played_policy_has_every_protocol_of_its_benchmark(tmp_path):
-    panel = bundled_panel("HGPO/ALFWorld-v0", "valid_unseen", max_steps=8).with_overrides({"seeds": [1]})
-    reference, effects = played_effects(panel, "explorer", tmp_path)
+    panel = load_panel("alfworld-bundled+seeds=[1]+max_steps=8")
+    reference, effects = played_effects(panel, "explorer", tmp_path, progress=False)
     found = {each.protocol: each for each in effects}
     assert [*found] == ["played again", "put in/on", "valid_seen", "limit 50", "temperature 0", "temperature 1"]
     assert found["limit 50"].effect == pytest.approx(1 - reference.success)  # the explorer solves every bundled game
     assert found["temperature 0"].note.startswith("cannot move it")
     assert read_reference(tmp_path / "valid_seen").tasks == 36  # the whole other split
-    assert played_effects(panel, "explorer", tmp_path)[1] == effects  # all of it is there
+    assert played_effects(panel, "explorer", tmp_path, progress=False)[1] == effects  # all of it is there
     assert read_reference(tmp_path / "reference").success == reference.success
     with pytest.raises(InputError, match="one run, received those of 5; name one"):
         read_reference(tmp_path)
@@ -247,8 +249,11 @@ def test_the_command_prints_effects_and_draws_them(hgpo, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "requires an argument"),
-        (["run"], "run"),
+        ([], "expected a run, or a policy with a folder"),
+        (["--policy", "random"], "expected a run, or a policy with a folder"),
+        (["run", "--policy", "random", "--out", "x"], "expected a run, or a policy with a folder"),
+        (["--policy", "random", "--out", "x", "--panel", "alfworld-bundle"], "did you mean 'alfworld-bundled"),
+        (["--policy", "random", "--out", "x", "--panel", "alfworld-bundled+env=other"], "env"),
         (["run", "--plot", "picture.txt"], "expected a file that ends in"),
     ],
 )

@@ -133,6 +133,36 @@ def answer(data: bytes, folder: Path) -> None:
     assert all(reason and "\n" not in reason for reason in reasons)
 
 
+CARD = {
+    "format": "hgpo card 1", "question": None, "iteration": 3, "head": {}, "name": "run", "title": "A run.",
+    "notes": ["Iteration 3."], "settings": {"seeds": [1, 2], "policy": {"name": "random"}}, "reporting_rule": "last",
+    "rules": {"last": {"success": 0.5, "low": 0.1, "high": None, "episodes": 4}}, "spread": {}, "measures": {},
+    "by_seed": {"3": {"success": 0.5, "low": 0.1, "high": 0.9}}, "rollouts": {"training": {"planned": 4}},
+    "tasks": ["a"], "files": {"config.toml": "00"}, "commands": ["verify RUN"], "open": [],
+}  # fmt: skip
+
+
+def check_card(data: bytes, folder: Path) -> None:
+    """Compare an arbitrary card with one: what has no differences is that card, whatever its author gave."""
+    from hgpo_train.evaluation.card_page import card_page, card_problems, read_card
+
+    path = folder / "card"
+    path.write_bytes(data)
+    found, given = read_card(path)
+    card = {**CARD, "question": given.question, "iteration": given.iteration}
+    problems = card_problems(card, found)
+    assert all("\n" not in problem for problem in problems)
+    if not problems and isinstance(found, str):
+        compared = card_page(card).partition("---\n\n")[2].partition("\n## Not known")[0]
+        assert set(compared.split()) <= set(found.split())
+
+
+def card_seeds(_: Path) -> Sequence[bytes]:
+    from hgpo_train.evaluation.card_page import card_page
+
+    return [card_page(CARD).encode(), json.dumps(CARD).encode()]
+
+
 def plain(*seeds: bytes) -> Any:
     return lambda _: seeds
 
@@ -143,5 +173,6 @@ TARGETS = (
     Target("prompts of verl-agent", plain(VERL_AGENT), fill_verl_agent, 200, BRACES),
     Target("configurations", settings_seeds, read_settings, 100, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27")),
     Target("metrics", plain(LINES, LINES * 3), read_lines, 100),
+    Target("cards", card_seeds, check_card, 100, (b"## Not known\n", b"---\n", b" -->", b"<!-- ", b"null")),
     Target("rollouts with a server", plain(json.dumps(REPLY).encode()), answer, 30, REPLY_WORDS),
 )
