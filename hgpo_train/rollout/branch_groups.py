@@ -261,8 +261,8 @@ class Branches:
     def _commit(self, rows: list[Row], _: list[Row]) -> None:
         """Write the rows of branches with those of the groups that they are of."""
         known = self._writer.committed
-        new = []
-        old = []
+        new: list[Row] = []
+        old: list[Row] = []
         for row in rows:
             is_known = (row.iteration, row.task_id, row.group) in known
             (old if is_known else new).append(row)

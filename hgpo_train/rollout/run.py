@@ -133,12 +133,7 @@ def play_groups(
         slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))], begin)
     else:
         slots = Slots([handle.shared.source.engine() for _ in range(count)], begin)
-    collector = Collector(handle, slots, policy, groups, spec, execution, tally)
-    try:
-        collector.run(progress, should_stop)
-    finally:
-        slots.close()
-        collector.release()
+    Collector(handle, slots, policy, groups, spec, execution, tally).run(progress, should_stop)
 
 
 @contextmanager
