@@ -206,7 +206,8 @@ def test_a_tool_of_another_form_is_named_with_its_repair(tools, message):
 def test_prompt_parser_and_players_follow_the_specification(fields, asked, action):
     spec = EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, **fields)
     register(spec)
-    prompt = load_template(None, "Doors").render("Go.", "A door.", ["open red"], [], 0, 9, "response")
+    shown = {"task": "Go.", "observation": "A door.", "max_steps": 9, "action_format": "response"}
+    prompt = load_template(None, "Doors").render(admissible_actions=["open red"], pairs=[], steps_taken=0, **shown)
     assert asked in prompt
     assert ("<action>" in prompt) == (not fields)
     assert spec.parser(spec.respond(action)) == Response(action, True, "")
