@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
 
-from hgpo_envs.engine import State
+from hgpo_envs.engine import State, Task
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Reply, attempt, is_bug
-from hgpo_train.policies.validation import BadValueError, checked_count, checked_reply, checked_state, checked_task
+from hgpo_train.policies.validation import BadValueError, checked, checked_count
 from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
 from hgpo_train.rollout.trajectory import Trajectory
 
@@ -89,7 +89,7 @@ class Collector:
         self._version = 0
 
     def run(self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]) -> None:
-        """Play until every wanted group is finished. Finished groups are committed, also after an error.
+        """Play until every wanted group is finished. In any case, commit finished groups and close the engines.
 
         Args:
             progress: Called with the tally after every turn of the loop.
@@ -124,12 +124,12 @@ class Collector:
                 progress(self.tally)
         finally:
             self.tally.seconds = perf_counter() - began
-            self._groups.flush()
-
-    def release(self) -> None:
-        """End the use of the task source. The slots have closed the engines."""
-        for seat in self._seats:
-            seat.episode.shared.remove_user(seat.episode)
+            try:
+                self._groups.flush()
+            finally:
+                self._slots.close()
+                for seat in self._seats:
+                    seat.episode.shared.remove_user(seat.episode)
 
     def _fill(self) -> bool:
         """Start rollouts in free slots. Return False if no rollout is running."""
@@ -164,7 +164,7 @@ class Collector:
             return []
         collected = self._policy.collect(_BOTH_WAIT_S if self._slots.busy else _WAIT_S)
         self._version = checked_count("the policy's version", self._policy.version)
-        replies = [(int(request_id), checked_reply(reply)) for request_id, reply in collected]
+        replies = [(int(request_id), checked(Reply, reply)) for request_id, reply in collected]
         # The oldest requests come first, so the search for late ones ends at the first that is in time.
         late = perf_counter() - self._policy_timeout_s
         for request_id, seat in self._asked.items():
@@ -191,13 +191,13 @@ class Collector:
 
     def _advance(self, seat: _Seat, trajectory: Trajectory, outcome: object, seconds: float) -> Failure | None:
         """Add a state to the episode and request the next action, unless the episode is done."""
-        state = checked_state(outcome)
+        state = checked(State, outcome)
         if isinstance(state, Failure):
             return state
         episode = seat.episode
         # Without an action the state is the first one: the task is known from here on.
         if trajectory.action is None:
-            task = checked_task(self._source.task(trajectory.group.task_id))
+            task = checked(Task, self._source.task(trajectory.group.task_id))
             if isinstance(task, Failure):
                 return task
             trajectory.begin(task, state)
