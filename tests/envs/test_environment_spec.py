@@ -13,6 +13,7 @@ import pytest
 from command import environment, python
 from distribution import write_distribution
 from doors import DoorsSource, solution
+from unusual import boxed, in_box
 
 from hgpo_envs import environment_spec
 from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, make_player
@@ -162,15 +163,6 @@ def test_what_is_no_benchmark(nothing_added):
 
 
 FIND = {"type": "function", "function": {"name": "find", "description": "Find.", "parameters": {"type": "object"}}}
-
-
-def boxed(text):
-    found = re.search(r"\\boxed\{(.*)\}", text)
-    return Response(found[1], True, "") if found else Response("", False, "no box")
-
-
-def in_box(action):
-    return rf"\boxed{{{action}}}"
 
 
 @pytest.mark.parametrize(
