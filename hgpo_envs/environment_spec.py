@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import gymnasium
 from gymnasium.envs.registration import parse_env_id
 
-from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.errors import InputError, check_known, one_line, unknown
 from hgpo_envs.plugins import answer_of, distribution, install_command, installed, load
 from hgpo_envs.responses import parse, parse_tool_calls
 from hgpo_envs.sources import open_shared
@@ -41,6 +41,17 @@ ENTRY_POINTS: Final = "hgpo.environments"
 
 PLAYERS: Final = ("expert", "explorer")
 """The names that scripted players may have."""
+
+
+BACKENDS: Final = ("native", "original")
+"""What plays a benchmark: this package's own engine, or the original program for comparison."""
+
+
+def check_backend(backend: str, data: object) -> None:
+    """Raise InputError unless the backend is known and the data are a path, or None for the bundled set."""
+    check_known("backend", backend, BACKENDS)
+    if data is not None and not isinstance(data, str):
+        raise InputError(f"data: expected a path or None for the bundled set, received {data!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,8 +338,7 @@ def make_player(name: str, benchmark: str) -> Player:
     spec = spec_named(benchmark)
     if spec is None:
         raise InputError(unknown("benchmark", benchmark, map(name_in, environment_ids())))
-    if name not in spec.players:
-        raise InputError(unknown(f"{benchmark} player", name, spec.players))
+    check_known(f"{benchmark} player", name, spec.players)
     player = spec.players[name]
     created: Player = (imported(player) if isinstance(player, str) else player)()
     return created

@@ -27,7 +27,7 @@ import gymnasium
 import numpy as np
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.errors import InputError, UnknownTask, check_known
 
 SEEDS: Final = 10_000
 """Number of tasks of a source: the seeds 0 … SEEDS - 1."""
@@ -159,8 +159,7 @@ class GymnasiumSource:
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the seeds as texts. There is one split, ``train``; ``all`` is the same."""
-        if split not in ("train", "all"):
-            raise InputError(unknown("split", split, ("train", "all")))
+        check_known("split", split, ("train", "all"))
         return [str(seed) for seed in range(SEEDS)]
 
     def task(self, task_id: str) -> Task:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def task_stream(name: str, ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     >>> [next(stream) for _ in range(5)]
     ['a', 'b', 'a', 'b', 'a']
     """
-    if name not in TASK_SAMPLINGS:
-        raise InputError(unknown("sampling", name, TASK_SAMPLINGS))
+    check_known("sampling", name, TASK_SAMPLINGS)
     if not ids:
         raise InputError("no tasks to choose from: the split is empty")
     return TASK_SAMPLINGS[name](ids, seed)

@@ -6,19 +6,19 @@ games (`hgpo-source.json`) records each archive with its checksum.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.alfworld.data.game_folder import SPLITS
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.download import NoConnection, download
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.files.unpack import unpack
-from hgpo_envs.files.untrusted_files import open_regular, writing
+from hgpo_envs.files.untrusted_files import sha256 as file_sha256
+from hgpo_envs.files.untrusted_files import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,11 +62,9 @@ def fetch_release(
     """
     urls = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        raise InputError(f"--sha256: expected 64 hexadecimal digits, received {sha256!r}")
+        raise InputError(f"--sha256: expected 64 hexadecimal digits, received {sha256!r:.80}")
     if sha256 is not None and len(urls) > 1:
         raise InputError(f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum")
-    if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        raise InputError(f"sha256: expected 64 hexadecimal digits, received {one_line(repr(sha256))}")
     with writing(out), new_folder(out) as folder:
         archives = {}
         for number, url in enumerate(urls):
@@ -116,9 +114,8 @@ def _install(
     """Unpack archives into an empty folder, check that it contains games, and write the note about their sources."""
     sources = []
     for address, path in archives.items():
-        with open_regular(path, "zip file of ALFWorld games") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            sources.append({"source": redact(address), "size": file.tell(), "sha256": digest})
+        digest = file_sha256(path, "zip file of ALFWorld games")
+        sources.append({"source": redact(address), "size": path.stat().st_size, "sha256": digest})
         if sha256 is not None and digest != sha256.lower():
             raise InputError(f"{redact(address)}: expected SHA-256 {sha256.lower()}, received {digest}")
         try:

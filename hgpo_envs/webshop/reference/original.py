@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast, get_args
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
-from hgpo_envs.webshop.data.source import TaskIds
+from hgpo_envs.errors import InputError, UnknownTask, check_known
+from hgpo_envs.webshop.data.source import split_ids
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.engine import RANDOM_QUERY_SEED, ObservationMode
 from hgpo_envs.webshop.engine.goals import SHUFFLE_SEED, GoalKind, checked_seed, split_ranges
@@ -81,8 +81,7 @@ class OriginalSource:
             ("observation_mode", observation_mode, get_args(ObservationMode)),
             ("num_products", num_products, INDEXES),
         ):
-            if value not in known:
-                raise InputError(unknown(kind, value, map(str, known)))
+            check_known(kind, value, known)
         if shuffle_seed != SHUFFLE_SEED:
             raise InputError(f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it")
         price_seed = checked_seed("price_seed", price_seed)
@@ -109,13 +108,7 @@ class OriginalSource:
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the split's task ids; see `hgpo_envs.webshop.data.source.WebShopSource.ids`."""
-        places = {
-            **self.splits,
-            "all": range(len(self._goals)),
-        }
-        if split not in places:
-            raise InputError(unknown("split", split, places))
-        return TaskIds(places[split])
+        return split_ids(self.splits, split)
 
     def index(self, task_id: str | int) -> int:
         """Return the index of a task's goal. Raises UnknownTask if there is none."""
