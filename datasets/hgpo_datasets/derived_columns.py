@@ -57,8 +57,7 @@ def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.Da
     Raises:
         RowError: Rows violate the schema.
     """
-    if not is_sorted(frame):
-        frame = frame.sort(SORT_KEY)
+    frame = frame.sort(SORT_KEY, maintain_order=True)
     if frame.is_empty():
         return frame
     first = first_rows(frame)
@@ -70,12 +69,6 @@ def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.Da
         refuse(frame, derived_faults(frame, computed))
     last = pl.lit(pl.Series(np.append(first[1:], True)))
     return frame.with_columns(*computed, pl.when(last).then("next_state")).select(c.name for c in columns(depth))
-
-
-def is_sorted(frame: pl.DataFrame) -> bool:
-    """Return whether the rows are in the order of `SORT_KEY`."""
-    order = frame.select(pl.arg_sort_by(SORT_KEY, maintain_order=True)).to_series()
-    return order.is_sorted()
 
 
 def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:

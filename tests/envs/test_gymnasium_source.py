@@ -10,11 +10,12 @@ from gymnasium.envs.registration import EnvSpec
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.reader import step_files
+from hgpo_envs.engine import State
 from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.gymnasium_source import SEEDS, GymnasiumEngine, GymnasiumSource
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.validation import checked_state
+from hgpo_train.policies.validation import checked
 from hgpo_train.rollout.collection import collect
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import RolloutError
@@ -61,7 +62,7 @@ def test_gymnasium_environments_are_played(step, threshold, expected):
     env.spec = EnvSpec("Odd-v0", reward_threshold=threshold)
     engine = GymnasiumEngine(env)
     engine.start("0")
-    state = checked_state(engine.act("x"))  # as the collector validates it
+    state = checked(State, engine.act("x"))  # as the collector validates it
     assert (state.reward, state.valid, state.terminated, state.truncated, state.won) == expected
     assert (state.text, type(state.reward), type(state.terminated)) == ("x", float, bool)
 
@@ -70,7 +71,7 @@ def test_gymnasium_environments_are_played(step, threshold, expected):
 def test_points_are_no_score(given, score):
     engine = GymnasiumEngine(Odd(step=("x", 0.5, True, False, {"score": given})))
     engine.start("0")
-    assert checked_state(engine.act("x")).score == score
+    assert checked(State, engine.act("x")).score == score
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,17 @@ def compare_estimators(
     target = _target(run, out, overwrite)
 
     # 2. The comparison.
-    details = {"measure": measure, "run": str(run), "truth": truth and str(truth), "model": model, "seed": seed}
-    details["estimators"] = {
+    described = {
         variant.name: {"estimator": variant.estimator.name, "parameters": asdict(variant.estimator.parameters)}
         for variant in variants
+    }
+    details: dict[str, object] = {
+        "measure": measure,
+        "run": str(run),
+        "truth": None if truth is None else str(truth),
+        "model": model,
+        "seed": seed,
+        "estimators": described,
     }
     lines: list[str] = []
     with common.resumable(f"{target} is unchanged."), ProgressBars() as bars:
@@ -97,8 +104,14 @@ def compare_estimators(
             if exact is not None and model is None:
                 gradients: Gradients = table_gradients(exact)
             else:
-                chosen = {"device": device or "auto", "seed": seed, "allow": allow or ()}
-                with open_gradients(run, model, **chosen, show=bars.show) as opened:
+                with open_gradients(
+                    run,
+                    model,
+                    device=device or "auto",
+                    seed=seed,
+                    allow=allow or (),
+                    show=bars.show,
+                ) as opened:
                     gradients = opened.of(steps)
             found = cross_validated_gain(steps, variants, gradients, truth=exact, folds=folds, kl=kl)
             tables = {"gains": found.gains, "differences": found.differences}
