@@ -79,7 +79,6 @@ def check_environment(
     seed: int = 0,
     env: gymnasium.Env[Any, Any] | None = None,
     commands: Mapping[str, Sequence[Sequence[str]]] | None = None,
-    processes: bool = True,
 ) -> Iterator[Finding]:
     """Check a task source and its engines.
 
@@ -91,7 +90,6 @@ def check_environment(
         seed: Seed of the random actions.
         env: The Gymnasium environment, checked by Gymnasium's own `check_env`; None skips this.
         commands: The commands of a policy by task, one list per rollout, which are played instead of random ones.
-        processes: Whether to play the commands in other processes too, which takes some seconds.
 
     Yields:
         The findings. There are no further ones if schemas of tools are wrong, or if an engine raises an error.
@@ -99,7 +97,7 @@ def check_environment(
     spec = spec_named(shared.source.name)
     accepted = {} if spec is None else spec.accepted
     chosen = list(commands or tasks[: max(1, episodes // ROLLOUTS)])
-    play = Play(shared, settings, spec, tasks, chosen, seed, commands, processes, env)
+    play = Play(shared, settings, spec, tasks, chosen, seed, commands, env)
     generators = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
     try:
         for name, check in _CHECKS.items():
@@ -325,8 +323,6 @@ def _differences(play: Play, rollout: Rollout, engine: Engine | None = None) -> 
 
 def _elsewhere(play: Play) -> str:
     """Check that the commands lead to the same states in other processes, in which texts have other hashes."""
-    if not play.processes:
-        return "not compared"
     try:
         asked = pickle.dumps((play.shared, play.rollouts))
     except Exception as error:
@@ -335,6 +331,7 @@ def _elsewhere(play: Play) -> str:
             "give the source as a class at the top of a module"
         ) from error
     program = [sys.executable, "-c", _CHILD.format(path=f"sys.path[:] = {sys.path!r}")]
+    message = "not compared"
     for seed in HASH_SEEDS:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         child = subprocess.run(program, input=asked, capture_output=True, env=environment, check=False)  # noqa: S603 - its own program
@@ -348,7 +345,8 @@ def _elsewhere(play: Play) -> str:
         found = Finding(**json.loads(lines[-1]))
         if found.verdict != "pass":
             raise Flaw(found.message)
-    return found.message
+        message = found.message
+    return message
 
 
 def replay_here() -> None:

@@ -100,7 +100,6 @@ class Play:
         chosen: The tasks that are played.
         seed: Seed of the random actions.
         commands: The commands of a policy by task; None plays random ones.
-        processes: Whether other processes play the commands too.
         env: The Gymnasium environment.
         rollouts: The rollouts that have commands.
         where: What a check asks an engine at the moment.
@@ -114,7 +113,6 @@ class Play:
     chosen: Sequence[str] = ()
     seed: int = 0
     commands: Mapping[str, Sequence[Sequence[str]]] | None = None
-    processes: bool = False
     env: gymnasium.Env[Any, Any] | None = None
     rollouts: list[Rollout] = field(default_factory=list)
     where: str = ""
