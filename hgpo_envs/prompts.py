@@ -128,6 +128,9 @@ class PromptTemplate:
             episode.
         answer: What the benchmark expects of a response.
 
+    Attributes:
+        fingerprint: The xxh3_64 hash of the template, 16 hexadecimal digits, which is stored with results.
+
     Raises:
         InputError: The template is not valid Jinja, or uses a field that does not exist.
     """
@@ -137,6 +140,7 @@ class PromptTemplate:
         self.name = name
         self.trusted = trusted
         self.answer = answer
+        self.fingerprint = xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))
         try:
             used = jinja2.meta.find_undeclared_variables(_SANDBOX.parse(text))
             self._template = _SANDBOX.from_string(text)
@@ -158,11 +162,6 @@ class PromptTemplate:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptTemplate:
         return self
-
-    @property
-    def fingerprint(self) -> str:
-        """The xxh3_64 hash of the template, 16 hexadecimal digits, which is stored with results."""
-        return xxhash.xxh3_64_hexdigest(self.text.encode("utf-8", "surrogatepass"))
 
     def render(
         self,

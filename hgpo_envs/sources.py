@@ -96,15 +96,13 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
             raise InputError(f"{name}: expected text, a number, true, false or null, received {value!r:.60}")
     key = factory, tuple([(name, type(value), value, _file_version(value)) for name, value in items])
     with _opening:  # one thread opens a source while the others wait
-        shared = _kept.pop(key, None) or _open(factory, items)
+        shared = _kept.pop(key, None)
+        if shared is None:
+            shared = SharedSource(imported(factory)(**arguments), factory, items)
         _kept[key] = shared
         if len(_kept) > KEPT:
             del _kept[next(iter(_kept))]
     return shared
-
-
-def _open(factory: str, items: tuple[tuple[str, Any], ...]) -> SharedSource:
-    return SharedSource(imported(factory)(**dict(items)), factory, items)
 
 
 def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSource:
