@@ -15,7 +15,6 @@ import os
 import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib import import_module
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +22,7 @@ import gymnasium
 from gymnasium.envs.registration import parse_env_id
 
 from hgpo_envs.errors import InputError, check_known, one_line, unknown
-from hgpo_envs.plugins import answer_of, distribution, install_command, installed, load
+from hgpo_envs.plugins import answer_of, distribution, imported, install_command, installed, load
 from hgpo_envs.responses import parse, parse_tool_calls
 from hgpo_envs.sources import open_shared
 from hgpo_envs.tool_checks import tools_of
@@ -225,12 +224,6 @@ def name_in(env_id: str) -> str:
         raise InputError(
             f"expected a Gymnasium id such as Mine/House-v0, received {env_id!r} ({one_line(error, 200)})"
         ) from error
-
-
-def imported(place: str) -> Any:  # noqa: ANN401 (whatever is there)
-    """Import the object at ``module:name``."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 _OWN: Final = {

@@ -265,16 +265,16 @@ class Episode:
             if self.steps_taken and settings.turn_template is not None:
                 template = settings.turn_template
         return template.render(
-            self.task.instruction,
-            state.text,
-            state.actions,
-            pairs,
-            self.steps_taken,
-            settings.max_steps,
-            settings.action_format,
-            state.info,
-            settings.prompt_style,
+            task=self.task.instruction,
+            observation=state.text,
+            admissible_actions=state.actions,
+            pairs=pairs,
+            steps_taken=self.steps_taken,
             past=past,
+            max_steps=settings.max_steps,
+            action_format=settings.action_format,
+            info=state.info,
+            prompt_style=settings.prompt_style,
         )
 
     def history(self) -> list[Pair]:

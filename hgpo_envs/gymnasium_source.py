@@ -27,7 +27,8 @@ import gymnasium
 import numpy as np
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, check_known
+from hgpo_envs.errors import InputError, check_known
+from hgpo_envs.task_sampling import task_number
 
 SEEDS: Final = 10_000
 """Number of tasks of a source: the seeds 0 … SEEDS - 1."""
@@ -164,11 +165,8 @@ class GymnasiumSource:
 
     def task(self, task_id: str) -> Task:
         """Return a task's description: the seed, with the instruction that the environment gives, if any."""
-        if not (task_id.isascii() and task_id.isdigit() and len(task_id) < 9 and str(int(task_id)) == task_id) or (
-            int(task_id) >= SEEDS
-        ):
-            raise UnknownTask(f"{self.name}: expected a seed from 0 to {SEEDS - 1} as task id, received {task_id!r}")
-        return Task(task_id, "train", self._instruction(int(task_id)), self.name)
+        seed = task_number(task_id, SEEDS, f"{self.name}: expected a seed")
+        return Task(task_id, "train", self._instruction(seed), self.name)
 
     def _instruction(self, seed: int) -> str:
         """Return the instruction that the environment gives at its start; empty if it does not."""

@@ -273,7 +273,7 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
     else:
         estimated, metrics = _estimated(run, steps)
         write_table(path, estimated, {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics})
-    return _joined(steps, estimated.select(*KEYS, *_added(estimated, steps))), metrics
+    return _joined(steps, estimated.select(*KEYS, pl.exclude(steps.columns))), metrics
 
 
 def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -294,12 +294,7 @@ def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, f
             run.learner.model,
             earlier,
         )
-    return rows.select(*keys, *_added(rows, steps)), metrics
-
-
-def _added(rows: pl.DataFrame, steps: pl.DataFrame) -> list[str]:
-    """Return the columns of rows that the steps do not have."""
-    return [name for name in rows.columns if name not in steps.columns]
+    return rows.select(*keys, pl.exclude(steps.columns)), metrics
 
 
 def _is_of(estimated: pl.DataFrame, steps: pl.DataFrame) -> bool:

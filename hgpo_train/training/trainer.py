@@ -154,11 +154,11 @@ class Trainer:
             if self.state.iteration == 0 and evaluation.every and evaluation.before_training:
                 with self._display.stage("evaluate"):
                     metrics = self.evaluate()
-                self._track(metrics)
-            if self._is_finished():
+                track(self._run, self._trackers, metrics)
+            if is_finished(self.config, self.state):
                 done = counted(self.state.iteration, "iteration")
                 self._display.show(f"Nothing is left to do: the run has reached its end after {done}.")
-            while not self._is_finished():
+            while not is_finished(self.config, self.state):
                 self.iterate()
         return self.state
 
@@ -216,7 +216,7 @@ class Trainer:
 
         # 5. Metrics, then the checkpoint: an iteration that it counts has its metrics and its evaluation on disk.
         run.seconds["step"] = time.perf_counter() - begin
-        self._track(metrics | estimated | self._iteration_metrics(steps, metrics))
+        track(run, self._trackers, metrics | estimated | self._iteration_metrics(steps, metrics))
         if is_best or self._due(config.checkpoint.every):
             with self._display.stage("checkpoint"):
                 save_checkpoint(
@@ -249,7 +249,7 @@ class Trainer:
             steps, self._run.seconds["gen"] = self._ahead.result()
             self._ahead = None
         following = advanced(self.state, steps)
-        if self.config.rollout.ahead and not is_finished(self.config, following.iteration, following.environment_steps):
+        if self.config.rollout.ahead and not is_finished(self.config, following):
             self._ahead = self._beside.submit(self._collect_ahead, following)
         return steps
 
@@ -282,11 +282,7 @@ class Trainer:
             return stages.evaluate(self._run, self._held_out, self.policy, table)
 
     def _due(self, every: int) -> bool:
-        return every > 0 and (self.state.iteration % every == 0 or self._is_finished())
-
-    def _is_finished(self) -> bool:
-        is_stalled = 0 < self.config.evaluation.patience <= self.state.stalled
-        return is_stalled or is_finished(self.config, self.state.iteration, self.state.environment_steps)
+        return every > 0 and (self.state.iteration % every == 0 or is_finished(self.config, self.state))
 
     @contextmanager
     def _stage(self, name: str, metric: str) -> Iterator[None]:
@@ -295,9 +291,6 @@ class Trainer:
         with self._display.stage(name):
             yield
         self._run.seconds[metric] = time.perf_counter() - begin
-
-    def _track(self, metrics: dict[str, float]) -> None:
-        track(self._run, self._trackers, metrics)
 
 
 def track(run: stages.Run, trackers: Trackers, metrics: dict[str, float]) -> None:
@@ -369,6 +362,8 @@ def judged(state: TrainingState, success: float) -> TrainingState:
     return replace(state, best=state.iteration, best_success=success, stalled=0)
 
 
-def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:
-    """Return whether a run is finished after this number of iterations and environment steps."""
-    return iteration >= config.iterations or environment_steps >= (config.environment_steps or math.inf)
+def is_finished(config: Config, state: TrainingState) -> bool:
+    """Return whether a run has reached its end: of iterations, of environment steps, or of evaluations without gain."""
+    is_stalled = 0 < config.evaluation.patience <= state.stalled
+    is_long = state.environment_steps >= (config.environment_steps or math.inf)
+    return is_stalled or is_long or state.iteration >= config.iterations

@@ -39,6 +39,7 @@ def fetch_release(
     urls: Sequence[str] | None = None,
     sha256: str | None = None,
     *,
+    local: Sequence[Path] = (),
     trajectories: bool = False,
     downloading: Callable[[str], Progress] | None = None,
     unpacking: Callable[[int], object] | None = None,
@@ -49,6 +50,7 @@ def fetch_release(
         out: A new or empty folder.
         urls: The addresses to use instead of the official ones.
         sha256: The expected SHA-256 of the archive, if there is only one.
+        local: Archives that are here, which are kept. Nothing is downloaded then.
         trajectories: Whether to include `TRAJECTORIES` in the official release.
         downloading: Returns the progress callback for an archive's name.
         unpacking: Called with the number of files unpacked so far.
@@ -66,12 +68,13 @@ def fetch_release(
     if sha256 is not None and len(urls) > 1:
         raise InputError(f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum")
     with writing(out), new_folder(out) as folder:
-        archives = {}
-        for number, url in enumerate(urls):
-            archives[url] = folder / f".archive-{number}"
+        if local:
+            return _install(folder, {path.name: path for path in local}, None, unpacking)
+        archives = {url: folder / f".archive-{number}" for number, url in enumerate(urls)}
+        for url, path in archives.items():
             progress = downloading(url.rsplit("/", 1)[-1]) if downloading else None
             try:
-                download(url, archives[url], progress=progress)
+                download(url, path, progress=progress)
             except NoConnection as error:
                 raise NoConnection(f"{error}. {_offline(urls)}") from None
         counts = _install(folder, archives, sha256, unpacking)
@@ -86,26 +89,6 @@ def _offline(urls: Sequence[str]) -> str:
         f"Without a network, download {' and '.join(map(redact, urls))} elsewhere and run "
         f"`hgpo data fetch alfworld {archives}`; the bundled games need no download"
     )
-
-
-def install_files(
-    out: Path, archives: Sequence[Path], unpacking: Callable[[int], object] | None = None
-) -> dict[str, int]:
-    """Unpack local archives, which are kept.
-
-    Args:
-        out: A new or empty folder.
-        archives: The archives.
-        unpacking: Called with the number of files unpacked so far.
-
-    Returns:
-        The number of games in each split.
-
-    Raises:
-        InputError: If an archive is damaged or contains no games, or if the folder cannot be written.
-    """
-    with writing(out), new_folder(out) as folder:
-        return _install(folder, {path.name: path for path in archives}, None, unpacking)
 
 
 def _install(

@@ -56,7 +56,7 @@ class ALFWorldSource:
 
     def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
         data, grammar, keep = self._arguments
-        return partial(ALFWorldSource, grammar=grammar, keep=keep), (data,)
+        return partial(type(self), grammar=grammar, keep=keep), (data,)
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the sorted task ids of a split. The split `all` contains every task."""

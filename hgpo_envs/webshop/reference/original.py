@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast, get_args
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, check_known
+from hgpo_envs.errors import InputError, check_known
+from hgpo_envs.task_sampling import task_number
 from hgpo_envs.webshop.data.source import split_ids
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.engine import RANDOM_QUERY_SEED, ObservationMode
 from hgpo_envs.webshop.engine.goals import SHUFFLE_SEED, GoalKind, checked_seed, split_ranges
+from hgpo_envs.webshop.engine.shop import GOAL_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,10 +114,7 @@ class OriginalSource:
 
     def index(self, task_id: str | int) -> int:
         """Return the index of a task's goal. Raises UnknownTask if there is none."""
-        text = str(task_id)
-        if not (text.isascii() and text.isdigit() and int(text) < len(self._goals) and text == str(int(text))):
-            raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index below {len(self._goals)}")
-        return int(text)
+        return task_number(task_id, len(self._goals), GOAL_INDEX)
 
     def task(self, task_id: str | int) -> Task:
         """Return a goal as a task. Raises UnknownTask if there is none."""
@@ -244,8 +243,7 @@ class OriginalProcess:
         assert sink
         assert source
         try:
-            sink.write(json.dumps(request) + "\n")
-            sink.flush()
+            print(json.dumps(request), file=sink, flush=True)
             line = source.readline()
         except (BrokenPipeError, ValueError):
             line = ""
