@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.plugins import imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ class SharedSource:
     def remove_user(self, user: object) -> None:
         """Close the source if this was its last user."""
         self._users.discard(user)
-        if not self._users:
+        if self._close is not None and not self._users:
             self.close()
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
     with _opening:  # one thread opens a source while the others wait
         shared = _kept.pop(key, None)
         if shared is None:
-            shared = SharedSource(imported(factory)(**arguments), factory, items)
+            shared = SharedSource(resolve_name(factory)(**arguments), factory, items)
         _kept[key] = shared
         if len(_kept) > KEPT:
             del _kept[next(iter(_kept))]
