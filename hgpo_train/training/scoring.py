@@ -70,14 +70,13 @@ def score_run(
         raise InputError(f"{run}: expected the folder of a run, to which scores can be added")
     if temperature is None:
         temperature = sampling_temperature(header)
-    if not 0 < temperature < math.inf:
-        raise InputError(f"--temperature: expected a positive number, received {temperature:g}")
     model = stored_model(config.model.path)
     other = None if reference is None else stored_model(reference)
     about = tables.description(scores, model=model, temperature=temperature, reference=other)
 
     # 2. The iterations that have no such scores.
     steps = scan_steps(folder)
+    _check(run, steps, temperature)
     iterations = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
     paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
     wanted = []
@@ -87,9 +86,6 @@ def score_run(
             wanted.append(number)
     if not wanted:
         return 0
-
-    if not steps.select(pl.col("response_token_ids").is_not_null().any()).collect().item():
-        raise InputError(f"{run} has no token ids, which scores need; collect it with transformers:MODEL")
 
     # 3. Their scores, in parts of a bounded number of rows; an iteration is stored when it is complete.
     scorer = _scorer(config, reference, temperature)
@@ -111,6 +107,13 @@ def score_run(
         tables.store_scores(paths[iteration], table, about)
         total += table.height
     return total
+
+
+def _check(run: Path, steps: pl.LazyFrame, temperature: float) -> None:
+    if not 0 < temperature < math.inf:
+        raise InputError(f"--temperature: expected a positive number, received {temperature:g}")
+    if not steps.select(pl.col("response_token_ids").is_not_null().any()).collect().item():
+        raise InputError(f"{run} has no token ids, which scores need; collect it with transformers:MODEL")
 
 
 def sampling_temperature(header: Header) -> float:
