@@ -50,6 +50,11 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hgpo_version: str
     config: dict[str, Any]
 
+    def section(self, name: str) -> dict[str, Any]:
+        """Return an object of the configuration; an empty one if it has none, or another value, under the name."""
+        value = self.config.get(name)
+        return value if isinstance(value, dict) else {}
+
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One committed file.

@@ -200,15 +200,18 @@ def check_certificate(
     result = CertificateCheck(problems)
     if run is not None:
         _check_run(found, own, run, result)
-        if replay:
+        if replay and known is not None:
             _check_replay(found, run, known, result, replay, data)
     # What the file shows, the run shows as well.
     result.problems = list(dict.fromkeys(problems))
     return result
 
 
-def _known_panel(found: Certificate, own: Panel, name: str | None) -> tuple[Panel, list[str]]:
-    """Return the panel that is known here by a title, or the certificate's own, and where the two differ."""
+def _known_panel(found: Certificate, own: Panel, name: str | None) -> tuple[Panel | None, list[str]]:
+    """Return the panel that is known here by a title, and where the certificate's own differs.
+
+    It is None if none is known: what a stranger's panel names would be imported and started by a replay.
+    """
     title = found.panel.title
     problems = _named("panel.digest", own.digest, found.panel.digest)
     if title.partition("+")[0] != own.id:
@@ -221,7 +224,7 @@ def _known_panel(found: Certificate, own: Panel, name: str | None) -> tuple[Pane
             raise
         # Anybody can write a panel, of easy tasks or many steps, with any figures.
         unknown = one_line(error, 300)
-        return own, [*problems, f"panel: not known here ({unknown}); if you trust it, name it: --panel FILE"]
+        return None, [*problems, f"panel: not known here ({unknown}); if you trust it, name it: --panel FILE"]
     problems += _named("panel.settings", known.canonical(), own.canonical())
     problems += _named("data.pinned", known.is_pinned, found.data.get("pinned"))
     # What is pinned is the panel before any override (`find_data`).
@@ -307,11 +310,10 @@ def _is_deep(value: object) -> bool:
 def _wrong_settings(run: Path, panel: Panel) -> list[str]:
     """Return the settings with which a run was played, by its manifest, that are not the panel's."""
     header = manifest.read(run).header
-    config = {} if header is None else header.config
     settings = panel.flat()
     settings["id"] = settings.pop("env")
-    policy = config.get("policy", {})
-    found = dict(config.get("env", {}))
+    policy = {} if header is None else header.section("policy")
+    found = {} if header is None else dict(header.section("env"))
     # A policy that samples from no model has no such options.
     found |= {name: policy[name] for name in SAMPLING if name in policy}
     expected = {name: settings[name] for name in settings if name in found}

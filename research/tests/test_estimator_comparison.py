@@ -252,7 +252,7 @@ def test_wrong_options_and_truths_are_reported(folder: Path) -> None:
     truth = pl.read_parquet(folder / "truth.parquet")
     for options, line in (
         (["--set", "betta=1"], "unknown parameter 'betta'"),
-        (["--kl", -1], "--kl: expected a positive number, received -1"),
+        (["--kl", -1], "--kl: expected a number above 0 and at most 1, received -1"),
         (["--model", "softmax"], "--model is an option of --measure gain"),
         (["--device", "cpu"], "--device is an option of --model"),
         (["--measure", "gain"], "expected a truth of hgpo truth --reward success --gamma 1"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -71,8 +70,8 @@ def compare_estimators(
     is_gain = measure == "gain"
     if device is not None and model is None:
         raise InputError("--device is an option of --model; name a checkpoint with --model")
-    if not 0 < kl < math.inf:
-        raise InputError(f"--kl: expected a positive number, received {kl:g}")
+    if not 0 < kl <= 1:
+        raise InputError(f"--kl: expected a number above 0 and at most 1, received {kl:g}")
     if truth is None and not is_gain:
         raise InputError("expected a --truth for --measure correlation, received none; or use --measure gain")
     if model is not None and not is_gain:
