@@ -16,6 +16,8 @@ from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.view.tokens import texts_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenizers import Tokenizer
 
     from hgpo_train.view.index import Index
@@ -105,6 +107,7 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
         The columns of `Index.groups`, and
 
         * ``trajectories``: their columns of `Index.episodes`, and ``end``, the position of the last state or null;
+        * ``tree``: what `tree_of` returns;
         * ``states`` and ``actions``: the distinct texts;
         * ``steps``: lists of ``trajectory`` (position), ``step``, ``state``, ``next`` (positions of states), ``action``
           (position or null), ``valid``, ``reward`` and ``score``;
@@ -145,6 +148,7 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
             }
             for row in members.iter_rows(named=True)
         ],
+        "tree": tree_of(members.to_dicts()),
         "steps": {
             "trajectory": [trajectory_at[name] for name in rows["trajectory"]],
             "step": rows["step"].to_list(),
@@ -160,6 +164,47 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
             for kind, names in chains.items()
         },
     }
+
+
+def tree_of(rollouts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the tree of a group: where its branches leave, in the order in which lines between them cross nothing.
+
+    Args:
+        rollouts: Their ``trajectory``, ``parent``, ``branch_step`` and ``length``.
+
+    Returns:
+        ``order``: positions, each branch below its parent, and those that leave later above those that leave earlier;
+        ``parent``: the position of each parent. It is null for a rollout, and where a table that `hgpo verify` would
+        not accept names no rollout that has the step.
+
+    >>> one = {"parent": None, "branch_step": None, "length": 5}
+    >>> two = {"parent": "a", "length": 1}
+    >>> tree_of([one | {"trajectory": "a"}, two | {"trajectory": "b", "branch_step": 1},
+    ...          two | {"trajectory": "c", "branch_step": 3}])
+    {'order': [0, 2, 1], 'parent': [None, 0, 0]}
+    """
+    places = {rollout["trajectory"]: place for place, rollout in enumerate(rollouts)}
+    first = [rollout["branch_step"] or 0 for rollout in rollouts]
+    children: dict[int | None, list[int]] = {}
+    for place, rollout in enumerate(rollouts):
+        parent = places.get(rollout["parent"])
+        if parent is not None and not 0 <= first[place] - first[parent] < rollouts[parent]["length"]:
+            parent = None
+        children.setdefault(parent, []).append(place)
+
+    parents: list[int | None] = [None] * len(rollouts)
+    order: list[int] = []
+    waiting = children.get(None, [])[::-1]
+    while waiting:
+        place = waiting.pop()
+        order.append(place)
+        below = children.get(place, [])
+        for child in below:
+            parents[child] = place
+        waiting += sorted(below, key=lambda child: (first[child], -child))
+    # Rollouts that name each other as parents are in no tree.
+    order += sorted(set(range(len(rollouts))) - set(order))
+    return {"order": order, "parent": parents}
 
 
 def _distinct(keys: pl.Series, texts: pl.Series) -> dict[int, str | None]:

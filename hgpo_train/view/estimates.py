@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import IS_FIRST
 from hgpo_datasets.reader import errors
 from hgpo_datasets.row_tables import path_of
 from hgpo_envs.errors import InputError, unknown
@@ -198,9 +199,9 @@ def rollout_estimates(run: Path, index: Index, estimator: Estimator | None) -> d
             advantages = _joined(run, steps, _stored(run))
         has_tokens = "response_token_ids" in steps.collect_schema()
         tokens = pl.col("response_token_ids").list.len() if has_tokens else pl.lit(None, pl.UInt32)
-        counted = steps.select("step", tokens.alias("tokens")).collect()
+        counted = steps.select("step", "branch_step", tokens.alias("tokens")).collect()
     values = counted.with_columns(advantages["advantage"])
-    of_rollouts = values.group_by((pl.col("step") == 0).cum_sum(), maintain_order=True).agg(
+    of_rollouts = values.group_by(IS_FIRST.cum_sum(), maintain_order=True).agg(
         (pl.col("advantage").max() - pl.col("advantage").min()).alias("spread"),
         pl.when(pl.col("tokens").count() > 0).then(pl.col("tokens").sum()),
     )

@@ -155,6 +155,7 @@ export type Group = {
   states: Text[];
   actions: Text[];
   trajectories: Trajectory[];
+  tree: { order: number[]; parent: (number | null)[] }; // positions in trajectories
   steps: {
     trajectory: number[];
     step: number[];
