@@ -46,7 +46,7 @@ from hgpo_train.view.overview import (
 )
 from hgpo_train.view.page import STATIC
 from hgpo_train.view.rollouts import rollouts_document, search_document, selected
-from hgpo_train.view.sources import run_documents
+from hgpo_train.view.sources import add_evaluations, run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,10 +91,8 @@ HEADERS: Final = {
 }
 
 
-def make_app(
-    sources: Sequence[Source], token: str, hosts: Sequence[str] = (), estimators: Sequence[str] = ()
-) -> ASGIApp:
-    """Create the application of some runs, whose addresses begin with a token.
+def make_app(sources: list[Source], token: str, hosts: Sequence[str] = (), estimators: Sequence[str] = ()) -> ASGIApp:
+    """Create the application of some runs, to which it adds evaluations that begin. Addresses begin with a token.
 
     Requests may be addressed to loopback's names and to `hosts`. `estimators` are offered as ``module:function``, in
     addition to the registered ones, and the first two are the pair that is shown; an unknown one raises InputError.
@@ -108,7 +106,7 @@ def make_app(
 
     routes = [
         Route("/api/runs", lambda _: _json({"runs": run_documents(sources), **head})),
-        Route("/api/versions", lambda _: _json([source.changes for source in sources])),
+        Route("/api/versions", lambda _: _json(_versions(sources))),
         Route("/api/runs/{run:digits}/notes", _save, methods=["POST"]),
         *(Route(f"/api/runs/{{run:digits}}/{path}", _endpoint(document)) for path, document in DOCUMENTS.items()),
         Mount("/", StaticFiles(directory=STATIC, html=True)),
@@ -118,6 +116,12 @@ def make_app(
     app.state.sources = sources
     app.state.estimators = names
     return _Guard(app, token, hosts)
+
+
+def _versions(sources: list[Source]) -> list[str]:
+    """Return a text per run that changes with it. The page asks often, so that new evaluations are found here."""
+    add_evaluations(sources)
+    return [source.changes for source in sources]
 
 
 def _source(request: Request, name: str = "run") -> Source:
@@ -185,7 +189,7 @@ def _selected(_: Source, index: Index, request: Request) -> object:
 
 
 def serve(
-    sources: Sequence[Source],
+    sources: list[Source],
     *,
     host: str = "127.0.0.1",
     port: int = 0,

@@ -244,14 +244,20 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, get) -> None:
 
 
 def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
-    """The evaluation inside of the folder, which is opened with it, and one of a checkpoint elsewhere."""
+    """One of a checkpoint elsewhere; and that inside of the folder, which begins when the page is open."""
     checkpoint = {"policy": {"name": f"transformers:{training_run}/checkpoints/000002"}}
-    for folder, config in ((training_run / "evaluation", {}), (training_run.parent / "later", checkpoint)):
-        with StepWriter(folder, config=config) as writer:
-            writer.add_group(small_rows("omega"))
-    runs = get(training_run, training_run.parent / "later")("runs")["runs"]
-    trainers = {run["name"]: run["trainer"] for run in runs}
-    assert trainers == {"training": None, "later": "training", "training/evaluation": "training"}
+    later = training_run.parent / "later"
+    with StepWriter(later, config=checkpoint) as writer:
+        writer.add_group(small_rows("omega"))
+    document = get(training_run, later)
+    before = document("versions")
+    with StepWriter(training_run / "evaluation") as writer:
+        writer.add_group(small_rows("omega"))
+    assert document("versions")[:2] == before
+    for runs in (document("runs")["runs"], get(training_run, later)("runs")["runs"]):
+        trainers = {run["name"]: run["trainer"] for run in runs}
+        assert trainers == {"training": None, "later": "training", "training/evaluation": "training"}
+    assert document("runs/2/overview")["total"]["episodes"] == 4
 
 
 # ----------------------------------------------------------------------------------------------------------- notes
