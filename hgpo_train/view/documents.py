@@ -65,9 +65,7 @@ _COPIED: Final = (
     "action_valid",
     "finish_reason",
     "cut_pairs",
-    "cut_tokens",
     "policy_version",
-    "environment_s",
     "policy_s",
 )
 _TEXTS: Final = {
@@ -130,25 +128,18 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
     state_at = {key: position for position, key in enumerate(states)}
     action_at = {key: position for position, key in enumerate(actions)}
 
-    members = index.members(number)
-    trajectory_at = {name: position for position, name in enumerate(members["trajectory"])}
-    known = {name: value for name, value in group.items() if value is not None}
-    if "task" in known:
-        known["task"] = shortened(known["task"])
+    trajectories = index.members(number).select(*TRAJECTORY, "error").to_dicts()
+    trajectory_at = {one["trajectory"]: position for position, one in enumerate(trajectories)}
+    for one in trajectories:
+        one["error"] = shortened(one["error"])
     return {
-        **known,
+        **group,
+        "task": shortened(group["task"]),
         "depth": index.depth,
         "states": [shortened(text) for text in states.values()],
         "actions": [shortened(text) for text in actions.values()],
-        "trajectories": [
-            {
-                **{name: row[name] for name in TRAJECTORY},
-                "error": shortened(row["error"]),
-                "policy": row["policy_version"],
-            }
-            for row in members.iter_rows(named=True)
-        ],
-        "tree": tree_of(members.to_dicts()),
+        "trajectories": trajectories,
+        "tree": tree_of(trajectories),
         "steps": {
             "trajectory": [trajectory_at[name] for name in rows["trajectory"]],
             "step": rows["step"].to_list(),

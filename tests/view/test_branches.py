@@ -43,7 +43,7 @@ def test_any_parents_are_a_tree(branches, order, parents) -> None:
 
 def test_the_spread_of_a_rollout_is_of_its_own_rows(branched_run) -> None:
     (source,) = open_sources([str(branched_run)])
-    found = rollout_estimates(source.run, source.index(), registry.get("tree_grpo"))["spread"]
+    found = rollout_estimates(source.index(), registry.get("tree_grpo"))["spread"]
     advantages = compute(scan_steps(branched_run), "tree_grpo").collect()
     for name, spread in zip("abcde", found, strict=True):
         own = advantages.filter(trajectory=name)["advantage"]

@@ -2,7 +2,7 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { repeats } from "./align";
 import { useDocument } from "./data";
-import { numbered } from "./documents";
+import { numbered, TOGETHER } from "./documents";
 import type { Estimate, Estimator, Group, Rollouts, Step, Trajectory } from "./documents";
 import { type Chosen, choose, largest, Picker, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
@@ -14,9 +14,6 @@ import { forksOf } from "./lanes";
 import { go, links, replace } from "./route";
 import { NoteEditor } from "./notes";
 import { Block, Line, Marked, Outcome, plain, Response, Wide } from "./texts";
-
-/** Steps whose texts are requested together. */
-const TOGETHER = 50;
 
 type Props = {
   path: string;
@@ -211,7 +208,7 @@ type TogetherProps = Omit<TurnsProps, "followed"> & {
 
 function Together({ path, run, version, group, one, current, names, a, b, again, forks, start, wanted, ready }: TogetherProps) {
   const steps = Math.min(TOGETHER, one.length - start);
-  const texts = useDocument<Step[]>(wanted ? `${path}/steps/${one.row + start}` : null, { steps: String(steps) }, version);
+  const texts = useDocument<Step[]>(wanted ? `${path}/steps/${one.row + start}/${steps}` : null, {}, version);
   const row = one.row + start;
   useEffect(() => {
     if (texts.value) ready?.(row); // heights have changed: the current step is scrolled to again

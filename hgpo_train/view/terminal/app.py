@@ -18,7 +18,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view.documents import group_document, step_documents
-from hgpo_train.view.estimates import AS_TRAINED, estimate, trained_estimate
+from hgpo_train.view.estimates import AS_TRAINED, estimate
 from hgpo_train.view.page import ESTIMATORS, TREE_ESTIMATORS
 from hgpo_train.view.terminal.texts import block, line, number, outcome, signed, visible
 
@@ -36,15 +36,12 @@ GROUPS: Final = 500
 """Groups that the tree contains."""
 TEXTS: Final = ("state", "action", "next state", "response", "prompt")
 
-# The next step is usually of the same group.
-_estimate = lru_cache(16)(estimate)
-_trained_estimate = lru_cache(16)(trained_estimate)
+_estimate = lru_cache(16)(estimate)  # the next step is usually of the same group
 
 
 class Step(NamedTuple):
     """A step of the tree: a row of a group's document."""
 
-    source: Source
     run: Index
     group: dict[str, Any]
     row: int
@@ -132,20 +129,20 @@ class TerminalViewer(App[None]):
             won = group["won"] / group["rollouts"] if group["rollouts"] and group["won"] is not None else None
             title = line(group["task_id"] if group["task"] is None else group["task"])
             about = f" · return {number(group['mean_return'])} · iteration {group['iteration']}"
-            load = partial(self._add_trajectories, source, index, group["number"])
+            load = partial(self._add_trajectories, index, group["number"])
             share = "–" if won is None else f"{won:.0%}"
             parent.add(_label(Content(f"{share:>4} won  ") + title + about), load)
         if found.height > GROUPS:
             parent.add_leaf(Text(f"… {found.height - GROUPS:,} more: find a task"))
 
-    def _add_trajectories(self, source: Source, index: Index, number_of_group: int, parent: TreeNode[Any]) -> None:
+    def _add_trajectories(self, index: Index, number_of_group: int, parent: TreeNode[Any]) -> None:
         """Add the rollouts of a group, each branch indented below its parent."""
         group = group_document(index, number_of_group)
         tree = group["tree"]
         depths: dict[int | None, int] = {None: -1}
         for place in tree["order"]:
             depths[place] = depths[tree["parent"][place]] + 1
-            first = Step(source, index, group, group["trajectories"][place]["row"] - group["row"])
+            first = Step(index, group, group["trajectories"][place]["row"] - group["row"])
             load = partial(self._add_steps, first, group["trajectories"][place]["length"])
             indent = "  " * (depths[place] - 1) + "└ " if depths[place] else ""
             parent.add(_label(indent + _about_rollout(group["trajectories"][place])), load)
@@ -207,9 +204,7 @@ class TerminalViewer(App[None]):
 def _estimated(step: Step, estimator: Estimator | None) -> dict[str, Any]:
     """Return the columns of an estimate, or why it is refused."""
     try:
-        if estimator is not None:
-            return _estimate(step.run, step.group["number"], estimator)["columns"]
-        return _trained_estimate(step.source.run, step.run, step.group["number"])["columns"]
+        return _estimate(step.run, step.group["number"], estimator)["columns"]
     except InputError as error:
         return {"refused": str(error)}
 
@@ -242,7 +237,7 @@ def _head(step: Step, document: dict[str, Any]) -> Content:
     group = step.group
     steps = group["steps"]
     trajectory = group["trajectories"][steps["trajectory"][step.row]]
-    title = line(group.get("task", group["task_id"]), 150, "bold")
+    title = line(group["task"] or group["task_id"], 150, "bold")
     about = f"step {document['step']} · reward {number(steps['reward'][step.row], 3)}"
     if document["why_invalid"]:
         about += f" · invalid: {document['why_invalid']}"
