@@ -35,6 +35,10 @@ EVALUATION: Final = "evaluation"
 """The folder of a training run with the rollouts of its evaluations."""
 
 
+_adding = threading.Lock()
+"""Requests are answered in several threads."""
+
+
 class NoRowsError(InputError):
     """A run has no committed rows yet."""
 
@@ -218,9 +222,10 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
             tables.setdefault(part.source, []).append(part.path)
         else:
             sources.append(Source(Path(part.path)))
-    sources += _evaluations(sources)
     for pattern, files in tables.items():
         sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
+
+    add_evaluations(sources)
 
     # 2. At least one run can be shown, or is waited for.
     refused: InputError | None = None
@@ -245,11 +250,16 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     return sources
 
 
-def _evaluations(sources: Sequence[Source]) -> list[Source]:
-    """Return the evaluations inside of training runs that are not named themselves."""
-    places = {source.place for source in sources}
-    folders = [folder / EVALUATION for source in sources if (folder := source.training()) is not None]
-    return [Source(folder) for folder in folders if is_run(folder) and folder.resolve() not in places]
+def add_evaluations(sources: list[Source]) -> None:
+    """Add the evaluations inside of training runs that are not among the runs, such as one that has just begun."""
+    with _adding:
+        places = {source.place for source in sources}
+        for training in filter(None, [source.training() for source in sources]):
+            folder = training / EVALUATION
+            if is_run(folder) and folder.resolve() not in places:
+                source = Source(folder)
+                source.name = _name_among(source, sources)
+                sources.append(source)
 
 
 def _name_among(source: Source, sources: Sequence[Source]) -> str:

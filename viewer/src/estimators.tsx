@@ -68,6 +68,10 @@ export const asQuery = (chosen: Chosen): Query => ({
   estimator: chosen.name, set: Object.entries(chosen.set).map(([name, value]) => `${name}=${JSON.stringify(value)}`),
 });
 
+/** The largest absolute value of a column in a group. */
+export const largest = (estimate: Estimate | null, column = "advantage"): number =>
+  Math.max(0, ...(estimate?.columns[column] ?? []).map((value) => Math.abs(value ?? 0)));
+
 export function useEstimate(path: string, group: number | null, chosen: Chosen, version: number): Loaded<Estimate> {
   const address = group === null ? null : `${path}/groups/${group}/estimates`;
   return useDocument<Estimate>(address, asQuery(chosen), version, `${address}`);
