@@ -81,6 +81,11 @@ class Trainer:
         # 1. What can be refused without a model: the folder, the estimator, the engine, the memory, the tasks.
         check_new(folder, resume=resume)
         estimator = configured_estimator(config)
+        if config.rollout.branch is not None and branch_rules.biases(config.rollout.branch, estimator):
+            stages.warn(
+                f"branches are chosen by outcomes ({config.rollout.branch}), which biases {estimator.name}; use "
+                "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
+            )
         make_policy = trainable_factory(config.rollout.engine, config.rollout.engine_options)
         plan = check_memory(config, display)
         if plan is not None:
