@@ -204,7 +204,8 @@ class TerminalViewer(App[None]):
 def _estimated(step: Step, estimator: Estimator | None) -> dict[str, Any]:
     """Return the columns of an estimate, or why it is refused."""
     try:
-        return _estimate(step.run, step.group["number"], estimator)["columns"]
+        found: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)["columns"]
+        return found
     except InputError as error:
         return {"refused": str(error)}
 
