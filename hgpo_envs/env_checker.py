@@ -158,7 +158,8 @@ def _tasks(play: Play) -> str:
     for task_id, times in Counter(ids).items():
         if times > 1:
             raise Flaw(f"{task_id} is listed twice; {repair}")
-    if len(every) < len(tasks) or (len(every) <= LISTED and not set(every).issuperset(ids)):
+    lacking = len(every) <= LISTED and not set(every).issuperset(ids)
+    if lacking or len(every) < len(tasks):
         raise Flaw(f"the split all lacks some of this split; {repair}")
     for task_id in [*play.chosen, *_spread(tasks, COMPARED)]:
         task = source.task(task_id)
@@ -484,7 +485,8 @@ def _hostile(play: Play) -> str:
     for name in (*play.tools, "no_such_tool") if play.tools else ():
         odd += [ToolCall(name, arguments).text() for arguments in ({}, {"x": None})]
     rollout = max(play.rollouts[:ROLLOUTS], key=lambda each: len(each.commands))
-    for middle in sorted({0, len(rollout.commands) // 2, len(rollout.commands) - 1}):
+    steps = len(rollout.commands)
+    for middle in sorted({0, steps // 2, steps - 1}):  # at the start, in the middle and before the end
         engine = play.shared.source.engine()
         list(play.states(rollout._replace(commands=rollout.commands[:middle]), engine))
         listed = rollout.states[middle].actions
