@@ -136,8 +136,9 @@ def estimate(index: Index, number: int, estimator: Estimator | None) -> dict[str
     _check_depth(index, estimator)
     group = index.group(number)
     if estimator.scope == "batch":
-        numbers, columns = _batch(index, estimator, group["run"], group["iteration"])
-        columns = columns.slice(int(numbers.search_sorted(group["row"])), group["rows"])
+        before = index.groups.filter(pl.col("row") < group["row"], run=group["run"], iteration=group["iteration"])
+        columns = _batch(index, estimator, group["run"], group["iteration"])
+        columns = columns.slice(before["rows"].sum(), group["rows"])
     else:
         with errors(index.place):
             steps = with_scores(index.lazy(group["row"], group["rows"]), index.files, estimator.scores)
@@ -156,11 +157,9 @@ def _trained_estimate(index: Index, number: int) -> dict[str, Any]:
     run = index.run
     group = index.group(number)
     stored = trained_advantages(run, group["iteration"])
-    if stored is not None:
-        joined = _joined(run, index.lazy(group["row"], group["rows"]), stored)
-    else:
-        _stored(run)  # of other iterations
-        joined = pl.DataFrame({"advantage": [None] * group["rows"]})
+    if stored is None:
+        stored = _stored(run).limit(0)  # those of other iterations
+    joined = _joined(run, index.lazy(group["row"], group["rows"]), stored)
     if joined.height != group["rows"]:
         raise InputError(f"{run / FOLDER}: expected each step once; `hgpo train` writes such tables")
 
@@ -258,12 +257,9 @@ def _returns(table: pl.DataFrame, parameters: Parameters) -> pl.DataFrame:
 
 
 @lru_cache(8)
-def _batch(index: Index, estimator: Estimator, run: str, iteration: int) -> tuple[pl.Series, pl.DataFrame]:
-    """Return the row numbers and the estimate of one iteration, which such an estimator needs as a whole."""
-    of_iteration = (pl.col("run") == run) & (pl.col("iteration") == iteration)
+def _batch(index: Index, estimator: Estimator, run: str, iteration: int) -> pl.DataFrame:
+    """Return the estimate of one iteration, which such an estimator needs as a whole."""
     with errors(index.place):
-        steps = scan_steps(index.files)
-        rows = steps.select("run", "iteration").with_row_index("row").filter(of_iteration)
-        numbers = rows.select("row").collect()["row"]
-        steps = with_scores(steps.filter(of_iteration), index.files, estimator.scores)
-        return numbers, _columns(steps.collect(engine="in-memory"), estimator)
+        steps = scan_steps(index.files).filter(run=run, iteration=iteration)
+        steps = with_scores(steps, index.files, estimator.scores)
+        return _columns(steps.collect(engine="in-memory"), estimator)

@@ -122,8 +122,7 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
     """Return what two runs did with the tasks that both contain.
 
     Returns:
-        ``differences``: for each measure the mean over tasks of second - first, with its 95% `interval`
-        (`hgpo_train.evaluation.compare`), and the numbers of `tasks` that were compared, `higher` and `lower`;
+        ``differences``: for each measure that of the second run to the first (`hgpo_train.evaluation.compare`);
         ``total`` (of common tasks); and ``tasks``: those with the largest differences in success, with the measures
         and the first group's position in each run.
     """
@@ -133,14 +132,7 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
     differences = {}
     for name in MEASURES:
         with suppress(InputError):
-            found = compare(runs[1], runs[0], name)
-            differences[name] = {
-                "mean": found.difference,
-                "interval": None if found.low is None else (found.low, found.high),
-                "tasks": found.tasks,
-                "higher": found.better,
-                "lower": found.worse,
-            }
+            differences[name] = msgspec.to_builtins(compare(runs[1], runs[0], name))
 
     # 2. The measures of each task in both runs.
     same: dict[str, Any] = {"on": TASK, "nulls_equal": True, "maintain_order": "left"}

@@ -29,7 +29,7 @@ from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents
 from hgpo_train.view.notes import notes_document
 from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
 from hgpo_train.view.rollouts import rollouts_document
-from hgpo_train.view.sources import run_documents
+from hgpo_train.view.sources import ESTIMATORS, TREE_ESTIMATORS, run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from hgpo_train.view.sources import Source
 
 
-ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
-"""The estimators whose advantages a page contains, with their default parameters."""
-TREE_ESTIMATORS: Final = ("tree_hgpo", "tree_grpo")
-"""The same if a run has branches, which those refuse."""
 MB: Final = 1 << 20
 STATIC: Final = Path(__file__).parent / "static"
 """The built page; `viewer/README.md` says how it is built."""

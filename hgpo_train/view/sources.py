@@ -21,7 +21,7 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.advantage_tables import FOLDER
 from hgpo_train.view import notes
-from hgpo_train.view.estimates import is_safe_state_key
+from hgpo_train.view.estimates import AS_TRAINED, is_safe_state_key
 from hgpo_train.view.index import Index, read_index
 from hgpo_train.view.plain_tables import import_table
 from hgpo_train.view.tokens import find_tokenizer, models_of
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
+ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
+TREE_ESTIMATORS: Final = ("tree_hgpo", "tree_grpo")
+"""The same if a run has branches, which those refuse."""
 EVALUATION: Final = "evaluation"
 """The folder of a training run with the rollouts of its evaluations."""
 
@@ -128,7 +131,7 @@ class Source:
             "training": self.training() is not None,
             "trained": trained and {"name": trained[0], "set": trained[1]},
             "stored": self.stored(),
-            "branched": problem is None and "branches" in self.config(),
+            "usual": self.usual(branched=problem is None and "branches" in self.config()),
             "problem": problem,
         }
 
@@ -153,6 +156,14 @@ class Source:
         if name not in registry.names() or not is_safe_state_key(training.parameters.get("state_key")):
             return None
         return name, training.parameters
+
+    def usual(self, *, branched: bool) -> list[str]:
+        """Return the estimators that are shown first: of training, and others, over trees if the usual ones refuse."""
+        trained = self.trained()
+        first = [trained[0]] if trained else []
+        others = TREE_ESTIMATORS if branched else ESTIMATORS
+        of_training = [AS_TRAINED] if self.stored() else first
+        return [*of_training, *(name for name in others if name not in first)]
 
     def stored(self) -> bool:
         """Return whether the run has the advantages that it was trained on."""

@@ -60,7 +60,7 @@ def test_branches_are_in_no_result(branched_run) -> None:
     """One of two rollouts won, whatever branches did."""
     (source,) = open_sources([str(branched_run)])
     index = source.index()
-    assert source.document()["branched"] is True
+    assert source.document()["usual"] == ["tree_hgpo", "tree_grpo"]
     group = index.groups.row(0, named=True)
     assert (group["size"], group["roots"], group["rollouts"], group["won"], group["mean_return"]) == (5, 2, 2, 1, 0.5)
     overview = overview_document(source, index)

@@ -11,7 +11,7 @@ export type Run = {
   stored: boolean; // whether the advantages of training are stored
   live: boolean; // whether it is being written
   notable: boolean; // whether notes can be saved
-  branched: boolean; // whether it is one of hgpo branch
+  usual: string[]; // the estimators that are shown first
   trainer: string | null; // the training run whose policy it played
   selection?: { tasks: number; of: number }; // of a page without a server
 };
@@ -63,7 +63,7 @@ type Side = Record<Measure, number | null> & { number: number };
 
 /** Two runs on the tasks that both contain. */
 export type Comparison = {
-  differences: Partial<Record<Measure, { mean: number; interval: [number, number] | null; tasks: number; higher: number; lower: number }>>;
+  differences: Partial<Record<Measure, { difference: number; low: number | null; high: number | null; tasks: number; better: number; worse: number }>>;
   total: number;
   tasks: { task_id: string; task: string; sides: [Side, Side] }[];
 };

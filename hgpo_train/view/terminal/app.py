@@ -19,7 +19,6 @@ from hgpo_envs.wording import counted
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.estimates import AS_TRAINED, estimate
-from hgpo_train.view.page import ESTIMATORS, TREE_ESTIMATORS
 from hgpo_train.view.terminal.texts import block, line, number, outcome, signed, visible
 
 if TYPE_CHECKING:
@@ -74,14 +73,12 @@ class TerminalViewer(App[None]):
         super().__init__()
         self.sources = sources
         self.searched = ""
-        name, parameters = sources[0].trained() or ("", {})
-        usual = TREE_ESTIMATORS if sources[0].document()["branched"] else ESTIMATORS
-        names = list(dict.fromkeys(filter(None, [name, *usual])))[:2]
-        variants = read_variants(estimators or names, parameters if not estimators else None)
-        self.compared: dict[str, Estimator | None] = {variant.name: variant.estimator for variant in variants}
-        if sources[0].stored() and not estimators:
-            # None stands for the advantages of training, as computed ones in their place would differ from them.
-            self.compared = {AS_TRAINED: None, variants[1].name: variants[1].estimator}
+        first = sources[0].document()
+        parameters = {} if estimators or first["trained"] is None else first["trained"]["set"]
+        names = estimators or first["usual"][:2]
+        variants = read_variants([name for name in names if name != AS_TRAINED], parameters)
+        self.compared: dict[str, Estimator | None] = {name: None for name in names if name == AS_TRAINED}
+        self.compared |= {variant.name: variant.estimator for variant in variants}
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
