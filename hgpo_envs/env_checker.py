@@ -201,7 +201,10 @@ def _plays(play: Play) -> str:
     rollouts = []
     for task_id in play.chosen:
         plans = [None] * ROLLOUTS if play.commands is None else play.commands[task_id]
-        rollouts += [_rollout(play, task_id, rng, number, plan) for number, plan in enumerate(plans)]
+        for number, plan in enumerate(plans):
+            engine = play.shared.source.engine()
+            choose = _chooser(play, engine, task_id, rng, number, plan)
+            rollouts.append(_rollout(play, task_id, engine, choose))
     play.rollouts += [rollout for rollout in rollouts if rollout.commands]
     for rollout in rollouts:
         if not rollout.commands:
@@ -225,14 +228,7 @@ def _seed_process(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002
 
 
-def _rollout(play: Play, task_id: str, rng: random.Random, number: int, plan: Sequence[str] | None) -> Rollout:
-    """Play a task with the plan's commands, or with those of `_chooser`."""
-    engine = play.shared.source.engine()
-    choose = _chooser(play, engine, task_id, rng, number, plan)
-    return _played(play, task_id, engine, choose)
-
-
-def _played(play: Play, task_id: str, engine: Engine, choose: Callable[[State], str | None]) -> Rollout:
+def _rollout(play: Play, task_id: str, engine: Engine, choose: Callable[[State], str | None]) -> Rollout:
     """Play a task with the commands that a function of the state chooses, until it returns None."""
     rollout = Rollout(task_id, [], [], [])
     state = play.ask(where(rollout, 0), engine.start, task_id)
@@ -250,7 +246,7 @@ def _played(play: Play, task_id: str, engine: Engine, choose: Callable[[State], 
 
 
 def _chooser(
-    play: Play, engine: Engine, task_id: str, rng: random.Random, number: int, plan: Sequence[str] | None
+    play: Play, engine: Engine, task_id: str, rng: random.Random, number: int, plan: Sequence[str] | None = None
 ) -> Callable[[State], str | None]:
     """Return a policy: of the plan, random, or where states list no actions a scripted player, if there is one.
 
@@ -416,11 +412,11 @@ def _alike(play: Play, ids: Sequence[str]) -> int:
     for number in range(2 * ENOUGH):
         task_id = ids[-(number % 2)]  # the first and the last, in turns
         engine = play.shared.source.engine()
-        choose: Callable[[State], str | None] = _chooser(play, engine, task_id, rng, number // 2, None)
+        choose: Callable[[State], str | None] = _chooser(play, engine, task_id, rng, number // 2)
         if play.spec is not None and number // 2 < len(play.spec.players):
             name = sorted(play.spec.players)[number // 2]
             choose = _scripted(name, play.spec.name, play.shared.source.task(task_id), engine)
-        rollout = _played(play, task_id, engine, choose)
+        rollout = _rollout(play, task_id, engine, choose)
         commands = rollout.commands
         if tuple(commands) in plans:
             continue

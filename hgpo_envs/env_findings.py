@@ -298,8 +298,16 @@ def _unread(action: str, text: str, listed: Sequence[str], settings: Settings) -
 
 def _obey(play: Play, action: str, listed: Sequence[str]) -> None:
     """Check an answer that does what the prompt says."""
-    info = play.rollouts[0].states[0].info
-    prompt = play.settings.template.render("Task.", "State.", [], [], 0, play.settings.max_steps, "response", info)
+    prompt = play.settings.template.render(
+        task="Task.",
+        observation="State.",
+        admissible_actions=[],
+        pairs=[],
+        steps_taken=0,
+        max_steps=play.settings.max_steps,
+        action_format="response",
+        info=play.rollouts[0].states[0].info,
+    )
     forms = [match for match in _ASKED.finditer(prompt) if match[1] not in ("think", "tool_call")]
     calls = play.spec is not None and play.spec.takes_calls
     if not forms or (calls and not tool_calls(action)):
@@ -356,22 +364,17 @@ def repetition(play: Play) -> str:
     """Check that states of a task repeat, because a step whose state is unique is in no group."""
     rollouts = play.rollouts
 
-    def key(state: State) -> str:
-        if state.key is not None:
-            return state.key
-        return answer_of("state key", play.settings.state_key or str, state.text, str)
+    def keyed(function: Callable[[str], str]) -> Callable[[State], str]:
+        return lambda state: answer_of("state key", function, state.text, str) if state.key is None else state.key
 
+    key = keyed(play.settings.state_key or str)
     if merged := _merged(rollouts, key):
         raise Doubt(f"{merged}; give them different keys (State.key, state_key)")
     share = _shared(rollouts, key)
     seen = f"{share:.0%} of the steps share their state with another step of their task"
     for name, function in STATE_KEYS.items():
-
-        def masked(state: State, function: Callable[[str], str] = function) -> str:
-            return function(state.text) if state.key is None else state.key
-
-        more = _shared(rollouts, masked)
-        if more > share + _GAIN and not _merged(rollouts, masked):
+        more = _shared(rollouts, keyed(function))
+        if more > share + _GAIN and not _merged(rollouts, keyed(function)):
             raise Doubt(f"{seen}, {more:.0%} with {name}: set state_key={name!r}, or State.key")
     if share < _RARE:
         raise Doubt(f"{seen}; groups of one step have no advantage: give State.key without what changes at every step")

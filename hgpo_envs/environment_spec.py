@@ -16,14 +16,13 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import parse_env_id
 
-from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.plugins import answer_of, distribution, install_command, installed, load
+from hgpo_envs.errors import InputError, check_known, one_line, unknown
+from hgpo_envs.plugins import answer_of, distribution, imported, install_command, installed, load
 from hgpo_envs.responses import parse, parse_tool_calls
 from hgpo_envs.sources import open_shared
 from hgpo_envs.tool_checks import tools_of
@@ -41,6 +40,17 @@ ENTRY_POINTS: Final = "hgpo.environments"
 
 PLAYERS: Final = ("expert", "explorer")
 """The names that scripted players may have."""
+
+
+BACKENDS: Final = ("native", "original")
+"""What plays a benchmark: this package's own engine, or the original program for comparison."""
+
+
+def check_backend(backend: str, data: object) -> None:
+    """Raise InputError unless the backend is known and the data are a path, or None for the bundled set."""
+    check_known("backend", backend, BACKENDS)
+    if data is not None and not isinstance(data, str):
+        raise InputError(f"data: expected a path or None for the bundled set, received {data!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +191,7 @@ class EnvironmentSpec:
     def _factory(self) -> tuple[str, Callable[..., TaskSource]]:
         """Return `source` as ``module:callable`` and as an object."""
         if isinstance(self.source, str):
-            return self.source, resolve_name(self.source)
+            return self.source, imported(self.source)
         place = f"{self.source.__module__}:{self.source.__qualname__}"
         if not place.partition(":")[2].isidentifier():
             raise InputError(
@@ -273,7 +283,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        own: EnvironmentSpec = resolve_name(_OWN[env_id])
+        own: EnvironmentSpec = imported(_OWN[env_id])
         return own
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
@@ -318,10 +328,9 @@ def make_player(name: str, benchmark: str) -> Player:
     spec = spec_named(benchmark)
     if spec is None:
         raise InputError(unknown("benchmark", benchmark, map(name_in, environment_ids())))
-    if name not in spec.players:
-        raise InputError(unknown(f"{benchmark} player", name, spec.players))
+    check_known(f"{benchmark} player", name, spec.players)
     player = spec.players[name]
-    created: Player = (resolve_name(player) if isinstance(player, str) else player)()
+    created: Player = (imported(player) if isinstance(player, str) else player)()
     return created
 
 

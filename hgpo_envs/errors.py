@@ -50,6 +50,13 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:limit]) or 'none'}{rest}"
 
 
+def check_known(kind: str, value: object, known: Iterable[object], *, limit: int = 12) -> None:
+    """Raise InputError with the line of `unknown` unless a value is a known one. True is not 1."""
+    names = list(known)
+    if not any(value == name and isinstance(value, bool) == isinstance(name, bool) for name in names):
+        raise InputError(unknown(kind, value, map(str, names), limit=limit))
+
+
 def one_line(text: object, most: int = 100) -> str:
     r"""Return a text for use in an error line: truncated, without line breaks and control characters.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from pkgutil import resolve_name
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.plugins import imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class SharedSource:
     def remove_user(self, user: object) -> None:
         """Close the source if this was its last user."""
         self._users.discard(user)
-        if self._close is not None and not self._users:
+        if not self._users:
             self.close()
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
     with _opening:  # one thread opens a source while the others wait
         shared = _kept.pop(key, None)
         if shared is None:
-            shared = SharedSource(resolve_name(factory)(**arguments), factory, items)
+            shared = SharedSource(imported(factory)(**arguments), factory, items)
         _kept[key] = shared
         if len(_kept) > KEPT:
             del _kept[next(iter(_kept))]
@@ -149,7 +149,16 @@ class Split(Sequence[str]):
         if not len(self._ids):
             raise InputError(f"split {name!r} of {shared.source.name} has no tasks")
         if self.chosen is not None:
-            self._ids = _checked(self.chosen, self._ids, f"task of split {name}")
+            self._choose(self.chosen, set(self._ids))
+
+    def _choose(self, chosen: tuple[str, ...], known: set[str]) -> None:
+        if not chosen or len(set(chosen)) < len(chosen):
+            distinct = len(set(chosen))
+            raise InputError(f"tasks: expected distinct ids, at least one, received {len(chosen)} with {distinct}")
+        for task_id in chosen:
+            if task_id not in known:
+                raise InputError(unknown(f"task of split {self.name}", task_id, self._ids, limit=2))
+        self._ids = chosen
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -162,13 +171,3 @@ class Split(Sequence[str]):
 
     def __reduce__(self) -> tuple[type[Split], tuple[SharedSource, str, tuple[str, ...] | None]]:
         return Split, (self.shared, self.name, self.chosen)
-
-
-def _checked(chosen: tuple[str, ...], ids: Sequence[str], kind: str) -> tuple[str, ...]:
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise InputError(f"tasks: expected distinct ids, at least one, received {len(chosen)} with {len(set(chosen))}")
-    known = set(ids)
-    for task_id in chosen:
-        if task_id not in known:
-            raise InputError(unknown(kind, task_id, ids, limit=2))
-    return chosen

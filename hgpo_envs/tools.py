@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from hgpo_envs.responses import ToolCall
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
@@ -104,6 +105,15 @@ def random_call(tools: Sequence[Mapping[str, Any]], rng: random.Random, words: S
     return ToolCall(function["name"], _drawn({"type": "object", **parameters}, parameters, rng, words)).text()
 
 
+def referenced(reference: object, root: object) -> Any:  # noqa: ANN401 - a JSON value
+    """Return the schema to which a ``$ref`` leads in the parameters of a tool; None if there is none."""
+    head, *names = str(reference).split("/")
+    target: Any = root if head == "#" and names else None
+    for name in names:
+        target = target.get(name) if isinstance(target, Mapping) else None
+    return target
+
+
 def _drawn(  # noqa: C901 - one case a type
     schema: Mapping[str, Any], root: Mapping[str, Any], rng: random.Random, words: Sequence[str], depth: int = 0
 ) -> Any:  # noqa: ANN401 - a JSON value
@@ -111,10 +121,7 @@ def _drawn(  # noqa: C901 - one case a type
     if depth > _DEEPEST:
         return None
     if "$ref" in schema:
-        target: Any = root
-        for part in schema["$ref"].removeprefix("#/").split("/"):
-            target = target[part]
-        return _drawn(target, root, rng, words, depth + 1)
+        return _drawn(referenced(schema["$ref"], root), root, rng, words, depth + 1)
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:

@@ -59,14 +59,12 @@ class VerlAgentTemplate(PromptTemplate):
 
     def render(
         self,
-        task: str,
-        observation: str,
+        *,
         admissible_actions: Sequence[str],
         pairs: list[Pair],
         steps_taken: int,
-        *_: Any,
         past: str | None = None,
-        **__: Any,
+        **others: Any,
     ) -> str:
         """See `PromptTemplate.render`. Line breaks at the start and at the end remain, as in verl-agent."""
         webshop = self._benchmark == "WebShop"
@@ -76,12 +74,12 @@ class VerlAgentTemplate(PromptTemplate):
             actions = "\n ".join(f"'{action}'" for action in admissible_actions if action != "help")
         history = as_text(pairs) if past is None else past
         values = {
-            "task_description": task,
+            "task_description": others["task"],
             "step_count": steps_taken,
             "history_length": len(pairs) or steps_taken,  # a memory's text stands for all steps
             "action_history": history,
             "current_step": steps_taken + 1,
-            "current_observation": observation,
+            "current_observation": others["observation"],
             "admissible_actions": actions,
             "available_actions": actions,
         }

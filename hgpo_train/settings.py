@@ -152,7 +152,7 @@ class Settings:
 
 def types_of(cls: type) -> dict[str, Any]:
     """Return the annotation of each field of a dataclass."""
-    return _types_of(cls)  # a cached function takes no classes, for type checkers
+    return _types_of(cls)  # the type checker takes no class for a hashable argument
 
 
 @lru_cache(64)  # bounded: each use of an estimator that is a function creates a new class

@@ -20,7 +20,7 @@ def branch(
     /,
     *,
     at: str = "uniform",
-    width: int = 4,
+    width: int = 1,
     out: Path | None = None,
     budget: int | None = None,
     seed: int = 0,

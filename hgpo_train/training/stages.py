@@ -118,6 +118,8 @@ def collect(
         skip=state.tasks_drawn,
         dynamic=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
         outcome=outcome_of(run.config),
+        branch=rollout.branch,
+        width=rollout.branch_width,
     )
     # The failed rollouts of an iteration with advantages were accepted, and are not repeated.
     if path_of(run.folder, advantages.FOLDER, state.iteration + 1).exists():
@@ -171,6 +173,7 @@ def _play(
         groups_per_shard=groups,
         shard_s=None,
         shard_characters=128 << 20,
+        max_failed=rollout.max_failed,
     )
     collect_groups(
         env,

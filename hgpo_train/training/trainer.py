@@ -27,6 +27,7 @@ from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer
 from hgpo_train.policies.generation import generation_options
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
+from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training import stages
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
@@ -92,6 +93,7 @@ class Trainer:
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
             "model": stored_model(config.model.path),
+            **branch_rules.identity(config.rollout.branch, config.rollout.branch_width),
         }
         if config.rollout.chat_template:  # its path is a setting; the file behind it must be the same, too
             inputs["chat_template"] = tokenizer.chat_template

@@ -46,14 +46,14 @@ def test_from_a_folder(tmp_path):
     assert [path.name for path in paths] == list(CONTENT)
     assert [path.read_bytes() for path in paths] == list(CONTENT.values())
     (tmp_path / "have/items_human_ins.json").unlink()
-    with pytest.raises(InputError, match=r"no items_human_ins\.json in"):
-        release.fetch_release("small", tmp_path / "other", local=tmp_path / "have")
-    with pytest.raises(InputError, match=r"no items_shuffle\.json in .*; it has those of --size small"):
-        release.fetch_release("full", tmp_path / "other", local=tmp_path / "have")
-    with pytest.raises(InputError, match="nowhere: there is no such folder"):
-        release.fetch_release("small", tmp_path / "other", local=tmp_path / "nowhere")
-    with pytest.raises(InputError, match="size: expected 'small' or 'full', received 'huge'"):
-        release.fetch_release("huge", tmp_path / "other")
+    for size, folder, line in (
+        ("small", "have", r"no items_human_ins\.json in"),
+        ("full", "have", r"no items_shuffle\.json in .*; it has those of --size small"),
+        ("small", "nowhere", "nowhere: there is no such folder"),
+        ("huge", "have", "size: expected 'small' or 'full', received 'huge'"),
+    ):
+        with pytest.raises(InputError, match=line):
+            release.fetch_release(size, tmp_path / "other", local=tmp_path / folder)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from hgpo_envs.alfworld.data.game_folder import SPLITS
 from hgpo_envs.alfworld.data.rooms import UNSEEN, Room, Rooms, load_rooms, room_kind
 from hgpo_envs.alfworld.engine.goals import TASK_TYPES
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import check_known
 from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
@@ -210,8 +210,7 @@ def draft_game(split: str, index: int, seed: int) -> GameDraft:
     Raises:
         InputError: If the split is unknown.
     """
-    if split not in SPLITS:
-        raise InputError(unknown("split", split, SPLITS))
+    check_known("split", split, SPLITS)
     rooms = load_rooms()
     draws = _RandomChoices(f"hgpo/{seed}/{split}/{index}")
     tasks: Sequence[TaskTemplate] = possible_tasks(split, TASK_TYPES[index % len(TASK_TYPES)])

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hgpo_envs.engine import Task
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import check_known
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.engine import WebShopEngine
@@ -41,6 +41,17 @@ class TaskIds(Sequence[str]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # as a list
+
+
+def split_ids(splits: Mapping[str, range], split: str) -> TaskIds:
+    """Return the task ids of one of the splits, or of ``all``, in the goals' order.
+
+    Raises:
+        InputError: There is no such split.
+    """
+    check_known("split", split, (*splits, "all"))
+    every = range(sum(map(len, splits.values())))  # they are disjoint and complete
+    return TaskIds(splits.get(split, every))
 
 
 class WebShopSource:
@@ -75,15 +86,15 @@ class WebShopSource:
         shuffle_seed: int = 233,
         **quirks: str | bool,
     ) -> None:
-        _one_of("observation_mode", observation_mode, get_args(ObservationMode))
-        _one_of("show_attributes", show_attributes, (True, False))
+        check_known("observation_mode", observation_mode, get_args(ObservationMode))
+        check_known("show_attributes", show_attributes, (True, False))
         self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), quirks
         catalogue = Catalogue.open(bundled_folder() if data is None else data)
         self.shop: Final = Shop(catalogue, goals, price_seed, shuffle_seed)
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
         for name, value in quirks.items():
-            _one_of(name, value, _QUIRKS[name])
+            check_known(name, value, _QUIRKS[name])
         self.quirks: Final = Quirks(**dict[str, Any](quirks))
         self.splits: Final = split_ranges(len(self.shop.goals))
         self.files: Final = dict[str, str](catalogue.manifest["sources"])
@@ -110,10 +121,7 @@ class WebShopSource:
         Raises:
             InputError: There is no such split.
         """
-        if split == "all":
-            return TaskIds(range(len(self.shop.goals)))
-        _one_of("split", split, ("train", "eval", "test", "all"))
-        return TaskIds(self.splits[split])
+        return split_ids(self.splits, split)
 
     def task(self, task_id: str | int) -> Task:
         """Return a goal as a task, with the category of its product as type.
@@ -162,8 +170,3 @@ _QUIRKS: Final[dict[str, Collection[object]]] = {
     "after_done": get_args(AfterDone),
     "reward_scale": get_args(RewardScale),
 }
-
-
-def _one_of(kind: str, value: object, known: Collection[object]) -> None:
-    if not any(value is each or (isinstance(value, str) and value == each) for each in known):  # 1 is no boolean
-        raise InputError(unknown(kind, value, map(str, known)))

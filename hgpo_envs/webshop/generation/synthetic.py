@@ -10,6 +10,7 @@ import itertools
 import math
 import random
 import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -79,9 +80,8 @@ def write_synthetic(
         (folder / NOTE).write_bytes(
             orjson.dumps({"made_by": "hgpo data synth webshop", "products": products, "seed": seed})
         )
-        files = [(folder / name).open("wb") for name in FILES]
-        try:
-            items, attributes, human = files
+        with ExitStack() as stack:
+            items, attributes, human = (stack.enter_context((folder / name).open("wb")) for name in FILES)
             items.write(b"[")
             attributes.write(b"{")
             human.write(b"{")
@@ -97,9 +97,6 @@ def write_synthetic(
             items.write(b"]")
             attributes.write(b"}")
             human.write(b"}")
-        finally:
-            for file in files:
-                file.close()
     report_progress(products)
 
 

@@ -6,6 +6,7 @@ makes the best purchase of the goal's own product.
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -64,10 +65,7 @@ class ExpertPlayer:
     def fork(self, engine: Engine | None) -> ExpertPlayer:
         """Return an independent copy. The engine is not used: the plan is complete."""
         del engine
-        player = ExpertPlayer()
-        player.plan = self.plan
-        player._done = self._done
-        return player
+        return copy.copy(self)
 
     def act(self, state: State) -> str:
         """Return the next action of the plan."""

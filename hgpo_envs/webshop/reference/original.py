@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast, get_args
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
-from hgpo_envs.webshop.data.source import TaskIds
+from hgpo_envs.errors import InputError, check_known
+from hgpo_envs.task_sampling import task_number
+from hgpo_envs.webshop.data.source import split_ids
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.engine import RANDOM_QUERY_SEED, ObservationMode
 from hgpo_envs.webshop.engine.goals import SHUFFLE_SEED, GoalKind, checked_seed, split_ranges
+from hgpo_envs.webshop.engine.shop import GOAL_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,8 +83,7 @@ class OriginalSource:
             ("observation_mode", observation_mode, get_args(ObservationMode)),
             ("num_products", num_products, INDEXES),
         ):
-            if value not in known:
-                raise InputError(unknown(kind, value, map(str, known)))
+            check_known(kind, value, known)
         if shuffle_seed != SHUFFLE_SEED:
             raise InputError(f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it")
         price_seed = checked_seed("price_seed", price_seed)
@@ -109,20 +110,11 @@ class OriginalSource:
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the split's task ids; see `hgpo_envs.webshop.data.source.WebShopSource.ids`."""
-        places = {
-            **self.splits,
-            "all": range(len(self._goals)),
-        }
-        if split not in places:
-            raise InputError(unknown("split", split, places))
-        return TaskIds(places[split])
+        return split_ids(self.splits, split)
 
     def index(self, task_id: str | int) -> int:
         """Return the index of a task's goal. Raises UnknownTask if there is none."""
-        text = str(task_id)
-        if not (text.isascii() and text.isdigit() and int(text) < len(self._goals) and text == str(int(text))):
-            raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index below {len(self._goals)}")
-        return int(text)
+        return task_number(task_id, len(self._goals), GOAL_INDEX)
 
     def task(self, task_id: str | int) -> Task:
         """Return a goal as a task. Raises UnknownTask if there is none."""
@@ -251,8 +243,7 @@ class OriginalProcess:
         assert sink
         assert source
         try:
-            sink.write(json.dumps(request) + "\n")
-            sink.flush()
+            print(json.dumps(request), file=sink, flush=True)
             line = source.readline()
         except (BrokenPipeError, ValueError):
             line = ""
