@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
@@ -53,7 +52,7 @@ class SharedSource:
     def remove_user(self, user: object) -> None:
         """Close the source if this was its last user."""
         self._users.discard(user)
-        if self._close is not None and not self._users:
+        if not self._users:
             self.close()
 
     def close(self) -> None:
