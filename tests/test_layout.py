@@ -36,8 +36,8 @@ ROOMS = {
     ],
     "hgpo_train/rollout": [
         {"row", "slots", "env_handle", "branch_rules"}, {"outcomes", "workers", "branch_points"}, {"plan", "failures"},
-        {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"run"}, {"sessions", "progress_line"}, {"collection"},
-        {"branching"},
+        {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"}, {"run"},
+        {"sessions", "progress_line"}, {"collection"}, {"branching"},
     ],
     "hgpo_train/training": [
         {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "tracking"}, {"run_folder", "update"},

@@ -191,6 +191,8 @@ ENGINES: Final = {
     "rollout.chat_template": ("works", "works", "the server's, as `vllm serve --chat-template`"),
     "rollout.tasks": ("works", "works", "`hgpo rollout --tasks`"),
     "rollout.group_size": ("works", "works", "`hgpo rollout --group-size`"),
+    "rollout.branch": ("works", "works", "`hgpo rollout --branch`"),
+    "rollout.branch_width": ("works", "works", "`hgpo rollout --width`"),
     "rollout.slots": ("works", "works", "`hgpo rollout --slots`"),
     "rollout.filter_groups": ("works", "works", "`hgpo rollout --dynamic`"),
     "rollout.max_failed": ("works", "works", "`hgpo rollout --max-failed`"),

@@ -20,12 +20,12 @@ from hgpo_datasets.rows import frame as frame_of
 from hgpo_envs.hashing import text_hash
 from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.branch_points import BranchStarts, replayed_points
+from hgpo_train.rollout.collector import play_groups
 from hgpo_train.rollout.failures import failures_of, failures_of_steps, raise_if_too_many
 from hgpo_train.rollout.groups import GroupScheduler
 from hgpo_train.rollout.outcomes import GROUP, rollout_table
 from hgpo_train.rollout.plan import PlannedGroup, RolloutSpec
 from hgpo_train.rollout.row import Row, columns_of
-from hgpo_train.rollout.run import play_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -18,6 +18,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Reply, attempt, is_bug
 from hgpo_train.policies.validation import BadValueError, checked_count, checked_reply, checked_state, checked_task
 from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
+from hgpo_train.rollout.slots import Slots, ThreadSlots
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.groups import GroupScheduler
     from hgpo_train.rollout.plan import ExecutionOptions, PlannedGroup, RolloutSpec
-    from hgpo_train.rollout.slots import Slots
+    from hgpo_train.rollout.slots import Begin
     from hgpo_train.rollout.tally import Tally
 
 _WAIT_S = 0.2  # the longest wait for either environments or the policy: bounds the delay of should_stop
@@ -284,3 +285,39 @@ class Collector:
             f"stopped after {len(failing)} failures in a row: {self.tally.failures.describe()}. Finished groups are "
             "committed; when the cause is fixed, run the same command again to resume and to retry them."
         )
+
+
+def play_groups(
+    handle: EnvHandle,
+    policy: Policy,
+    groups: GroupScheduler,
+    spec: RolloutSpec,
+    execution: ExecutionOptions,
+    tally: Tally,
+    *,
+    progress: Callable[[Tally], None],
+    should_stop: Callable[[], bool],
+    begin: Begin | None = None,
+) -> None:
+    """Play the groups of a scheduler; `begin` is what a slot does to start (`hgpo_train.rollout.slots.Slots`).
+
+    The other arguments and the errors are those of `hgpo_train.rollout.run.collect_groups`.
+    """
+    # More slots than rollouts would only cost memory.
+    count = min(execution.slots or 1, spec.rollouts)
+    concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
+    slots: Slots
+    if execution.workers:
+        from hgpo_train.rollout.workers import WorkerSlots
+
+        slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
+    elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
+        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))], begin)
+    else:
+        slots = Slots([handle.shared.source.engine() for _ in range(count)], begin)
+    collector = Collector(handle, slots, policy, groups, spec, execution, tally)
+    try:
+        collector.run(progress, should_stop)
+    finally:
+        slots.close()
+        collector.release()

@@ -14,11 +14,11 @@ import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_datasets.branches import has_branches
 from hgpo_envs.errors import InputError
-from hgpo_train.rollout.collector import Collector
+from hgpo_train.rollout.branch_groups import branch_rollouts
+from hgpo_train.rollout.collector import play_groups
 from hgpo_train.rollout.groups import GroupScheduler, collected_groups
 from hgpo_train.rollout.plan import ExecutionOptions, plan_groups
 from hgpo_train.rollout.row import columns_of
-from hgpo_train.rollout.slots import Slots, ThreadSlots
 from hgpo_train.rollout.tally import Tally
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.plan import RolloutSpec
     from hgpo_train.rollout.row import Row
-    from hgpo_train.rollout.slots import Begin
 
 gymnasium.register_envs(hgpo_envs)
 
@@ -89,8 +88,6 @@ def collect_groups(
     groups = GroupScheduler(plan, spec, execution, commit, done, failed)
     play_groups(handle, policy, groups, spec, execution, tally, progress=progress, should_stop=should_stop)
     if spec.branch is not None and not should_stop():
-        from hgpo_train.rollout.branch_groups import branch_rollouts  # it plays groups itself
-
         branch_rollouts(
             handle,
             policy,
@@ -103,42 +100,6 @@ def collect_groups(
             should_stop=should_stop,
         )
     return tally
-
-
-def play_groups(
-    handle: EnvHandle,
-    policy: Policy,
-    groups: GroupScheduler,
-    spec: RolloutSpec,
-    execution: ExecutionOptions,
-    tally: Tally,
-    *,
-    progress: Callable[[Tally], None],
-    should_stop: Callable[[], bool],
-    begin: Begin | None = None,
-) -> None:
-    """Play the groups of a scheduler; `begin` is what a slot does to start (`hgpo_train.rollout.slots.Slots`).
-
-    The other arguments and the errors are those of `collect_groups`.
-    """
-    # More slots than rollouts would only cost memory.
-    count = min(execution.slots or 1, spec.rollouts)
-    concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
-    slots: Slots
-    if execution.workers:
-        from hgpo_train.rollout.workers import WorkerSlots
-
-        slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
-    elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
-        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))], begin)
-    else:
-        slots = Slots([handle.shared.source.engine() for _ in range(count)], begin)
-    collector = Collector(handle, slots, policy, groups, spec, execution, tally)
-    try:
-        collector.run(progress, should_stop)
-    finally:
-        slots.close()
-        collector.release()
 
 
 @contextmanager
