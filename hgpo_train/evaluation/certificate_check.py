@@ -154,17 +154,24 @@ def read_comparable(path: Path, panel: Panel, data: str | os.PathLike[str] | Non
         data: Where its data are, as of `find_data`.
 
     Raises:
-        InputError: The certificate is of another panel, or of other data.
+        InputError: The certificate is of another panel, or of other data. The line says which settings differ.
     """
     found = read_certificate(path / NAME if path.is_dir() else path)
-    if found.panel.digest != panel.digest:
-        raise InputError(
-            f"{path}: expected a certificate of panel {panel.title}, received {one_line(found.panel.title)}"
-        )
-    if found.data.get("tasks") != find_data(panel, data)[1]:
-        raise InputError(
-            f"{path}: expected a certificate of the same data, received one of others; name them with --data"
-        )
+    theirs = found.own_panel().canonical() | {"tasks played": found.data.get("tasks")}
+    ours = panel.canonical() | {"tasks played": find_data(panel, data)[1]}
+    # Of lists, their lengths say enough.
+    lines = []
+    for name in ("tasks", "seeds"):
+        here = ours.pop(name)
+        there = theirs.pop(name)
+        if here != there:
+            both = len(set(here) & set(there))
+            lines.append(f"{name}: {len(there)} there, {len(here)} here, {both} in both")
+    lines += [f"{each.path} is {each.found} there and {each.expected} here" for each in differences(ours, theirs)]
+    if lines:
+        rest = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
+        shown = "; ".join([*lines[:5], *rest])
+        raise InputError(f"{path} is of another panel, {one_line(found.panel.title)}: {shown}")
     return found
 
 

@@ -451,7 +451,7 @@ def test_certificates_are_compared_only_within_a_panel(played, small):
     table = read_comparable(played, small).table()
     assert table.equals(as_table(read_certificate(played / "certificate.json").episodes, "HGPO/ALFWorld-v0"))
     hot = small.with_overrides({"temperature": 0.7, "max_steps": 9})
-    with pytest.raises(InputError, match=r"of panel small@1\+max_steps=9\+temperature=0\.7, received small@1$"):
+    with pytest.raises(InputError, match=r"another panel, small@1: environment\.max_steps is 4 there and 9 here; temp"):
         read_comparable(played, hot)
 
 
@@ -518,10 +518,12 @@ def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path):
     assert episodes_of(panel, tmp_path / "killed") == episodes_of(panel, tmp_path / "whole")
 
 
-def test_one_task_type_is_one_row(small, tmp_path, hgpo):
+def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(played, small, tmp_path, hgpo):
     one = replace(small, name="one", tasks=small.tasks[:1], checksum="")
     (tmp_path / "one.toml").write_text(to_toml(one), "utf-8")
     code, out, _ = hgpo("eval", "--panel", tmp_path / "one.toml", "--policy", "random", "--out", tmp_path / "run")
     rows = [line for line in out.splitlines() if "0.0 ±0.0" in line]
     assert code == 0
     assert [row.split()[0] for row in rows] == ["look_at_obj_in_light"]
+    with pytest.raises(InputError, match="tasks: 3 there, 1 here, 1 in both; name is 'small' there and 'one' here"):
+        read_comparable(played / NAME, one)
