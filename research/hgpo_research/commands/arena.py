@@ -52,6 +52,10 @@ def arena(
         return
     if (action == "add") != (estimator is not None) or (estimator and estimators):
         raise InputError("expected hgpo arena add module:function, or hgpo arena -e ESTIMATORS")
+    if page is not None:
+        if page.is_dir():
+            raise InputError(f"--page {page}: expected a file, received a folder; name a file in it")
+        common.check_output_path(page, "--page")
     names = [name.strip() for text in estimators or () for name in text.split(",") if name.strip()]
     if estimator is not None:
         names = [estimator]

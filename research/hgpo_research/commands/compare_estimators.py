@@ -7,6 +7,7 @@ from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt  # noqa: TC002 - cyclopts reads the annotations
 
 from hgpo_train.advantages.parameters import REWARD_SCALE
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
@@ -32,7 +33,7 @@ def compare_estimators(
     setting: Annotated[list[str] | None, Parameter("--set")] = None,
     folds: int = 4,
     kl: float = 0.01,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
     allow: options.Allow = None,

@@ -104,7 +104,7 @@ def _joined(
         raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
     exact = truth.select(
         *KEYS,
-        pl.col(TRUTH).name.prefix("true_"),
+        pl.col(TRUTH).cast(pl.Float64, strict=False).name.prefix("true_"),
     ).collect()
     if exact.select(KEYS).is_duplicated().any():
         raise InputError("the truth table has several rows for one step; expected one row per trajectory and step")
@@ -117,7 +117,7 @@ def _joined(
         raise InputError("expected names of trajectories that are unique in all runs; compare one run at a time")
 
     # Aborted rollouts have no advantage, and some steps no truth.
-    exact = exact.cast({"step": table["step"].dtype})
+    exact = exact.cast({"step": table["step"].dtype}, strict=False)
     joined = table.drop_nulls(columns).join(exact, on=KEYS)
     is_known = pl.all_horizontal(pl.col(f"true_{name}").is_finite() for name in TRUTH)
     joined = joined.filter(is_known)
