@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hgpo_envs.environment_spec import NotInstalled, environment_ids, environment_spec, imported, provider
+from hgpo_envs.environment_spec import NotInstalled, environment_ids, environment_spec, provider
 from hgpo_envs.errors import one_line
 from hgpo_envs.registration import default_arguments
 from hgpo_envs.task_wordings import wording_of

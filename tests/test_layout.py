@@ -35,9 +35,10 @@ ROOMS = {
         {"cli"},
     ],
     "hgpo_train/rollout": [
-        {"row", "slots", "env_handle", "branch_rules"}, {"outcomes", "workers", "branch_points"}, {"plan", "failures"},
-        {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"}, {"run"},
-        {"sessions", "progress_line"}, {"collection"}, {"branching"},
+        {"row", "slots", "env_handle", "branch_rules"}, {"outcomes", "workers", "branch_points"}, {"failures"},
+        {"plan"}, {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"},
+        {"run"}, {"sessions", "progress_line"}, {"collection"},
+        {"branching"},
     ],
     "hgpo_train/training": [
         {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "tracking"}, {"run_folder", "update"},

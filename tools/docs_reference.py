@@ -19,7 +19,7 @@ from griffe import Docstring, DocstringSectionAttributes, DocstringSectionParame
 from msgspec import Meta
 
 from hgpo_envs.env import TextEnv
-from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, environment_spec, imported, provider
+from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, environment_spec, provider
 from hgpo_envs.plugins import installed
 from hgpo_envs.registration import default_arguments
 from hgpo_envs.vector import TextVectorEnv

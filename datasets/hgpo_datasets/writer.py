@@ -332,7 +332,9 @@ class StepWriter:
             depth,
             checked=checked,
         )
-        rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", frame["run"] != run)])
+        if not checked:
+            other_run = frame["run"] != run
+            rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", other_run)])
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
             errors = [text and redact(text) for text in frame["error"]]

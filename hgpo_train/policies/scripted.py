@@ -51,13 +51,15 @@ class RandomPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
-        return [self._reply(request) for request in requests]
-
-    def _reply(self, request: Request) -> Reply | Failure:
-        action = self._choose(request)
-        if action is None:
-            return Failure("PolicyFailed", f"{self.name} draws from the admissible actions, and the state lists none")
-        return Reply(format_action(action, self._action_format, request.state.actions, self._benchmark))
+        replies: list[Reply | Failure] = []
+        for request in requests:
+            action = self._choose(request)
+            if action is None:
+                message = f"{self.name} draws from the admissible actions, and the state lists none"
+                replies.append(Failure("PolicyFailed", message))
+                continue
+            replies.append(Reply(format_action(action, self._action_format, request.state.actions, self._benchmark)))
+        return replies
 
     def _choose(self, request: Request) -> str | None:
         if request.tools and not request.state.actions:

@@ -22,6 +22,8 @@ from hgpo_datasets.partitions import partitions
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.plugins import check_code_in_file
+from hgpo_envs.registration import code_of as code_of_environment
 from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.policies.registry import PolicyContext, code_of, find_policy, policy_names
 from hgpo_train.rollout import branch_rules
@@ -38,7 +40,7 @@ from hgpo_train.scores.tables import with_scores
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from hgpo_datasets.manifest import Header
     from hgpo_train.rollout.env_handle import EnvHandle
@@ -72,6 +74,7 @@ def branch_run(
     slots: int | None = None,
     retry_failed: bool = True,
     max_failed: float = MAX_FAILED,
+    allow: Collection[str] = (),
     progress: bool | Callable[[Tally], None] = True,
 ) -> BranchedRun:
     """Continue rollouts of a saved run from some of their steps, each several times, with new actions from there on.
@@ -90,6 +93,7 @@ def branch_run(
         slots: Number of concurrent environments; affects only the speed.
         retry_failed: Whether branches that failed in an earlier call are played again.
         max_failed: The largest share of failed branches without an error, in [0, 1].
+        allow: Names of code, such as `module:object`, that the run may import or start: it can be a stranger's.
         progress: As in `hgpo_train.rollout.collect`.
 
     Returns:
@@ -115,7 +119,7 @@ def branch_run(
     policy, options = _policy(header, policy, policy_options)
     rule = branch_rules.get(at)
     maker, argument = find_policy(policy)
-    with closing(_opened(header)) as handle:
+    with closing(_opened(header, source, allow)) as handle:
         # 2. Where branches start.
         steps = scan_steps(source).select(*branch_rules.READ, "run")
         steps = with_scores(steps, source, rule.scores).drop("run").collect().lazy()
@@ -199,12 +203,13 @@ def _can_be_named(policy: str) -> bool:
     return policy.partition(":")[0] in policy_names() and code_of(policy) is None
 
 
-def _opened(header: Header) -> EnvHandle:
-    """Open a saved run's environment with its options."""
+def _opened(header: Header, run: Path, allow: Collection[str]) -> EnvHandle:
+    """Open a saved run's environment with its options, if these name no code but what is allowed."""
     options = dict(header.config["env"])
     env_id = options.pop("id", None)
     if not isinstance(env_id, str) or ":" in env_id:
         raise InputError(f"expected the Gymnasium id of an installed environment in the run, received {env_id!r}")
+    check_code_in_file(code_of_environment(env_id, options), run / manifest.NAME, allow)
     return open_env(env_id, **options)
 
 

@@ -11,13 +11,13 @@ from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
-from hgpo_envs.task_sampling import TASK_SAMPLINGS, task_stream
+from hgpo_envs.task_sampling import TASK_SAMPLINGS
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.branch_rules import WIDTH, Width
 from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.rollout.outcomes import OUTCOMES
-from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings
+from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ class RolloutSpec(Settings):
     width: Width = WIDTH
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check(self)
         if self.order not in TASK_SAMPLINGS:
             raise InputError(unknown("task order", self.order, TASK_SAMPLINGS))
         if self.outcome not in OUTCOMES:
@@ -119,7 +119,7 @@ class ExecutionOptions(Settings):
     max_consecutive_failures: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check(self)
         if self.slots is None:
             object.__setattr__(
                 self,
@@ -176,7 +176,8 @@ def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]
     """
     # Orders with replacement draw a task several times: each time it is another group.
     times: dict[str, int] = {}
-    for position, task_id in enumerate(islice(task_stream(spec.order, ids, spec.seed), spec.skip, None)):
+    stream = TASK_SAMPLINGS[spec.order](ids, spec.seed)
+    for position, task_id in enumerate(islice(stream, spec.skip, None)):
         value: object = task_id
         if not isinstance(value, str) or clean_text(value) != value:
             raise InputError(f"expected text without lone surrogates as a task id, received {task_id!r}")

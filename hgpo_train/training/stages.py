@@ -97,10 +97,11 @@ class Run:
 def collect(
     run: Run,
     state: TrainingState,
+    progress: Callable[[Tally], None] = lambda _: None,
+    *,
     env: EnvHandle,
     policy: TrainablePolicy,
     table: StepWriter,
-    progress: Callable[[Tally], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> pl.DataFrame:
     """Collect the groups of the iteration after a state, commit them as a shard, and return its steps.
@@ -273,7 +274,7 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
     else:
         estimated, metrics = _estimated(run, steps)
         write_table(path, estimated, {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics})
-    return _joined(steps, estimated.select(*KEYS, *_added(estimated, steps))), metrics
+    return _joined(steps, estimated.select(*KEYS, pl.exclude(steps.columns))), metrics
 
 
 def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -294,12 +295,7 @@ def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, f
             run.learner.model,
             earlier,
         )
-    return rows.select(*keys, *_added(rows, steps)), metrics
-
-
-def _added(rows: pl.DataFrame, steps: pl.DataFrame) -> list[str]:
-    """Return the columns of rows that the steps do not have."""
-    return [name for name in rows.columns if name not in steps.columns]
+    return rows.select(*keys, pl.exclude(steps.columns)), metrics
 
 
 def _is_of(estimated: pl.DataFrame, steps: pl.DataFrame) -> bool:

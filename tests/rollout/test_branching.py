@@ -207,6 +207,17 @@ def test_wrong_input_is_named(saved, tmp_path):
         branch_run(tmp_path, **QUIET)
 
 
+def test_code_that_a_run_names_needs_permission(tmp_path, hgpo):
+    config = {"env": {"id": DOORS_ID, "memory": "strangers_code:memory"}, "policy": {"name": "random"}}
+    with StepWriter(tmp_path / "saved", config=config):
+        pass
+    line = "names the memory 'strangers_code:memory', which would run as code; if you trust it, add --allow"
+    with pytest.raises(InputError, match=line):
+        branch_run(tmp_path / "saved", **QUIET)
+    _, _, errors = hgpo("branch", tmp_path / "saved", "--allow", "strangers_code:memory")
+    assert "No module named 'strangers_code'" in errors
+
+
 def test_advantages_that_a_choice_by_outcomes_biases_are_named(hgpo, tmp_path):
     steps = [{"step": number, "state": f"s{number}", "action": "go", "action_valid": True} for number in range(2)]
     for outcomes in (True, False):

@@ -112,8 +112,8 @@ function SameTasks({ runs, place, other, settings, version, head }: TasksProps) 
           const change = (amount: number) => (SHARES.includes(name) ? `${signed(100 * amount, 1)} points` : signed(amount));
           return of && (
             <li>
-              {NAMES[name]}: <strong>{change(of.mean)}</strong> in <Line text={names[1]} most={40} />
-              {of.interval && ` (95%: ${change(of.interval[0])} to ${change(of.interval[1])})`}; higher in {of.higher} of {counted(of.tasks, "task")}, lower in {of.lower}
+              {NAMES[name]}: <strong>{change(of.difference)}</strong> in <Line text={names[1]} most={40} />
+              {of.low !== null && of.high !== null && ` (95%: ${change(of.low)} to ${change(of.high)})`}; higher in {of.better} of {counted(of.tasks, "task")}, lower in {of.worse}
             </li>
           );
         })}

@@ -11,7 +11,7 @@ import { Line, Marked, Wide } from "./texts";
 
 type Props = { path: string; run: Run; runs: Run[]; settings: URLSearchParams; version: number; pick: (iteration: string) => void };
 
-export function OverviewPage({ path, run: { name: run, trainer }, runs, settings, version, pick }: Props) {
+export function OverviewPage({ path, run: { name: run, path: folder, trainer }, runs, settings, version, pick }: Props) {
   const overview = useDocument<Overview>(`${path}/overview`, {}, version, path);
   const curves = useDocument<Curves>(`${path}/curves`, {}, version, path);
   if (overview.error) return <p class="error page" role="alert">{overview.error}</p>;
@@ -22,8 +22,8 @@ export function OverviewPage({ path, run: { name: run, trainer }, runs, settings
   return (
     <article class="page overview">
       <div class="head">
-        <h1><Line text={seen.name} /></h1>
-        <p class="note"><bdi><Marked text={seen.path} /></bdi></p>
+        <h1><Line text={run} /></h1>
+        <p class="note"><bdi><Marked text={folder} /></bdi></p>
       </div>
       <dl class="tiles">
         <Tile name="success" value={percent(seen.total.success, 1)} note={interval(seen.total)} />

@@ -6,6 +6,7 @@ import { downloadCsv, downloadJson } from "./download";
 import { asQuery, type Chosen } from "./estimators";
 import { compile, type Kind, quoted, type Value } from "./filter";
 import { counted, integer, number, percent } from "./format";
+import { moveFocus } from "./keys";
 import { type Bins, binsOf, Histogram, isWithin, type Range, type Values } from "./histogram";
 import { change, links } from "./route";
 import { Line, Marked, Outcome, plain, Wide } from "./texts";
@@ -281,14 +282,6 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
   const shown = COLUMNS.filter(({ name, digits }) => digits !== undefined && rows.some((row) => row[name] !== null && !nothing[name]?.(row)));
   const hasNotes = rows.some((row) => row.note);
   const names = ["task", ...(by ? ["rollouts"] : []), ...shown.map(({ name }) => name), ...(hasNotes ? ["note"] : [])];
-  const move = (event: KeyboardEvent) => {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    const all = [...(event.currentTarget as HTMLElement).querySelectorAll<HTMLElement>("th a")];
-    const at = all.indexOf(document.activeElement as HTMLElement);
-    if (!step || at < 0) return;
-    event.preventDefault();
-    all[at + step]?.focus();
-  };
   const link = (row: Row) => {
     if (!by) return links.step(run, row.trajectory, 0);
     return by === "task" ? links.rollouts(run, { by: "group", filter: `task_id = ${quoted(String(row.task_id))}`, bars: null }) : links.group(run, row.number);
@@ -319,12 +312,12 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
               ))}
             </tr>
           </thead>
-          <tbody onKeyDown={move}>
+          <tbody onKeyDown={moveFocus}>
             {rows.slice(0, count).map((row) => (
               <tr key={row.trajectory}>
                 <th scope="row">
                   <a href={link(row)} title={by ? undefined : row.trajectory}><Line text={String(row.task)} most={200} /></a>{" "}
-                  <small>{!by && `rollout ${row.member}`}{!by && row.type && " · "}<Line text={String(row.type ?? "")} most={40} /></small>
+                  <small>{!by && `${row.parent === null ? "rollout" : "branch"} ${row.member}`}{!by && row.type && " · "}<Line text={String(row.type ?? "")} most={40} /></small>
                 </th>
                 {by && <td class="figure">{integer(Number(row.rollouts))}</td>}
                 {shown.map((column) => <td class="figure">{figure(column, row)}</td>)}
