@@ -16,6 +16,7 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
@@ -191,7 +192,7 @@ class EnvironmentSpec:
     def _factory(self) -> tuple[str, Callable[..., TaskSource]]:
         """Return `source` as ``module:callable`` and as an object."""
         if isinstance(self.source, str):
-            return self.source, imported(self.source)
+            return self.source, resolve_name(self.source)
         place = f"{self.source.__module__}:{self.source.__qualname__}"
         if not place.partition(":")[2].isidentifier():
             raise InputError(
@@ -283,7 +284,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        own: EnvironmentSpec = imported(_OWN[env_id])
+        own: EnvironmentSpec = resolve_name(_OWN[env_id])
         return own
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
@@ -330,7 +331,7 @@ def make_player(name: str, benchmark: str) -> Player:
         raise InputError(unknown("benchmark", benchmark, map(name_in, environment_ids())))
     check_known(f"{benchmark} player", name, spec.players)
     player = spec.players[name]
-    created: Player = (imported(player) if isinstance(player, str) else player)()
+    created: Player = (resolve_name(player) if isinstance(player, str) else player)()
     return created
 
 

@@ -12,6 +12,7 @@ import typing
 from importlib import import_module
 from inspect import Parameter, cleandoc, signature
 from pathlib import Path
+from pkgutil import resolve_name
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -81,7 +82,7 @@ def environments_page() -> str:
 
 def environment_values(spec: EnvironmentSpec) -> Iterator[Value]:
     """Return the keyword arguments of an environment, its own first."""
-    factory = imported(spec.source) if isinstance(spec.source, str) else spec.source
+    factory = resolve_name(spec.source) if isinstance(spec.source, str) else spec.source
     meanings = documented(TextEnv) | documented(factory)
     kinds = {**signature(TextEnv).parameters, **spec.parameters()}
     for name, default in default_arguments(spec).items():

@@ -19,12 +19,13 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
-from hgpo_envs.plugins import distribution, import_object, imported, installed, load
+from hgpo_envs.plugins import distribution, import_object, installed, load
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Request
 from hgpo_train.policies.validation import preview
 from hgpo_train.settings import types_of
@@ -181,7 +182,7 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
         return _as_spec(policy, "policy"), ""
     name, _, rest = policy.partition(":")
     if name in _SPECS:
-        return imported(_SPECS[name]), rest
+        return resolve_name(_SPECS[name]), rest
     if (point := installed(ENTRY_POINTS).get(name)) is not None:
         return _as_spec(load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"), rest
     # Not a registered name: perhaps a module and an object of it.

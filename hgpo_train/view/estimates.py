@@ -138,7 +138,7 @@ def estimate(index: Index, number: int, estimator: Estimator | None) -> dict[str
     if estimator.scope == "batch":
         before = index.groups.filter(pl.col("row") < group["row"], run=group["run"], iteration=group["iteration"])
         columns = _batch(index, estimator, group["run"], group["iteration"])
-        columns = columns.slice(before["rows"].sum(), group["rows"])
+        columns = columns.slice(int(before["rows"].sum()), group["rows"])
     else:
         with errors(index.place):
             steps = with_scores(index.lazy(group["row"], group["rows"]), index.files, estimator.scores)

@@ -4,7 +4,7 @@ import { Chart } from "./chart";
 import { isFile, useDocument } from "./data";
 import { CurvesPart, withTrainers } from "./curves";
 import type { Bounds, Curves, Head, Level, Levels, Overview, Results, Run } from "./documents";
-import { counted, integer, number, percent } from "./format";
+import { counted, flat, integer, number, percent } from "./format";
 import { quoted } from "./filter";
 import { links } from "./route";
 import { Line, Marked, Wide } from "./texts";
@@ -262,7 +262,6 @@ function LevelCell({ value, format, bounds }: { value: number | null; format: (v
 }
 
 function Configuration({ of }: { of: Overview }) {
-  const entries = Object.entries(of.config);
   return (
     <details>
       <summary>Configuration</summary>
@@ -270,9 +269,7 @@ function Configuration({ of }: { of: Overview }) {
         <div><dt>environment</dt><dd>{of.environments.join(", ") || "unknown"} ({of.splits.join(", ") || "split unknown"})</dd></div>
         <div><dt>stored contexts</dt><dd>to depth {of.depth}</dd></div>
         <div><dt>files</dt><dd>{of.files}</dd></div>
-        {entries.map(([name, value]) => (
-          <div><dt><Line text={name} /></dt><dd><Line text={typeof value === "string" ? value : JSON.stringify(value)} most={2000} /></dd></div>
-        ))}
+        {[...flat(of.config)].map(([name, value]) => <div><dt><Line text={name} /></dt><dd><Line text={value} most={2000} /></dd></div>)}
       </dl>
     </details>
   );

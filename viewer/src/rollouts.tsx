@@ -142,7 +142,7 @@ export function RolloutsPage({ path, run, version, settings, chosen }: Props) {
       <h1 class="skip">Rollouts</h1>
       <Bar text={text} search={search} by={by} />
       {(filter.error ?? found.error ?? problem) && <p class="error" role="alert">{filter.error ?? found.error ?? problem}</p>}
-      {found.value && <Hits run={run.name} found={found.value} text={search} />}
+      {found.value && <Hits run={run.name} found={found.value} text={search} kept={kept} />}
       <div class="histograms">
         {COLUMNS.map(({ name }) => {
           const of = bins.get(name);
@@ -332,11 +332,13 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
   );
 }
 
-function Hits({ run, found, text }: { run: string; found: Search; text: string }) {
-  const shown = found.hits.slice(0, 200);
+function Hits({ run, found, text, kept }: { run: string; found: Search; text: string; kept: Row[] }) {
+  const rollouts = new Set(kept.map((row) => row.trajectory));
+  const within = found.hits.filter((hit) => rollouts.has(hit.trajectory));
+  const shown = within.slice(0, 200);
   return (
     <details class="hits" open={found.rollouts.length < 20}>
-      <summary>{counted(found.steps, "step")} in {counted(found.rollouts.length, "rollout")}</summary>
+      <summary>{counted(found.steps, "step")} in {counted(found.rollouts.length, "rollout")}{within.length < found.hits.length && `, ${counted(within.length, "step")} within the filter`}</summary>
       <ul>
         {shown.map((hit: Hit) => (
           <li>
@@ -345,7 +347,7 @@ function Hits({ run, found, text }: { run: string; found: Search; text: string }
           </li>
         ))}
       </ul>
-      {found.steps > shown.length && <p class="note">The first {shown.length} are listed.</p>}
+      {(within.length > shown.length || found.steps > found.hits.length) && <p class="note">The first {shown.length} are listed.</p>}
     </details>
   );
 }

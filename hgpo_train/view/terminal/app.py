@@ -73,7 +73,7 @@ class TerminalViewer(App[None]):
         super().__init__()
         self.sources = sources
         self.searched = ""
-        first = sources[0].document()
+        first: dict[str, Any] = sources[0].document()
         parameters = {} if estimators or first["trained"] is None else first["trained"]["set"]
         names = estimators or first["usual"][:2]
         variants = read_variants([name for name in names if name != AS_TRAINED], parameters)
@@ -201,10 +201,11 @@ class TerminalViewer(App[None]):
 def _estimated(step: Step, estimator: Estimator | None) -> dict[str, Any]:
     """Return the columns of an estimate, or why it is refused."""
     try:
-        found: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)["columns"]
-        return found
+        found: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)
     except InputError as error:
         return {"refused": str(error)}
+    columns: dict[str, Any] = found["columns"]
+    return columns
 
 
 def _about_step(step: Step, name: str, columns: dict[str, Any]) -> Content:

@@ -232,8 +232,6 @@ RULES: Final[dict[str, Rule]] = {
     "rollout.engine_options": _by(f"the settings of {_ROLLOUT} of the same names; others are refused", _engine_options),
     "rollout.tasks": _to("data.train_batch_size"),
     "rollout.group_size": _to(f"{_ROLLOUT}.n"),
-    "rollout.branch": _only(None, "verl's rollouts are played from the start"),
-    "rollout.branch_width": _unused("belongs to rollout.branch"),
     "rollout.temperature": _to(f"{_ROLLOUT}.temperature"),
     "rollout.max_prompt_tokens": _to("data.max_prompt_length"),
     "rollout.max_response_tokens": _to("data.max_response_length"),
