@@ -163,7 +163,9 @@ def branch_run(
             with (
                 stop_on_interrupt() as should_stop,
                 record_session(folder, read_sessions(folder), session, tally),
-                _shown(progress, branches.expected) as show,
+                nullcontext(progress)
+                if callable(progress)
+                else live_progress(branches.expected, shown=progress) as show,
             ):
                 parts = (part.scan() for part in partitions(source, ROWS))
                 branches.play(parts, player, seed, execution, tally, progress=show, should_stop=should_stop)
@@ -211,7 +213,3 @@ def _opened(header: Header, run: Path, allow: Collection[str]) -> EnvHandle:
         raise InputError(f"expected the Gymnasium id of an installed environment in the run, received {env_id!r}")
     check_code_in_file(code_of_environment(env_id, options), run / manifest.NAME, allow)
     return open_env(env_id, **options)
-
-
-def _shown(progress: bool | Callable[[Tally], None], expected: int) -> Any:  # noqa: ANN401 (a context manager)
-    return nullcontext(progress) if callable(progress) else live_progress(expected, shown=progress)
