@@ -1,9 +1,13 @@
-"""Fixtures of runs to look at. Each is written once, and every test receives a copy of its own."""
+"""Fixtures of runs to look at, each written once and copied for every test; and of a browser that looks at them."""
 
+import re
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from groups import write_rich_run
@@ -115,3 +119,57 @@ def token_run(tmp_path: Path) -> Path:
     """Write a run that names a model whose tokenizer is on this machine."""
     pytest.importorskip("tokenizers")
     return write_token_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("needs Chromium")
+    quiet = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", *quiet])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser) -> Iterator[Any]:
+    """A page without network that fails the test for an error in its console, or a request to another place."""
+    context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme="light")
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(f"{error} {error.stack}"))
+    page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
+    here = ("http://127.0.0.1:", "file://", "data:")
+    page.on("request", lambda asked: None if asked.url.startswith(here) else problems.append(asked.url))
+    page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+    page.set_default_timeout(90_000)  # waits end when what they wait for is there: these are for a loaded machine
+    pytest.importorskip("playwright.sync_api").expect.set_options(timeout=30_000)
+    yield page
+    context.close()
+    assert problems == []
+
+
+@pytest.fixture
+def viewer() -> Iterator[Callable[..., str]]:
+    """Return a function that serves runs as the command does, and returns the address."""
+    running = []
+
+    def serve(*runs: Path) -> str:
+        words = ["-c", "from hgpo_train.cli import main; main()", "view", *map(str, runs), "--no-browser"]
+        process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+        running.append(process)
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found
+        return found[0]
+
+    yield serve
+    for process in running:
+        process.terminate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
