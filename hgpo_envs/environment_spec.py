@@ -16,13 +16,14 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import parse_env_id
 
 from hgpo_envs.errors import InputError, check_known, one_line, unknown
-from hgpo_envs.plugins import answer_of, distribution, imported, install_command, installed, load
+from hgpo_envs.plugins import answer_of, distribution, install_command, installed, load
 from hgpo_envs.responses import parse, parse_tool_calls
 from hgpo_envs.sources import open_shared
 from hgpo_envs.tool_checks import tools_of
@@ -102,6 +103,7 @@ class EnvironmentSpec:
         data_command: The command that gets the benchmark's own data, for error messages; empty if there is none.
         wordings: The wordings of the benchmark (`hgpo_envs.task_wordings`) by ``name=value``: an argument of `source`
             that is also one of `hgpo_envs.engine.Task.versions`.
+        name: The name in the id.
 
     Raises:
         InputError: If the id is malformed, a player has another name, or a tool another form.
@@ -128,9 +130,10 @@ class EnvironmentSpec:
     needs_data: bool = False
     data_command: str = ""
     wordings: Mapping[str, Wording] = field(default_factory=dict)
+    name: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        name_in(self.id)
+        object.__setattr__(self, "name", name_in(self.id))
         for name in self.players:
             if name not in PLAYERS:
                 raise InputError(f"{self.id}: {unknown('player', name, PLAYERS)}")
@@ -161,11 +164,6 @@ class EnvironmentSpec:
             return f"<think></think>{action}"
         return f"<think></think><{self.action_tag}>{action}</{self.action_tag}>"
 
-    @property
-    def name(self) -> str:
-        """The name in the id."""
-        return name_in(self.id)
-
     def parameters(self) -> Mapping[str, Parameter]:
         """Return the parameters of `source` by name."""
         return signature(self._factory()[1]).parameters
@@ -194,7 +192,7 @@ class EnvironmentSpec:
     def _factory(self) -> tuple[str, Callable[..., TaskSource]]:
         """Return `source` as ``module:callable`` and as an object."""
         if isinstance(self.source, str):
-            return self.source, imported(self.source)
+            return self.source, resolve_name(self.source)
         place = f"{self.source.__module__}:{self.source.__qualname__}"
         if not place.partition(":")[2].isidentifier():
             raise InputError(
@@ -286,7 +284,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        own: EnvironmentSpec = imported(_OWN[env_id])
+        own: EnvironmentSpec = resolve_name(_OWN[env_id])
         return own
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
@@ -333,7 +331,7 @@ def make_player(name: str, benchmark: str) -> Player:
         raise InputError(unknown("benchmark", benchmark, map(name_in, environment_ids())))
     check_known(f"{benchmark} player", name, spec.players)
     player = spec.players[name]
-    created: Player = (imported(player) if isinstance(player, str) else player)()
+    created: Player = (resolve_name(player) if isinstance(player, str) else player)()
     return created
 
 

@@ -51,9 +51,10 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
 
 
 def check_known(kind: str, value: object, known: Iterable[object], *, limit: int = 12) -> None:
-    """Raise InputError with the line of `unknown` unless a value is a known one. True is not 1."""
+    """Raise InputError with the line of `unknown` unless a value is a known one. 1 is not True."""
     names = list(known)
-    if not any(value == name and isinstance(value, bool) == isinstance(name, bool) for name in names):
+    # Only names of the value's type are compared with it: an array compares its elements, and 1 equals True.
+    if not any(isinstance(value, type(name)) and value == name for name in names):
         raise InputError(unknown(kind, value, map(str, names), limit=limit))
 
 

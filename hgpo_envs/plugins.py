@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.metadata import distribution as installed_distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -100,12 +100,6 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def imported(place: str) -> Any:  # noqa: ANN401 (whatever is there)
-    """Import the object at ``module:name``."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
-
-
 def import_object(text: str, expected: str) -> object:
     """Import an object given as ``module:object``. Modules are also found in the working directory.
 
@@ -119,8 +113,9 @@ def import_object(text: str, expected: str) -> object:
         InputError: If there is no such module or object, or the module cannot be imported.
     """
     find_in_working_directory()
+    module, _, name = text.partition(":")
     try:
-        return imported(text)
+        return getattr(import_module(module), name)
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {one_line(error, 200)}"
         raise InputError(f"expected {expected} as module:object, received {text!r}: {reason}") from error

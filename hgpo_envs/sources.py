@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.plugins import imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +23,6 @@ _opening: Final = RLock()  # opening one source may open another
 _kept: Final[dict[Hashable, SharedSource]] = {}  # the one that was asked for last is at the end
 
 
-@dataclass(frozen=True, eq=False)
 class SharedSource:
     """A task source. Copies share it, and unpickling opens it again.
 
@@ -39,15 +37,13 @@ class SharedSource:
         arguments: Names and values of the factory's arguments.
     """
 
-    source: TaskSource
-    factory: str = ""
-    arguments: tuple[tuple[str, Any], ...] = ()
-    _users: WeakSet[Any] = field(default_factory=WeakSet, init=False, repr=False)
-    _close: finalize[Any, Any] | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if (close := getattr(self.source, "close", None)) is not None:
-            object.__setattr__(self, "_close", finalize(self, close))
+    def __init__(self, source: TaskSource, factory: str = "", arguments: tuple[tuple[str, Any], ...] = ()) -> None:
+        self.source = source
+        self.factory = factory
+        self.arguments = arguments
+        self._users = WeakSet[Any]()
+        close = getattr(source, "close", None)
+        self._close = None if close is None else finalize(self, close)
 
     def add_user(self, user: object) -> None:
         """Keep the source open until this object is removed, or no longer exists."""
@@ -102,7 +98,7 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
     with _opening:  # one thread opens a source while the others wait
         shared = _kept.pop(key, None)
         if shared is None:
-            shared = SharedSource(imported(factory)(**arguments), factory, items)
+            shared = SharedSource(resolve_name(factory)(**arguments), factory, items)
         _kept[key] = shared
         if len(_kept) > KEPT:
             del _kept[next(iter(_kept))]

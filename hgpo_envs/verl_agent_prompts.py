@@ -111,13 +111,11 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
             f"expected a checkout of verl-agent with {_FOLDER / path.name} at {str(checkout)!r} "
             f"({one_line(error, 200)})"
         ) from error
-    texts = {
-        target.id: statement.value.value
-        for statement in tree.body
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
-        for target in statement.targets
-        if isinstance(target, ast.Name) and isinstance(statement.value.value, str)
-    }
+    texts: dict[str, str] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                texts[name] = text
     templates = []
     for name in (f"{benchmark.upper()}_TEMPLATE", f"{benchmark.upper()}_TEMPLATE_NO_HIS"):
         if name not in texts:

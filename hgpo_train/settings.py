@@ -150,9 +150,13 @@ class Settings:
     __post_init__ = check
 
 
-@lru_cache(64)  # bounded: each use of an estimator that is a function creates a new class
 def types_of(cls: type) -> dict[str, Any]:
     """Return the annotation of each field of a dataclass."""
+    return _types_of(cls)  # a cached function takes no classes, for type checkers
+
+
+@lru_cache(64)  # bounded: each use of an estimator that is a function creates a new class
+def _types_of(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 

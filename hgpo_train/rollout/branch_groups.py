@@ -7,7 +7,7 @@ is not in the run, so that a run which was interrupted, or in which branches fai
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -221,7 +221,12 @@ class Branches:
         for part in parts:
             rows = part.collect().drop("run")
             parents = self._parents(rows)
-            for key, group in rows.partition_by(GROUP, as_dict=True, maintain_order=True).items():
+            # The rows of a group follow one another, and slices copy nothing.
+            offset = 0
+            for length, fields in rows.select(pl.struct(GROUP).rle().alias("runs")).unnest("runs").iter_rows():
+                group = rows.slice(offset, length)
+                offset += length
+                key = tuple(fields.values())
                 if key in self.missing:
                     self._stored[key] = group
                     branches = self._replayed(self.missing[key], parents)
@@ -231,15 +236,20 @@ class Branches:
                     self._writer.add_group(group, checked=True)
 
     def _parents(self, rows: pl.DataFrame) -> dict[str, list[Row]]:
-        """Return the whole trajectories that have points."""
-        names = {trajectory for missing in self.missing.values() for _, trajectory, _ in missing}
+        """Return the trajectories that have points, from their first step to the last point."""
+        last: dict[str, int] = {}
+        for missing in self.missing.values():
+            for _, trajectory, step in missing:
+                last[trajectory] = max(step, last.get(trajectory, 0))
         is_chat = self._handle.settings.prompt_style == "chat"
         columns = [*_POINT, *(_TURN if is_chat else ())]
         whole = with_prefixes(rows.select(*columns, "parent", "branch_step"))
-        whole = whole.filter(pl.col("trajectory").is_in(names)).sort("trajectory", "step").select(columns)
-        number = columns.index("trajectory")
-        named = groupby(whole.iter_rows(), itemgetter(number))
-        return {name: [Row(**dict(zip(columns, row, strict=True))) for row in some] for name, some in named}
+        whole = whole.filter(pl.col("trajectory").is_in(list(last))).sort("trajectory", "step").select(columns)
+        parents = {}
+        for name, steps in groupby(whole.iter_rows(), itemgetter(columns.index("trajectory"))):
+            needed = islice(steps, last[name] + 1)
+            parents[name] = [Row(**dict(zip(columns, row, strict=True))) for row in needed]
+        return parents
 
     def _replayed(
         self,

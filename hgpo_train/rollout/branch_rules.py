@@ -25,6 +25,8 @@ from hgpo_envs.plugins import import_object, installed, load
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hgpo_train.advantages import Estimator
+
 ENTRY_POINTS: Final = "hgpo.branch_rules"
 
 GROUP: Final = ("iteration", "task_id", "group")
@@ -142,6 +144,11 @@ def identity(name: str | None, width: int) -> dict[str, Any]:
     if name is None:
         return {}
     return {"branches": {"at": name, "outcomes": get(name).outcomes, "width": width}}
+
+
+def biases(name: str, estimator: Estimator) -> bool:
+    """Return whether the choice of steps by a rule biases the advantages of branches."""
+    return get(name).outcomes and estimator.branches and not getattr(estimator.parameters, "fresh", False)
 
 
 def _as_rule(found: object, name: str) -> BranchRule:

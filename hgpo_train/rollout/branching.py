@@ -122,7 +122,7 @@ def branch_run(
     with closing(_opened(header, source, allow)) as handle:
         # 2. Where branches start.
         steps = scan_steps(source).select(*branch_rules.READ, "run")
-        steps = with_scores(steps, source, rule.scores).drop("run")
+        steps = with_scores(steps, source, rule.scores).drop("run").collect().lazy()
         points = branch_rules.choose_points(
             steps,
             rule,

@@ -235,7 +235,12 @@ class Collector:
 
     def _act(self, seat: _Seat, trajectory: Trajectory, reply: Reply) -> None:
         command = trajectory.add_reply(reply, perf_counter() - seat.asked_at, self._version)
-        prompt_tokens, tokens = reply.token_counts
+        prompt_tokens = reply.prompt_tokens
+        if prompt_tokens is None and reply.prompt_token_ids is not None:
+            prompt_tokens = len(reply.prompt_token_ids)
+        tokens = reply.response_tokens
+        if tokens is None and reply.response_token_ids is not None:
+            tokens = len(reply.response_token_ids)
         self.tally.prompt_tokens += prompt_tokens or 0
         self.tally.tokens += tokens or 0
         self.tally.uncounted += prompt_tokens is None or tokens is None

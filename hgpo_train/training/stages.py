@@ -97,10 +97,11 @@ class Run:
 def collect(
     run: Run,
     state: TrainingState,
+    progress: Callable[[Tally], None] = lambda _: None,
+    *,
     env: EnvHandle,
     policy: TrainablePolicy,
     table: StepWriter,
-    progress: Callable[[Tally], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> pl.DataFrame:
     """Collect the groups of the iteration after a state, commit them as a shard, and return its steps.

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +41,12 @@ from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.optimiser import move_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.policies.generation import TrainablePolicy
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.tally import Tally
     from hgpo_train.training.config import Config, RolloutConfig
     from hgpo_train.training.display import Display
 
@@ -82,6 +81,11 @@ class Trainer:
         # 1. What can be refused without a model: the folder, the estimator, the engine, the memory, the tasks.
         check_new(folder, resume=resume)
         estimator = configured_estimator(config)
+        if config.rollout.branch is not None and branch_rules.biases(config.rollout.branch, estimator):
+            stages.warn(
+                f"branches are chosen by outcomes ({config.rollout.branch}), which biases {estimator.name}; use "
+                "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
+            )
         make_policy = trainable_factory(config.rollout.engine, config.rollout.engine_options)
         plan = check_memory(config, display)
         if plan is not None:
@@ -128,6 +132,14 @@ class Trainer:
             self._beside = resources.enter_context(ThreadPoolExecutor(1, "hgpo-rollouts"))
             self._is_closing = Event()
             resources.callback(self._is_closing.set)
+            self._collect = partial(
+                stages.collect,
+                self._run,
+                env=self._env,
+                policy=self.policy,
+                table=self._table,
+                should_stop=self._is_closing.is_set,
+            )
             with memory_advice(config):
                 self.policy.publish(learner.model, state.iteration)
 
@@ -244,7 +256,7 @@ class Trainer:
         """Return the iteration's steps; with `rollout.ahead`, those of the next iteration are collected from now on."""
         if self._ahead is None:
             with self._stage("collect", "gen"):
-                steps = self.collect(self.state, self._display.tally)
+                steps = self._collect(self.state, self._display.tally)
         else:
             steps, self._run.seconds["gen"] = self._ahead.result()
             self._ahead = None
@@ -256,19 +268,7 @@ class Trainer:
     def _collect_ahead(self, state: TrainingState) -> tuple[pl.DataFrame, float]:
         """Return the steps of the iteration after a state, and the seconds that they took."""
         begin = time.perf_counter()
-        return self.collect(state, lambda _: None), time.perf_counter() - begin
-
-    def collect(self, state: TrainingState, progress: Callable[[Tally], None]) -> pl.DataFrame:
-        """Return the steps of the iteration after a state; see `stages.collect`."""
-        return stages.collect(
-            self._run,
-            state,
-            self._env,
-            self.policy,
-            self._table,
-            progress,
-            self._is_closing.is_set,
-        )
+        return self._collect(state, lambda _: None), time.perf_counter() - begin
 
     @cached_property
     def _held_out(self) -> EnvHandle:

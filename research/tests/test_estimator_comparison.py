@@ -77,7 +77,7 @@ def test_the_correlation_is_that_of_its_definition(world):
     spread = np.mean(first * second) - first.mean() * second.mean()
     row = compared(steps, truth, "hgpo")["hgpo"]
     assert row["correlation"] == pytest.approx(covariance / (advantage.std() * math.sqrt(spread)))
-    assert row["low"] < row["correlation"] < row["high"]
+    assert row["correlation_low"] < row["correlation"] < row["correlation_high"]
     mixed = compared(*(table.sample(fraction=1, shuffle=True, seed=1) for table in world), "hgpo")["hgpo"]
     assert [mixed.pop("estimator"), mixed] == [row.pop("estimator"), pytest.approx(row, rel=1e-9)]
 
@@ -90,8 +90,8 @@ def test_a_perfect_estimator_is_found_to_be_perfect():
     found = compared(steps, truth, f"grpo,{PERFECT}:scale=3")
     row = found[f"{PERFECT}:scale=3"]
     assert next(iter(found)) == f"{PERFECT}:scale=3"
-    assert row["low"] <= 1 <= row["high"]
-    assert found["grpo"]["high"] < row["low"]
+    assert row["correlation_low"] <= 1 <= row["correlation_high"]
+    assert found["grpo"]["correlation_high"] < row["correlation_low"]
     assert np.corrcoef(truth["advantage"], steps["true_advantage"])[0, 1] < 0.75
 
 
@@ -129,7 +129,7 @@ def test_the_coverage_of_intervals_is_near_its_nominal_level():
         steps, truth = of_numbers(true, 1.0, true + task[1] + rng.normal(size=24 * 16), rng)
         steps = steps.with_columns(task=pl.int_range(pl.len()) // 16)
         row = compared(steps, truth, STORED)[STORED]
-        hits.append(row["low"] <= wanted <= row["high"])
+        hits.append(row["correlation_low"] <= wanted <= row["correlation_high"])
     assert 0.92 <= np.mean(hits) <= 0.98
 
 
@@ -230,7 +230,7 @@ def test_the_files_contain_what_is_printed_and_are_replaced_only_on_request(fold
     out = folder / "first.comparison"
     assert {path.name for path in out.iterdir()} == {"correlations.parquet", "comparison.json"}
     row = pl.read_parquet(out / "correlations.parquet").row(by_predicate=pl.col("estimator") == "hgpo", named=True)
-    assert f"{row['correlation']:.2f}  {row['low']:.2f} to {row['high']:.2f}" in printed
+    assert f"{row['correlation']:.2f}  {row['correlation_low']:.2f} to {row['correlation_high']:.2f}" in printed
     details = orjson.loads((out / "comparison.json").read_bytes())
     assert details["estimators"]["grpo:cross_steps=false"]["parameters"]["cross_steps"] is False
     assert details["estimators"]["hgpo"]["parameters"]["reward_scale"] == 10

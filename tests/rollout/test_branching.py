@@ -75,7 +75,7 @@ class Interrupted:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [4, 24, None])
+@pytest.mark.parametrize("after", [4, 18, None])
 def test_rollouts_branch_in_their_own_run(saved, tmp_path, after):
     """Half of a group are the rollouts that a run without branches has, and the branches are those of `branch_run`."""
     wanted = {"tasks": 4, "group_size": 6, "max_steps": 7, "branch": "first-visits", "width": 2}

@@ -58,6 +58,26 @@ def write_six(folder: Path) -> None:
             writer.add_group(rows)
 
 
+def write_branched(folder: Path) -> None:
+    """Write one task: a lost, b won, c and d leave a at step 1, and e leaves c at step 2; d and e won."""
+    same = {"task_id": "t", "group": 0, "action": "go", "reward": 0.0, "action_valid": True, "won": False}
+    won = {"terminated": True, "won": True, "reward": 1.0}
+    rows = [same | {"trajectory": "a", "step": step, "state": f"s{step}"} for step in range(3)]
+    rows.append(same | won | {"trajectory": "b", "step": 0, "state": "s0"})
+    at_one = {"step": 1, "state": "s1", "parent": "a", "branch_step": 1}
+    rows.append(same | at_one | {"trajectory": "c", "action": "stay"})
+    rows.append(same | at_one | {"trajectory": "c", "action": "stay", "step": 2})
+    rows.append(same | won | at_one | {"trajectory": "d", "action": "run"})
+    rows.append(same | won | {"trajectory": "e", "step": 2, "state": "s1", "parent": "c", "branch_step": 2})
+    with StepWriter(folder, config={"branches": {"at": "uniform"}}) as writer:
+        writer.add_group(rows)
+
+
+@pytest.fixture
+def branched_run(copied) -> Path:
+    return copied("branched", write_branched)
+
+
 @pytest.fixture
 def small_run(copied) -> Path:
     return copied("small", write_small)

@@ -250,6 +250,33 @@ def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) 
     assert column["y"][2] == column["w"][2]
 
 
+def test_branches_are_lanes_that_leave_their_parents(viewer, page, branched_run, tmp_path) -> None:
+    """c and d leave a at step 1, and e leaves c at step 2; also in a file."""
+    file = tmp_path / "page.html"
+    write_page(open_sources([str(branched_run)]), file)
+    for address in (viewer(branched_run), file.as_uri()):
+        page.goto(f"{address}#/branched/group/0")
+        lanes = page.locator(".lanes tbody tr")
+        expect(lanes.locator("th")).to_have_text(["✗ a", "✗ ↳ c", "✓ ↳ e", "✓ ↳ d", "✓ b"])
+        columns = [[one.get_attribute("class") for one in lane.locator(".strip > *").all()] for lane in lanes.all()]
+        first = [sum("gap" in (kind or "") for kind in kinds) for kinds in columns]
+        assert first == [1, 2, 3, 2, 1], "an empty column, and one for each step of the parent"
+        through = [[at for at, kind in enumerate(kinds) if "line" in (kind or "")] for kinds in columns]
+        assert through == [[], [1], [1], [], []], "the line from a to d"
+        lanes.nth(2).get_by_role("link").first.focus()
+        for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "Enter"):
+            page.keyboard.press(key)
+        expect(page).to_have_url(re.compile("step/c/1$"))
+        branches = region(page, "Branches at step 1")
+        expect(branches.locator("tbody tr")).to_have_text(
+            [re.compile(f"{name} · 1{action}") for name, action in zip("acd", ("go", "stay", "run"), strict=True)]
+        )
+        branches.get_by_role("link", name="d · 1").click()
+        expect(page.get_by_text("This branch leaves a at step 1")).to_be_visible()
+        page.get_by_text("This branch leaves").get_by_role("link").click()
+        expect(page).to_have_url(re.compile("step/a/1$"))
+
+
 def test_links_keep_every_setting(viewer, page, small_run) -> None:
     """K, estimators and filters are in the address, which another page opens."""
     address = viewer(small_run)
@@ -295,6 +322,8 @@ def test_rollouts_and_texts_are_found(viewer, page, small_run) -> None:
     box.press("Enter")
     expect(rows).to_have_count(2)
     expect(page.locator(".hits mark").first).to_have_text("hung up")
+    page.get_by_label("Filter", exact=True).fill("'omega'")
+    expect(page.locator(".hits li")).to_have_count(1)
     page.get_by_role("link", name="omega/0/z step 1, error").click()
     expect(page.get_by_text("Aborted: the server hung up")).to_be_visible()
 
@@ -583,12 +612,14 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: npm ci in viewer/")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1300, 400])
-def test_no_findings_of_axe(viewer, browser, small_run, training_run, scheme: str, width: int) -> None:
+def test_no_findings_of_axe(viewer, browser, small_run, training_run, branched_run, scheme: str, width: int) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     context.add_init_script(path=AXE)
     page = context.new_page()
-    address = viewer(small_run, training_run)
+    address = viewer(small_run, training_run, branched_run)
     views = {
+        "#/branched/group/0": "Tree of rollouts",
+        "#/branched/step/c/1": "3 rollouts of the tree continue from here",
         "#/small": "Configuration",
         "#/training": "Metrics (",
         "#/small/rollouts": "find the key of alpha",

@@ -268,7 +268,11 @@ class ExplorerPlayer:
             action for action in sorted(self._memory.offered) if action.startswith((f"move {held} ", f"put {held} "))
         )
         usual = usual_places().get(_kind(held), {})
-        for target in sorted(self._memory.contents, key=lambda r: (r in self._memory.shut, -usual.get(_kind(r), 0))):
+
+        def preference(r: str) -> tuple[bool, float]:
+            return r in self._memory.shut, -usual.get(_kind(r), 0)
+
+        for target in sorted(self._memory.contents, key=preference):
             if not self._memory.is_here(target):
                 yield from self._put(held, target)
 

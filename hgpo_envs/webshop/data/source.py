@@ -43,21 +43,30 @@ class TaskIds(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]  # as a list
 
 
-def split_ids(splits: Mapping[str, range], split: str) -> TaskIds:
-    """Return the task ids of one of the splits, or of ``all``, in the goals' order.
+class GoalTasks:
+    """Goals as tasks. A task's id is its goal's index in the original's shuffled order, as text."""
 
-    Raises:
-        InputError: There is no such split.
-    """
-    check_known("split", split, (*splits, "all"))
-    every = range(sum(map(len, splits.values())))  # they are disjoint and complete
-    return TaskIds(splits.get(split, every))
+    name: str = "WebShop"
+    splits: Mapping[str, range]
+    _versions: Mapping[str, str]
+
+    def ids(self, split: str) -> TaskIds:
+        """Return the task ids of `train`, `eval`, `test` or `all`, in the goals' order.
+
+        Raises:
+            InputError: There is no such split.
+        """
+        check_known("split", split, (*self.splits, "all"))
+        every = range(sum(map(len, self.splits.values())))  # they are disjoint and complete
+        return TaskIds(self.splits.get(split, every))
+
+    def _task(self, index: int, instruction: str, category: str) -> Task:
+        split = next(name for name, places in self.splits.items() if index in places)
+        return Task(str(index), split, instruction, category, self._versions)
 
 
-class WebShopSource:
+class WebShopSource(GoalTasks):
     """The tasks of one catalogue.
-
-    A task's id is its goal's index in the original's shuffled order, as text.
 
     Args:
         data: A built catalogue; None is the bundled one.
@@ -73,8 +82,6 @@ class WebShopSource:
     Raises:
         InputError: There is no catalogue, it has no such goals, or an argument is unknown.
     """
-
-    name: str = "WebShop"
 
     def __init__(
         self,
@@ -96,7 +103,7 @@ class WebShopSource:
         for name, value in quirks.items():
             check_known(name, value, _QUIRKS[name])
         self.quirks: Final = Quirks(**dict[str, Any](quirks))
-        self.splits: Final = split_ranges(len(self.shop.goals))
+        self.splits = split_ranges(len(self.shop.goals))
         self.files: Final = dict[str, str](catalogue.manifest["sources"])
         """SHA-256 of the files that the catalogue was built from, by name."""
         self._products = catalogue.manifest["products"]
@@ -115,14 +122,6 @@ class WebShopSource:
         arguments, quirks = self._arguments
         return partial(WebShopSource, **dict[str, Any](quirks)), arguments
 
-    def ids(self, split: str) -> Sequence[str]:
-        """Return the task ids of `train`, `eval`, `test` or `all`, in the goals' order.
-
-        Raises:
-            InputError: There is no such split.
-        """
-        return split_ids(self.splits, split)
-
     def task(self, task_id: str | int) -> Task:
         """Return a goal as a task, with the category of its product as type.
 
@@ -130,14 +129,7 @@ class WebShopSource:
             KeyError: There is no such goal.
         """
         goal = self.shop.goal(task_id)
-        split = next(name for name, places in self.splits.items() if goal.index in places)
-        return Task(
-            str(goal.index),
-            split,
-            goal.instruction,
-            goal.product.category,
-            self._versions,
-        )
+        return self._task(goal.index, goal.instruction, goal.product.category)
 
     def contents(self, task_id: str) -> dict[str, str]:
         """Return a goal, and what pages and rewards come from (`hgpo_envs.engine.TaskSource`).

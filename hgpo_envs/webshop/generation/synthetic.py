@@ -214,7 +214,12 @@ class SyntheticProduct:
             "other": other,
             **self.known,
         }
-        return _GAP.sub(lambda gap: values.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
+
+        def filled(gap: re.Match[str]) -> str:
+            draw = _DRAWN.get(gap[1], SyntheticProduct.rare)  # the names of a series, place or artist
+            return values.get(gap[1]) or str(draw(self))
+
+        return _GAP.sub(filled, form)
 
     def _record(self, text: float) -> dict[str, Any]:
         kind = self.kind
@@ -309,10 +314,6 @@ class SyntheticProduct:
 
 _GAP: Final = re.compile(r"\{(\w+)\}")
 _DRAWN: Final[dict[str, Callable[[SyntheticProduct], object]]] = {
-    "series": SyntheticProduct.rare,
-    "other_series": SyntheticProduct.rare,
-    "place": SyntheticProduct.rare,
-    "artist": SyntheticProduct.rare,
     "mood": lambda product: product.pick(MOODS),
     "style": lambda product: product.pick(STYLES),
     "number": lambda product: round(product.random.uniform(1, 90), 1),
@@ -321,4 +322,4 @@ _DRAWN: Final[dict[str, Callable[[SyntheticProduct], object]]] = {
     "model": SyntheticProduct.model,
     "earlier": SyntheticProduct.model,
 }
-"""The random values for the remaining gaps of a sentence."""
+"""The random values for the remaining gaps of a sentence that are no names."""

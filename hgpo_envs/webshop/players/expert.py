@@ -122,9 +122,10 @@ def best_choices(product: Product, goal: Goal, engine: WebShopEngine) -> dict[st
         counted = {value: _satisfied(value, wanted) for value in values}
         for mask, clicks in list(found.items()):
             for value, bits in counted.items():
-                better = {**clicks, value: name}
-                if mask | bits != mask and len(better) < len(found.get(mask | bits, {**better, "": ""})):
-                    found[mask | bits] = better
+                more = mask | bits
+                fewest = len(found[more]) if more in found else len(clicks) + 2
+                if more != mask and len(clicks) + 1 < fewest:
+                    found[more] = {**clicks, value: name}
     return found[max(found, key=int.bit_count)]
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 KEYS: Final = ("trajectory", "step")
 TRUTH: Final = ("advantage", "advantage_error", "advantage_first", "advantage_second")
 """The columns of a truth table that are read, besides its keys."""
+TASK: Final = ("env_id", "task_id", "task")
+MEASURES: Final = ("correlation", "sign")
 RESAMPLES: Final = 2000
 
 
@@ -48,46 +50,80 @@ def correlations(
         seed: Seed of the resamples of tasks.
 
     Returns:
-        One row per estimator, the highest correlation first: `estimator`, `correlation` with its 95% interval `low`
-        and `high`, `sign` with `sign_low` and `sign_high`, and the numbers of `steps` and `tasks`. Null where there is
-        none.
+        One row per estimator, the highest correlation first: `estimator`; `correlation`, with its 95% interval
+        `correlation_low` and `correlation_high`; `sign`, `sign_low` and `sign_high`; and the numbers of `steps` and
+        `tasks`. Null where there is none.
 
     Raises:
         InputError: A column is missing, a step is twice in the truth table, a trajectory is in two runs, or no step of
             the run has a truth.
     """
-    if missing := [name for name in (*KEYS, *TRUTH) if name not in truth.collect_schema()]:
-        raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
-    exact = truth.select(*KEYS, pl.col(TRUTH).name.prefix("true_")).collect()
-    if exact.select(KEYS).is_duplicated().any():
-        raise InputError("the truth table has several rows for one step; expected one row per trajectory and step")
+    columns = [variant.estimator.column for variant in variants]
     groups = group_keys(steps.collect_schema())
-    estimators = [variant.estimator for variant in variants]
-    columns = [estimator.column for estimator in estimators]
-    table = compute_many(steps, estimators).select(*groups, *KEYS, *columns).collect()
-    if table.select(*groups, "trajectory").unique()["trajectory"].is_duplicated().any():
-        raise InputError("expected names of trajectories that are unique in all runs; compare one run at a time")
-    # Aborted rollouts have no advantage, and some steps no truth.
-    joined = table.drop_nulls(columns).join(exact.cast({"step": table["step"].dtype}), on=KEYS)
-    joined = joined.filter(pl.all_horizontal(pl.col(f"true_{name}").is_finite() for name in TRUTH))
-    if joined.is_empty():
-        raise InputError("no step of the run is in the truth table; expected the truth of this run")
+    joined = _joined(steps, truth, variants, groups)
 
-    task = [name for name in groups if name in {"env_id", "task_id", "task"}]
+    # All estimators are measured in the same resamples of the tasks.
+    task = [name for name in groups if name in TASK]
     tasks = joined.n_unique(task)
     weights = task_weights(tasks, RESAMPLES, seed)
     rows = []
-    for name, column in zip([variant.name for variant in variants], columns, strict=True):
-        sums = joined.group_by(task).agg(**_terms(pl.col(column))).sort(task).drop(task).to_numpy()
+    for variant, column in zip(variants, columns, strict=True):
+        by_task = joined.group_by(task).agg(**_terms(pl.col(column)))
+        sums = by_task.sort(task).drop(task).to_numpy()
         values, variances = _measures(sums.sum(0))
         draws, noise = _measures(weights @ sums)
+        # A variance within two standard errors of 0 can make any number of a correlation.
         if (variances <= 2 * noise.std(0)).any():
             values[0] = np.nan
-        bounds = np.stack([values, *percentile_bounds(values, draws, tasks)], axis=1)
-        rows.append([name, *bounds.ravel().tolist(), joined.height, tasks])
-    names = ["estimator", "correlation", "low", "high", "sign", "sign_low", "sign_high", "steps", "tasks"]
-    found = pl.DataFrame(rows, names, orient="row").with_columns(pl.col(pl.Float64).fill_nan(None))
-    return found.sort("correlation", descending=True, nulls_last=True, maintain_order=True)
+        low, high = percentile_bounds(values, draws, tasks)
+        row: dict[str, object] = {"estimator": variant.name}
+        for place, name in enumerate(MEASURES):
+            row[name] = values[place]
+            row[f"{name}_low"] = low[place]
+            row[f"{name}_high"] = high[place]
+        rows.append(row | {"steps": joined.height, "tasks": tasks})
+    found = pl.DataFrame(rows).with_columns(pl.col(pl.Float64).fill_nan(None))
+    return found.sort(
+        "correlation",
+        descending=True,
+        nulls_last=True,
+        maintain_order=True,
+    )
+
+
+def _joined(
+    steps: pl.LazyFrame,
+    truth: pl.LazyFrame,
+    variants: Sequence[Variant],
+    groups: Sequence[str],
+) -> pl.DataFrame:
+    """Return the steps that have a truth, with the advantages of all estimators."""
+    known = truth.collect_schema()
+    missing = [name for name in (*KEYS, *TRUTH) if name not in known]
+    if missing:
+        raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
+    exact = truth.select(
+        *KEYS,
+        pl.col(TRUTH).name.prefix("true_"),
+    ).collect()
+    if exact.select(KEYS).is_duplicated().any():
+        raise InputError("the truth table has several rows for one step; expected one row per trajectory and step")
+
+    estimators = [variant.estimator for variant in variants]
+    columns = [estimator.column for estimator in estimators]
+    table = compute_many(steps, estimators).select(*groups, *KEYS, *columns).collect()
+    trajectories = table.select(*groups, "trajectory").unique()
+    if trajectories["trajectory"].is_duplicated().any():
+        raise InputError("expected names of trajectories that are unique in all runs; compare one run at a time")
+
+    # Aborted rollouts have no advantage, and some steps no truth.
+    exact = exact.cast({"step": table["step"].dtype})
+    joined = table.drop_nulls(columns).join(exact, on=KEYS)
+    is_known = pl.all_horizontal(pl.col(f"true_{name}").is_finite() for name in TRUTH)
+    joined = joined.filter(is_known)
+    if joined.is_empty():
+        raise InputError("no step of the run is in the truth table; expected the truth of this run")
+    return joined
 
 
 def _terms(estimate: pl.Expr) -> dict[str, pl.Expr]:
@@ -118,11 +154,15 @@ def _measures(sums: Floats) -> tuple[Floats, Floats]:
     """
     n = sums[..., 0]
     sure = sums[..., -1]
-    e, first, second, ee, ea, aa, right = np.moveaxis(sums[..., 1:-1] / n[..., None], -1, 0)
-    variances = np.stack([ee - e**2, aa - first * second], axis=-1)
+    means = sums[..., 1:-1] / n[..., None]
+    e, first, second, ee, ea, aa, right = np.moveaxis(means, -1, 0)
+    of_estimate = ee - e**2
+    of_truth = aa - first * second
+    variances = np.stack([of_estimate, of_truth], axis=-1)
     # An estimate of a variance can be negative by noise, and has no root then.
+    positive = np.where(variances > 0, variances, np.nan)
+    covariance = ea - e * (first + second) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        deviations = np.sqrt(np.where(variances > 0, variances, np.nan)).prod(-1)
-        correlation = (ea - e * (first + second) / 2) / deviations
+        correlation = covariance / np.sqrt(positive).prod(-1)
         sign = right * n / sure
     return np.stack([correlation, sign], axis=-1), variances
