@@ -70,7 +70,12 @@ def arena(
             bars.update(bar, description=text, advance=int(done))
 
         results = running.arena(
-            out, chosen, list(known), seeds=seeds or running.SEEDS, overwrite=overwrite, progress=show
+            out,
+            chosen,
+            list(known),
+            seeds=running.SEEDS if seeds is None else seeds,
+            overwrite=overwrite,
+            progress=show,
         )
     left = [name for name in WORLDS if name not in known and not worlds]
     for name in left:
