@@ -38,10 +38,12 @@ from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection
+    from collections.abc import Collection, KeysView
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
+_FILE: Final = "file"
+"""The column of a scan with the path of a row's shard."""
 
 
 class GroupKey(NamedTuple):
@@ -83,7 +85,6 @@ class StepWriter:
     Attributes:
         folder: The run's folder as an absolute path.
         header: The manifest's description of the run.
-        committed: Keys of the committed groups.
 
     Raises:
         InputError: An argument is invalid, another writer has the run open, or the folder contains a different run or
@@ -137,11 +138,12 @@ class StepWriter:
                     named=run is not None,
                     configured=config is not None,
                 )
-            starts = self._committed().filter(IS_FIRST).select(TRAJECTORY_KEY).collect()
+            starts = self._committed().filter(IS_FIRST).select(*TRAJECTORY_KEY, _FILE).collect()
         except BaseException:
             self._run.close()
             raise
-        self.committed = frozenset(GroupKey(*row) for row in starts.select(schema.GROUP_KEY).unique().iter_rows())
+        groups = starts.select(*schema.GROUP_KEY, _FILE).unique()
+        self._files = {GroupKey(*key): Path(path).name for *key, path in groups.iter_rows()}
         self._trajectories = frozenset(starts["trajectory"])
         self._defaults = {
             **(defaults or {}),
@@ -171,7 +173,7 @@ class StepWriter:
             return
         batch = _batch(frame)
         # Both committed and accepted groups count: none may come a second time.
-        known_groups = self.committed.union(*(batch.groups for batch in self._ready))
+        known_groups = self._files.keys() | frozenset().union(*(batch.groups for batch in self._ready))
         if known_groups & batch.groups:
             name = preview(tuple(min(known_groups & batch.groups)), 200)
             raise InputError(f"group {name} (iteration, task, group) {self._already}")
@@ -204,14 +206,13 @@ class StepWriter:
         frame = self._completed(steps, checked=checked)
         self._refuse_known(_batch(frame), self._trajectories)
         written = []
-        if self.committed & _batch(frame).groups:
-            for shard in list(self._run.manifest.shards.values()):
-                groups = self._committed(shard).select(schema.GROUP_KEY).unique().collect()
-                members = frame.join(groups, schema.GROUP_KEY, "semi", maintain_order="left")
-                if not members.is_empty():
-                    kept = _Batch(self._read(shard))
-                    written.append(self._write_shard([kept, _batch(members)], replaces=shard.file))
-                    frame = frame.join(groups, schema.GROUP_KEY, "anti", maintain_order="left")
+        # Only the files with groups of the rows are read, so that the cost does not grow with the run.
+        files = {self._files[group] for group in self.committed & _batch(frame).groups}
+        for shard in [self._run.manifest.shards[file] for file in sorted(files)]:
+            kept = self._read(shard)
+            members = frame.join(kept, schema.GROUP_KEY, "semi", maintain_order="left")
+            written.append(self._write_shard([_Batch(kept), _batch(members)], replaces=shard.file))
+            frame = frame.join(kept, schema.GROUP_KEY, "anti", maintain_order="left")
         if not frame.is_empty():
             written.append(self._write_shard([_batch(frame)]))
         return written
@@ -302,6 +303,11 @@ class StepWriter:
             error.add_note(f"while leaving, {note}: {failure}")
 
     @property
+    def committed(self) -> KeysView[GroupKey]:
+        """Keys of the committed groups, also of those that follow."""
+        return self._files.keys()
+
+    @property
     def trajectories(self) -> frozenset[str]:
         """Identifiers of the committed trajectories."""
         return self._trajectories
@@ -321,7 +327,9 @@ class StepWriter:
     def _committed(self, *some: Shard) -> pl.LazyFrame:
         """Scan some committed shards, all by default."""
         files = [self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()]
-        return pl.scan_parquet(files, glob=False) if files else pl.LazyFrame(schema=schema.polars_schema(0))
+        if not files:
+            return pl.LazyFrame(schema={**schema.polars_schema(0), _FILE: schema.TEXT})
+        return pl.scan_parquet(files, glob=False, include_file_paths=_FILE)
 
     def _completed(self, steps: rows.Rows, *, checked: bool) -> pl.DataFrame:
         """Convert rows to their stored form, with every column."""
@@ -374,7 +382,11 @@ class StepWriter:
             return
         shard, batches = self._writing
         if shard.file in self._run.manifest.shards or self._run.settle(shard):
-            self.committed = self.committed.union(*(batch.groups for batch in batches))
+            if shard.replaces is not None:
+                moved = [group for group, file in self._files.items() if file == shard.replaces]
+                self._files.update(dict.fromkeys(moved, shard.file))
+            for batch in batches:
+                self._files.update(dict.fromkeys(batch.groups, shard.file))
             self._trajectories = self._trajectories.union(*(batch.trajectories for batch in batches))
             self._ready = [batch for batch in self._ready if batch not in batches]
         self._writing = None
