@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.environment_spec import make_player, spec_named
@@ -192,13 +192,6 @@ def parse_weights(text: str) -> Mapping[str, float]:
     return weights
 
 
-@cache  # a search among all benchmarks, for each action
-def _form(benchmark: str) -> Callable[[str], str]:
-    """Return the form of a benchmark's responses."""
-    spec = spec_named(benchmark) if benchmark else None
-    return "<think></think><action>{}</action>".format if spec is None else spec.respond
-
-
 def format_action(
     action: str,
     action_format: str,
@@ -223,7 +216,8 @@ def format_action(
     'search[shoes]'
     """
     if action_format == "response":
-        return _form(benchmark)(action)
+        spec = spec_named(benchmark) if benchmark else None
+        return f"<think></think><action>{action}</action>" if spec is None else spec.respond(action)
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action

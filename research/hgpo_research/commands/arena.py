@@ -85,10 +85,8 @@ def arena(
         print(f"The page is in {page}.")
     else:
         # The same words again: what was measured is kept, and nothing else is measured.
-        words: list[object] = ["arena"]
-        if estimator is not None:
-            words += ["add", estimator]
-        elif names:
-            words += ["-e", ",".join(names)]
-        words += [word for name in worlds or () for word in ("-w", name)]
-        print(f"Results are in {out}/results. {common.next_commands([*words, '--out', out, '-o', 'arena.html'])}")
+        chosen_words = [] if not names else ["-e", ",".join(names)]
+        chosen_words = chosen_words if estimator is None else ["add", estimator]
+        world_words = [word for name in worlds or () for word in ("-w", name)]
+        words = ["arena", *chosen_words, *world_words, "--out", out, "-o", "arena.html"]
+        print(f"Results are in {out}/results. {common.next_commands(words)}")
