@@ -9,7 +9,15 @@ import polars as pl
 
 from benchmarks.readme import ROOT, WORLDS, figures, rewrite
 from hgpo_research.tabular.report import markdown, markdown_table, summary
-from research.benchmarks import advise_agreement, advise_simulation, arena, branches, gagpo, gain_simulation
+from research.benchmarks import (
+    advise_agreement,
+    advise_simulation,
+    arena,
+    branch_training,
+    branches,
+    gagpo,
+    gain_simulation,
+)
 from research.benchmarks.what_learns import GRPO, earlier, history
 
 if TYPE_CHECKING:
@@ -86,7 +94,10 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "ranking": advise_simulation.table,
         "agreement": advise_agreement.table,
     },
-    "research/docs/branch_study.md": {name: partial(branches.table, name) for name in ("gain", "cost")},
+    "research/docs/branch_study.md": {
+        **{name: partial(branches.table, name) for name in ("gain", "cost")},
+        "training": branch_training.table,
+    },
     "research/docs/estimator_comparison.md": {"simulation": gain_simulation.table},
     "research/docs/gagpo.md": {
         "verdicts": gagpo.verdicts,
