@@ -40,7 +40,7 @@ _STEP: Final = ("run", "trajectory", "step")
 
 
 def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the name, the summary, the scope and the parameters of estimators: names, or ``module:function``.
+    """Return the name, the summary and the parameters of estimators: names, or ``module:function``.
 
     Raises:
         InputError: An estimator is unknown.
@@ -49,14 +49,7 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
     for name in names:
         found = registry.get(name)
         parameters = _parameters(type(found.parameters))
-        documents.append(
-            {
-                "name": name,
-                "summary": found.summary,
-                "scope": found.scope,
-                "parameters": parameters,
-            }
-        )
+        documents.append({"name": name, "summary": found.summary, "parameters": parameters})
     return documents
 
 
@@ -138,7 +131,7 @@ def estimate(index: Index, number: int, estimator: Estimator | None) -> dict[str
     if estimator.scope == "batch":
         before = index.groups.filter(pl.col("row") < group["row"], run=group["run"], iteration=group["iteration"])
         columns = _batch(index, estimator, group["run"], group["iteration"])
-        columns = columns.slice(before["rows"].sum(), group["rows"])
+        columns = columns.slice(int(before["rows"].sum()), group["rows"])
     else:
         with errors(index.place):
             steps = with_scores(index.lazy(group["row"], group["rows"]), index.files, estimator.scores)

@@ -201,9 +201,10 @@ class TerminalViewer(App[None]):
 def _estimated(step: Step, estimator: Estimator | None) -> dict[str, Any]:
     """Return the columns of an estimate, or why it is refused."""
     try:
-        return _estimate(step.run, step.group["number"], estimator)["columns"]
+        columns: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)["columns"]
     except InputError as error:
-        return {"refused": str(error)}
+        columns = {"refused": str(error)}
+    return columns
 
 
 def _about_step(step: Step, name: str, columns: dict[str, Any]) -> Content:
