@@ -38,10 +38,12 @@ from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection
+    from collections.abc import Collection, KeysView
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
+_FILE: Final = "file"
+"""The column of a scan with the path of a row's shard."""
 
 
 class GroupKey(NamedTuple):
@@ -83,7 +85,6 @@ class StepWriter:
     Attributes:
         folder: The run's folder as an absolute path.
         header: The manifest's description of the run.
-        committed: Keys of the committed groups.
 
     Raises:
         InputError: An argument is invalid, another writer has the run open, or the folder contains a different run or
@@ -137,11 +138,12 @@ class StepWriter:
                     named=run is not None,
                     configured=config is not None,
                 )
-            starts = self._committed().filter(IS_FIRST).select(TRAJECTORY_KEY).collect()
+            starts = self._committed().filter(IS_FIRST).select(*TRAJECTORY_KEY, _FILE).collect()
         except BaseException:
             self._run.close()
             raise
-        self.committed = frozenset(GroupKey(*row) for row in starts.select(schema.GROUP_KEY).unique().iter_rows())
+        groups = starts.select(*schema.GROUP_KEY, _FILE).unique()
+        self._files = {GroupKey(*key): Path(path).name for *key, path in groups.iter_rows()}
         self._trajectories = frozenset(starts["trajectory"])
         self._defaults = {
             **(defaults or {}),
@@ -171,7 +173,7 @@ class StepWriter:
             return
         batch = _batch(frame)
         # Both committed and accepted groups count: none may come a second time.
-        known_groups = self.committed.union(*(batch.groups for batch in self._ready))
+        known_groups = self._files.keys() | frozenset().union(*(batch.groups for batch in self._ready))
         if known_groups & batch.groups:
             name = preview(tuple(min(known_groups & batch.groups)), 200)
             raise InputError(f"group {name} (iteration, task, group) {self._already}")
@@ -204,14 +206,13 @@ class StepWriter:
         frame = self._completed(steps, checked=checked)
         self._refuse_known(_batch(frame), self._trajectories)
         written = []
-        if self.committed & _batch(frame).groups:
-            for shard in list(self._run.manifest.shards.values()):
-                groups = self._committed(shard).select(schema.GROUP_KEY).unique().collect()
-                members = frame.join(groups, schema.GROUP_KEY, "semi", maintain_order="left")
-                if not members.is_empty():
-                    kept = _Batch(self._read(shard))
-                    written.append(self._write_shard([kept, _batch(members)], replaces=shard.file))
-                    frame = frame.join(groups, schema.GROUP_KEY, "anti", maintain_order="left")
+        # Only the files with groups of the rows are read, so that the cost does not grow with the run.
+        files = {self._files[group] for group in self.committed & _batch(frame).groups}
+        for shard in [self._run.manifest.shards[file] for file in sorted(files)]:
+            kept = self._read(shard)
+            members = frame.join(kept, schema.GROUP_KEY, "semi", maintain_order="left")
+            written.append(self._write_shard([_Batch(kept), _batch(members)], replaces=shard.file))
+            frame = frame.join(kept, schema.GROUP_KEY, "anti", maintain_order="left")
         if not frame.is_empty():
             written.append(self._write_shard([_batch(frame)]))
         return written
@@ -232,9 +233,10 @@ class StepWriter:
     def replace(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
         """Replace committed trajectories, for example aborted ones, by complete trajectories of the same names.
 
-        Accepted groups are committed first. Each file with one of the trajectories is written again under a new name;
-        then the manifest lists the new file instead of the old one, and the old file is removed. If this is
-        interrupted, each file contains either all old or all new trajectories. The new files are returned.
+        Branches may be new, and are added. Accepted groups are committed first. Each file with one of the trajectories
+        is written again under a new name; then the manifest lists the new file instead of the old one, and the old file
+        is removed. If this is interrupted, each file contains either all old or all new trajectories. The new files are
+        returned.
 
         Args:
             steps: Rows of the trajectories, as in `add_group`.
@@ -248,18 +250,15 @@ class StepWriter:
         self.commit()
         self._check_open()
         frame = self._completed(steps, checked=checked)
-        wanted = frame.select(TRAJECTORY_KEY).unique()
-        names = {
-            shard: wanted.join(self._committed(shard).select(TRAJECTORY_KEY).collect(), TRAJECTORY_KEY, "semi")
-            for shard in self._run.manifest.shards.values()
-        }
-        missing = wanted.join(
-            pl.concat([wanted.clear(), *names.values()]),
-            TRAJECTORY_KEY,
-            "anti",
-        )
+        wanted = frame.select(*TRAJECTORY_KEY, "parent").unique()
+        names = {}
+        missing = wanted.filter(pl.col("parent").is_null())
+        for shard in self._run.manifest.shards.values():
+            known = self._committed(shard).select(TRAJECTORY_KEY).unique().collect()
+            names[shard] = wanted.join(known, schema.GROUP_KEY, "semi")
+            missing = missing.join(known, TRAJECTORY_KEY, "anti")
         if not missing.is_empty():
-            *group, name = missing.row(0)
+            *group, name, _ = missing.row(0)
             raise InputError(f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run")
         return [self._replace_in(shard, some, frame) for shard, some in names.items() if not some.is_empty()]
 
@@ -270,7 +269,7 @@ class StepWriter:
             how="anti",
         )
         new = frame.join(names, on="trajectory", how="semi")
-        return self._write_shard([_Batch(kept), _Batch(new)], replaces=shard.file)
+        return self._write_shard([_Batch(kept), _batch(new)], replaces=shard.file)
 
     def _read(self, shard: Shard) -> pl.DataFrame:
         """Read a committed shard."""
@@ -304,6 +303,11 @@ class StepWriter:
             error.add_note(f"while leaving, {note}: {failure}")
 
     @property
+    def committed(self) -> KeysView[GroupKey]:
+        """Keys of the committed groups, also of those that follow."""
+        return self._files.keys()
+
+    @property
     def trajectories(self) -> frozenset[str]:
         """Identifiers of the committed trajectories."""
         return self._trajectories
@@ -323,7 +327,9 @@ class StepWriter:
     def _committed(self, *some: Shard) -> pl.LazyFrame:
         """Scan some committed shards, all by default."""
         files = [self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()]
-        return pl.scan_parquet(files, glob=False) if files else pl.LazyFrame(schema=schema.polars_schema(0))
+        if not files:
+            return pl.LazyFrame(schema={**schema.polars_schema(0), _FILE: schema.TEXT})
+        return pl.scan_parquet(files, glob=False, include_file_paths=_FILE)
 
     def _completed(self, steps: rows.Rows, *, checked: bool) -> pl.DataFrame:
         """Convert rows to their stored form, with every column."""
@@ -334,7 +340,9 @@ class StepWriter:
             depth,
             checked=checked,
         )
-        rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", frame["run"] != run)])
+        if not checked:
+            other_run = frame["run"] != run
+            rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", other_run)])
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
             errors = [text and redact(text) for text in frame["error"]]
@@ -374,7 +382,11 @@ class StepWriter:
             return
         shard, batches = self._writing
         if shard.file in self._run.manifest.shards or self._run.settle(shard):
-            self.committed = self.committed.union(*(batch.groups for batch in batches))
+            if shard.replaces is not None:
+                moved = [group for group, file in self._files.items() if file == shard.replaces]
+                self._files.update(dict.fromkeys(moved, shard.file))
+            for batch in batches:
+                self._files.update(dict.fromkeys(batch.groups, shard.file))
             self._trajectories = self._trajectories.union(*(batch.trajectories for batch in batches))
             self._ready = [batch for batch in self._ready if batch not in batches]
         self._writing = None

@@ -73,7 +73,7 @@ class TerminalViewer(App[None]):
         super().__init__()
         self.sources = sources
         self.searched = ""
-        first = sources[0].document()
+        first: dict[str, Any] = sources[0].document()
         parameters = {} if estimators or first["trained"] is None else first["trained"]["set"]
         names = estimators or first["usual"][:2]
         variants = read_variants([name for name in names if name != AS_TRAINED], parameters)

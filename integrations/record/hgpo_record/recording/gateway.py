@@ -28,11 +28,11 @@ from yarl import URL
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import register
-from hgpo_record.recording.calls import PROMPTS, read_answer, read_request, with_token_ids
-from hgpo_record.recording.rollouts import RefusedError, Reward
+from hgpo_record.recording.calls import PROMPTS, with_token_ids
+from hgpo_record.recording.rollouts import Call, RefusedError, Reward
 from hgpo_record.recording.streams import EVENTS, LONGEST_END, may_end, whole_answer
 from hgpo_train.local_server import is_known_host, known_hosts
-from hgpo_train.policies.http_client import LARGEST_ANSWER, RequestError, environment_proxy
+from hgpo_train.policies.http_client import LARGEST_ANSWER, environment_proxy
 
 if TYPE_CHECKING:
     import socket
@@ -277,15 +277,12 @@ class Gateway:
         seconds = monotonic() - call.began
         try:
             whole = whole_answer(call.interface, bytes(answer)) if streamed else bytes(answer)
-            if whole is None:
-                return
-            request = read_request(call.interface, call.body)
-            self._recording.add(call.rollout, request, read_answer(call.interface, whole), seconds)
-            call.settled = True
-        except RequestError:
-            self._failed(call, "an error with the status 200")
         except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
-            self._lost(call, f"a call could not be recorded: {type(error).__name__}: {error}")
+            self._lost(call, f"a stream could not be read: {type(error).__name__}: {error}")
+            return
+        if whole is not None:
+            call.settled = True
+            self._recording.add(call.rollout, Call(call.interface, call.body, whole, seconds))
 
     def _failed(self, call: _Call, reason: str) -> None:
         """Count a call that has no answer, which is no step."""

@@ -22,7 +22,8 @@ from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.unicode_text import clean_text
 from hgpo_record.recording.branches import Branch, Branches
-from hgpo_record.recording.calls import state_of
+from hgpo_record.recording.calls import read_answer, read_request, state_of
+from hgpo_train.policies.http_client import RequestError
 from hgpo_train.policies.validation import checked_number
 from hgpo_train.rollout.row import Row, columns_of
 
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hgpo_datasets import StepWriter
-    from hgpo_record.recording.calls import Answer, Request
 
 BRANCHES: Final = "branches.jsonl"
 LONGEST_NAME: Final = 1000
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
 _LONGEST_PAUSE_S: Final = 1.0
+_BATCH: Final = 32
+"""Calls of a rollout are read so many at a time. One by one, between requests, each takes twice as long: what the
+processor has in its caches is then what forwards requests."""
 
 
 class RefusedError(Exception):
@@ -52,6 +55,23 @@ class RefusedError(Exception):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that was answered, and is not read yet.
+
+    Attributes:
+        interface: A key of `PROMPTS`.
+        body: The request.
+        answer: The body of the answer, as it is without streaming.
+        seconds: The time until the answer.
+    """
+
+    interface: str
+    body: bytes
+    answer: bytes
+    seconds: float
+
+
 @dataclass(eq=False)
 class Rollout:
     """A rollout.
@@ -59,6 +79,7 @@ class Rollout:
     Attributes:
         task: Its task.
         name: Its name among the rollouts of the task.
+        calls: Its last calls, which are not read yet.
         rows: One row per call.
         branches: The branches of its calls.
         others: Further choices of a call, by its step.
@@ -69,6 +90,7 @@ class Rollout:
 
     task: str
     name: str
+    calls: list[Call] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     branches: Branches = field(default_factory=Branches)
     others: dict[int, Sequence[Any]] = field(default_factory=dict)
@@ -149,6 +171,8 @@ class Recording:
     @property
     def open(self) -> list[Rollout]:
         """The open rollouts, without those that wait for their first answer."""
+        for rollout in self._open.values():
+            self._read(rollout)
         return [rollout for rollout in self._open.values() if rollout.rows or rollout.problem]
 
     @property
@@ -197,15 +221,30 @@ class Recording:
         self._numbers[task] = number + 1
         return str(number)
 
-    def add(self, rollout: Rollout, request: Request, answer: Answer, seconds: float) -> None:
-        """Add a call to a rollout.
-
-        Raises:
-            UnreadableError: It has no state.
-        """
+    def add(self, rollout: Rollout, call: Call) -> None:
+        """Add a call to a rollout."""
         if rollout.ended:  # it was rewarded while the call went on
             self.failed["after the end of the rollout"] += 1
             return
+        rollout.calls.append(call)
+        if len(rollout.calls) >= _BATCH:
+            self._read(rollout)
+
+    def _read(self, rollout: Rollout) -> None:
+        """Make steps of the calls of a rollout. It lacks those that cannot be steps."""
+        calls = rollout.calls
+        rollout.calls = []
+        for call in calls:
+            try:
+                self._add_step(rollout, call)
+            except RequestError:
+                self.failed["an error with the status 200"] += 1
+            except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
+                rollout.problem = f"a call could not be recorded: {type(error).__name__}: {error}"
+
+    def _add_step(self, rollout: Rollout, call: Call) -> None:
+        request = read_request(call.interface, call.body)
+        answer = read_answer(call.interface, call.answer)
         reply = answer.reply
         step = len(rollout.rows)
         row = Row(
@@ -223,7 +262,7 @@ class Recording:
             response_token_ids=reply.response_token_ids,
             response_logprobs=reply.response_logprobs,
             finish_reason=reply.finish_reason,
-            policy_s=seconds,
+            policy_s=call.seconds,
             won=None,
         )
         rollout.branches.add(request, answer)
@@ -246,6 +285,7 @@ class Recording:
         value = checked_number("reward", reward.reward)
         named = name if reward.rollout is None else str(reward.rollout)
         rollout = self.rollout(reward.task or task, named, create=False)
+        self._read(rollout)
         if not rollout.rows:
             raise RefusedError(409, f"rollout {rollout.trajectory!r:.80} has no recorded call that could be rewarded")
         last = rollout.rows[-1]
@@ -261,6 +301,7 @@ class Recording:
             rollout: The rollout.
             failure: Why it was aborted; empty if it was not.
         """
+        self._read(rollout)
         rollout.ended = True
         del self._open[rollout.task, rollout.name]
         if self._current.get(rollout.task) is rollout:
