@@ -40,7 +40,7 @@ def view(
         task: A task id for the page instead; may be repeated.
         max_mb: Largest size of the page, in MB; further tasks are left out.
         overwrite: Whether to replace a page.
-        estimator: A further estimator, module:function; for --out those to compute, for --terminal two to compare.
+        estimator: A further estimator, module:function; for --out those to compute, for --terminal those to compare.
         terminal: Show the runs here, without a browser.
         host: Address to listen on. Default: only this machine.
         port: Port to listen on; 0 for a free one.

@@ -220,7 +220,7 @@ DOCUMENTS: Final[dict[str, Document]] = {
     "levels": lambda _, index, request: levels_document(index, chance="chance" in request.query_params),
     "rollouts": lambda _, index, __: rollouts_document(index),
     "results": _selected,
-    "notes": lambda source, _, __: [] if source.notes is None else notes_document(source.notes),
+    "notes": lambda source, _, __: notes_document(source.notes),
     "search": lambda _, index, request: search_document(index, request.query_params.get("text", "")),
     "groups/{group:digits}": lambda _, index, request: group_document(index, request.path_params["group"]),
     "steps/{row:digits}/{steps:digits}": _steps,
@@ -249,7 +249,7 @@ class _Guard:
                 message = {**message, "headers": [*message.get("headers", []), *added]}
             await send(message)
 
-        _, token, *rest = scope["path"].split("/", 2) if scope["path"].startswith("/") else ("", "")
+        token, slash, path = scope["path"].removeprefix("/").partition("/")
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "")
         if not is_known_host(host, self._hosts):
@@ -260,17 +260,8 @@ class _Guard:
             refusal = PlainTextResponse("only GET, and POST for notes", 405)
         elif scope["method"] == "POST" and headers.get(b"origin", "").partition("//")[2] != host:
             refusal = PlainTextResponse("another site's page must not write", 403)
-        elif not rest:
+        elif not slash:
             refusal = Response(status_code=307, headers={"location": f"/{token}/"})
         else:
-            path = f"/{rest[0]}"
-            return await self._app(
-                {
-                    **scope,
-                    "path": path,
-                    "raw_path": path.encode(),
-                },
-                receive,
-                with_headers,
-            )
+            return await self._app({**scope, "path": f"/{path}"}, receive, with_headers)
         return await refusal(scope, receive, with_headers)

@@ -40,7 +40,7 @@ _STEP: Final = ("run", "trajectory", "step")
 
 
 def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the name, the summary, the scope and the parameters of estimators: names, or ``module:function``.
+    """Return the name, the summary and the parameters of estimators: names, or ``module:function``.
 
     Raises:
         InputError: An estimator is unknown.
@@ -49,14 +49,7 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
     for name in names:
         found = registry.get(name)
         parameters = _parameters(type(found.parameters))
-        documents.append(
-            {
-                "name": name,
-                "summary": found.summary,
-                "scope": found.scope,
-                "parameters": parameters,
-            }
-        )
+        documents.append({"name": name, "summary": found.summary, "parameters": parameters})
     return documents
 
 

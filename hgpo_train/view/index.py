@@ -53,10 +53,10 @@ class Index:
             `episode_return`, `score`, `won` (null if unknown), `aborted`, `truncated`, `invalid` (number of steps with
             an invalid action), `judged` and `admissible` (numbers of actions of which that is known, and of admissible
             ones), `error` and `number` (of its group).
-        groups: One row per group, in the order of the rows: the columns of `GROUP`, `split`, `task_type`, `task`,
-            `number` (its position), `first` (position of its first trajectory), `size`, `row`, `rows`, `won` (number of
-            trajectories; null if it is unknown of one), `aborted`, `truncated`, `invalid` (steps), `mean_return` and
-            `mean_length` (without aborted trajectories and branches).
+        groups: One row per group, in the order of the rows: the columns of `GROUP`, `task_type`, `task`, `number` (its
+            position), `first` (position of its first trajectory), `size`, `row`, `rows`, `aborted`, `invalid` (steps),
+            `roots` (rollouts, which are no branches); and of those that were not aborted `rollouts`, `won` (numbers;
+            null if it is unknown of one) and `mean_return`.
         depth: Largest k of the stored contexts.
     """
 
@@ -187,16 +187,15 @@ def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
     return (
         episodes.group_by("number", maintain_order=True)
         .agg(
-            pl.col(*GROUP, "split", "task_type", "task").first(),
+            pl.col(*GROUP, "task_type", "task").first(),
             pl.len().cast(pl.Int64).alias("size"),
             pl.col("row").first(),
             pl.col("length").sum().alias("rows"),
-            pl.col("aborted", "truncated", "invalid").sum().cast(pl.Int64),
+            pl.col("aborted", "invalid").sum().cast(pl.Int64),
             (~IS_BRANCH).sum().cast(pl.Int64).alias("roots"),
             rollouts.sum().cast(pl.Int64).alias("rollouts"),
             pl.when(~won.has_nulls()).then(won.sum().cast(pl.Int64)).alias("won"),
             pl.col("episode_return").filter(rollouts).mean().alias("mean_return"),
-            pl.col("length").filter(rollouts).mean().alias("mean_length"),
         )
         .with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("first"))
     )

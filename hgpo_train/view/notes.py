@@ -54,9 +54,9 @@ def read_notes(path: Path) -> list[Note]:
     return notes
 
 
-def notes_document(path: Path) -> list[dict[str, Any]]:
-    """Return the notes in a file as JSON values."""
-    return [msgspec.to_builtins(note) for note in read_notes(path)]
+def notes_document(path: Path | None) -> list[dict[str, Any]]:
+    """Return the notes in a file as JSON values; none without one."""
+    return [] if path is None else [msgspec.to_builtins(note) for note in read_notes(path)]
 
 
 def save_note(path: Path, index: Index, request: bytes) -> dict[str, Any]:

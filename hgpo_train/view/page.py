@@ -163,7 +163,7 @@ def _open(sources: Sequence[Source], answers: dict[str, Any], problems: list[str
                 f"{address}/overview": overview,
                 f"{address}/curves": curves_document(source, index),
                 f"{address}/levels": levels_document(index, chance=True),
-                f"{address}/notes": [],
+                f"{address}/notes": notes_document(source.notes),
             }
             selection = {"tasks": 0, "of": overview["total"]["tasks"]}
             document = {
@@ -173,8 +173,6 @@ def _open(sources: Sequence[Source], answers: dict[str, Any], problems: list[str
                 "selection": selection,
             }
             runs.append(_Run(source, index, document))
-            if source.notes is not None:
-                answers[f"{address}/notes"] = notes_document(source.notes)
     return runs
 
 

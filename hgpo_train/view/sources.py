@@ -119,7 +119,7 @@ class Source:
         header = manifest.read(self.folder).header if self.folder else None
         return dict(header.config) if header else {}
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         """Return the run as a list of runs shows it; `problem` says why it cannot be read, and is otherwise None."""
         trained = self.trained()
         problem = self.problem()

@@ -26,7 +26,7 @@ export type Parameter = {
   most?: number | null;
 };
 
-export type Estimator = { name: string; summary: string; scope: string; parameters: Parameter[] };
+export type Estimator = { name: string; summary: string; parameters: Parameter[] };
 
 export type Definitions = Record<"summary" | "levels", Record<string, { label: string; text: string }>>;
 
@@ -141,7 +141,6 @@ export type Group = {
   rollouts: number; // without aborted ones and branches
   won: number | null;
   aborted: number;
-  truncated: number;
   invalid: number;
   mean_return: number | null;
   depth: number;

@@ -12,7 +12,7 @@ export type Chosen = { name: string; set: Record<string, Value>; trained?: boole
 const FIRST = ["history_length", "alpha", "mode", "context", "gamma"];
 
 /** The advantages that a run was trained on, in the place of an estimator. */
-const AS_TRAINED: Estimator = { name: "trained", summary: "The advantages that the run was trained on", scope: "group", parameters: [] };
+const AS_TRAINED: Estimator = { name: "trained", summary: "The advantages that the run was trained on", parameters: [] };
 
 /** The estimators that can be chosen for a run. */
 export const estimatorsOf = (run: Run, head: Head): Estimator[] => (run.stored ? [AS_TRAINED, ...head.estimators] : head.estimators);

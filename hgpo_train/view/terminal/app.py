@@ -74,11 +74,15 @@ class TerminalViewer(App[None]):
         self.sources = sources
         self.searched = ""
         first: dict[str, Any] = sources[0].document()
-        parameters = {} if estimators or first["trained"] is None else first["trained"]["set"]
-        names = estimators or first["usual"][:2]
-        variants = read_variants([name for name in names if name != AS_TRAINED], parameters)
-        self.compared: dict[str, Estimator | None] = {name: None for name in names if name == AS_TRAINED}
-        self.compared |= {variant.name: variant.estimator for variant in variants}
+        trained = first["trained"] or {"name": "hgpo", "set": {}}
+        names = first["usual"][:2]
+        # A parameter of training that neither of both has is not unknown: that of training has it.
+        known = {*names, trained["name"]} - {AS_TRAINED}
+        variants = read_variants(estimators) if estimators else read_variants(sorted(known), trained["set"])
+        found = {variant.name: variant.estimator for variant in variants}
+        self.compared: dict[str, Estimator | None] = {
+            name: found.get(name) for name in (found if estimators else names)
+        }
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
@@ -201,10 +205,9 @@ class TerminalViewer(App[None]):
 def _estimated(step: Step, estimator: Estimator | None) -> dict[str, Any]:
     """Return the columns of an estimate, or why it is refused."""
     try:
-        found: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)
+        columns: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)["columns"]
     except InputError as error:
-        return {"refused": str(error)}
-    columns: dict[str, Any] = found["columns"]
+        columns = {"refused": str(error)}
     return columns
 
 
