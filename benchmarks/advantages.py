@@ -38,7 +38,7 @@ from benchmarks.runner import (
     quantity,
     seconds,
 )
-from hgpo_datasets import manifest, shards
+from hgpo_datasets import shards
 from hgpo_envs.hashing import chain_columns, link
 from hgpo_train.advantages import compute, get
 from hgpo_train.advantages.advantage_tables import write_advantages
@@ -127,7 +127,7 @@ def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
     rows = 0
     for number, start in enumerate(range(0, tasks, SHARD_TASKS)):
         frame = simulate(min(SHARD_TASKS, tasks - start), rollouts, number)
-        (folder / manifest.file_name(number)).write_bytes(shards.encode(frame, {}))
+        (folder / f"steps-{number:06d}.parquet").write_bytes(shards.encode(frame, {}))
         rows += frame.height
     return str(folder / "*.parquet"), rows
 

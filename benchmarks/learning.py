@@ -38,7 +38,7 @@ from benchmarks.readme import OTHER_SEEDS
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
 from hgpo_train.advantages.variants import Variant, read_variants
-from hgpo_train.models.checkpoint_files import list_checkpoints
+from hgpo_train.models.checkpoint_files import TrainingState, list_checkpoints
 from hgpo_train.models.tiny import TinyShape
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import Config, load_config, replace
@@ -261,11 +261,11 @@ def trainings(folder: Path, runs: dict[str, Config]) -> list[Job]:
     for name, config in runs.items():
         run = folder / name
         lines = read_metrics(run / "metrics.jsonl")
-        if lines and is_finished(
-            config,
-            lines[-1]["iteration"],
-            lines[-1]["training/environment_steps"],
-        ):
+        reached = TrainingState()
+        if lines:
+            steps = int(lines[-1]["training/environment_steps"])
+            reached = TrainingState(lines[-1]["iteration"], environment_steps=steps)
+        if is_finished(config, reached):
             stored = load_config(run / CONFIG)
             if fixed_settings(stored) != fixed_settings(config):
                 raise InputError(f"{run} has another configuration; use another --folder or --name")

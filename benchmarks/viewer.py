@@ -111,7 +111,7 @@ def measured(run: Path, count: int) -> Iterator[Row]:
         "advantages": ["estimates"],
         "results": [f"results?rows={base64.urlsafe_b64encode(every_other).decode()}"],
         "group": [f"groups/{group}" for group in groups],
-        "transcript": [f"steps/{one['row']}?steps={min(50, one['length'])}" for one in rollouts],
+        "transcript": [f"steps/{one['row']}/{min(50, one['length'])}" for one in rollouts],
         "HGPO": [f"groups/{group}/estimates?estimator=hgpo&set=history_length=4" for group in groups],
         "compare": ["against/0"],
         "search": ["search?text=a desk lamp 1"],

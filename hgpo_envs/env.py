@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from hgpo_envs import hashing
 from hgpo_envs.episode import Episode, check_template, settings_for
-from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.errors import InputError, check_known, one_line, unknown
 from hgpo_envs.sources import SharedSource, Split
 from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler
@@ -76,12 +76,10 @@ def open_tasks(
     The arguments are those of `TextEnv`, and the known render modes. Raises InputError if one is unknown or out of
     range, or the prompt template fails.
     """
-    if render_mode is not None and render_mode not in modes:
-        raise InputError(unknown("render_mode", render_mode, modes))
+    check_known("render_mode", render_mode, (*modes, None))
     shared = source if isinstance(source, SharedSource) else SharedSource(source)
     settings = settings_for(shared.source.name, **values)
-    if sampling not in TASK_SAMPLINGS:
-        raise InputError(unknown("sampling", sampling, TASK_SAMPLINGS))
+    check_known("sampling", sampling, TASK_SAMPLINGS)
     tasks = Split(shared, split)
     check_template(shared, settings, tasks[0])
     return shared, tasks, settings
@@ -90,8 +88,7 @@ def open_tasks(
 def check_options(options: dict[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
     """Return a copy of the reset options. Raises InputError for an unknown option, instead of ignoring it."""
     for name in options or {}:
-        if name not in known:
-            raise InputError(unknown("reset option", name, known))
+        check_known("reset option", name, known)
     return dict(options or {})
 
 

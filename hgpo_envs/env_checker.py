@@ -30,7 +30,7 @@ from gymnasium.utils.env_checker import check_env
 
 from hgpo_envs import env_findings
 from hgpo_envs.env_findings import Doubt, Finding, Flaw, Play, Rollout, difference_of, flaw_of, where
-from hgpo_envs.environment_spec import make_player, spec_named
+from hgpo_envs.environment_spec import EnvironmentSpec, make_player, spec_named
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.responses import ToolCall, tool_calls
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import gymnasium
 
-    from hgpo_envs.engine import Engine, State, Task
+    from hgpo_envs.engine import Engine, State, Task, TaskSource
     from hgpo_envs.episode import Settings
     from hgpo_envs.sources import SharedSource
 
@@ -79,7 +79,6 @@ def check_environment(
     seed: int = 0,
     env: gymnasium.Env[Any, Any] | None = None,
     commands: Mapping[str, Sequence[Sequence[str]]] | None = None,
-    processes: bool = True,
 ) -> Iterator[Finding]:
     """Check a task source and its engines.
 
@@ -91,32 +90,37 @@ def check_environment(
         seed: Seed of the random actions.
         env: The Gymnasium environment, checked by Gymnasium's own `check_env`; None skips this.
         commands: The commands of a policy by task, one list per rollout, which are played instead of random ones.
-        processes: Whether to play the commands in other processes too, which takes some seconds.
 
     Yields:
         The findings. There are no further ones if schemas of tools are wrong, or if an engine raises an error.
     """
-    spec = spec_named(shared.source.name)
-    accepted = {} if spec is None else spec.accepted
+    spec = _spec_of(shared.source)
     chosen = list(commands or tasks[: max(1, episodes // ROLLOUTS)])
-    play = Play(shared, settings, spec, tasks, chosen, seed, commands, processes, env)
+    play = Play(shared, settings, spec, tasks, chosen, seed, commands, env)
     generators = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
     try:
         for name, check in _CHECKS.items():
-            if (play.stochastic and name in _REPEATING) or (name == "tools" and not play.tools):
+            if (spec.stochastic and name in _REPEATING) or (name == "tools" and not play.tools):
                 continue
             found = _guarded(name, check, play)
-            if found.verdict != "pass" and name in accepted:
-                found = Finding(name, "pass", f"accepted ({accepted[name]}): {found.message}")
+            if found.verdict != "pass" and name in spec.accepted:
+                found = Finding(name, "pass", f"accepted ({spec.accepted[name]}): {found.message}")
             yield found
             # Tools that no call can fit, or an engine that fails, would only lead to further findings of the same.
             if (name == "tools" and found.verdict == "fail") or (name == "plays" and not play.rollouts):
                 return
-        if play.stochastic:
+        if spec.stochastic:
             yield Finding("replay", "pass", "not compared: the environment is declared to be stochastic")
     finally:
         random.setstate(generators[0])
         np.random.set_state(generators[1])  # noqa: NPY002
+
+
+def _spec_of(source: TaskSource) -> EnvironmentSpec:
+    """Return the specification of a source; the defaults for one that has none, as Gymnasium environments."""
+    is_stochastic = getattr(source, "stochastic", False)
+    defaults = EnvironmentSpec(id="Undescribed/Environment-v0", source=type(source), stochastic=is_stochastic)
+    return spec_named(source.name) or defaults
 
 
 def _guarded(name: str, check: Check, play: Play) -> Finding:
@@ -154,7 +158,8 @@ def _tasks(play: Play) -> str:
     for task_id, times in Counter(ids).items():
         if times > 1:
             raise Flaw(f"{task_id} is listed twice; {repair}")
-    if len(every) < len(tasks) or (len(every) <= LISTED and not set(every).issuperset(ids)):
+    lacking = len(every) <= LISTED and not set(every).issuperset(ids)
+    if lacking or len(every) < len(tasks):
         raise Flaw(f"the split all lacks some of this split; {repair}")
     for task_id in [*play.chosen, *_spread(tasks, COMPARED)]:
         task = source.task(task_id)
@@ -166,7 +171,7 @@ def _tasks(play: Play) -> str:
                 f"{name} of split {play.split!r} says that it is of {task.split!r}, so that reset refuses it; "
                 "see Task.split"
             )
-        if play.spec is not None and not task.instruction.strip():
+        if play.is_described and not task.instruction.strip():
             raise Doubt(f"{name} has no instruction, so that prompts do not say what to do; see Task.instruction")
     return f"{counted(len(tasks), 'task')}, of {len(every):,}"
 
@@ -201,7 +206,10 @@ def _plays(play: Play) -> str:
     rollouts = []
     for task_id in play.chosen:
         plans = [None] * ROLLOUTS if play.commands is None else play.commands[task_id]
-        rollouts += [_rollout(play, task_id, rng, number, plan) for number, plan in enumerate(plans)]
+        for number, plan in enumerate(plans):
+            engine = play.shared.source.engine()
+            choose = _chooser(play, engine, task_id, rng, number, plan)
+            rollouts.append(_rollout(play, task_id, engine, choose))
     play.rollouts += [rollout for rollout in rollouts if rollout.commands]
     for rollout in rollouts:
         if not rollout.commands:
@@ -212,7 +220,7 @@ def _plays(play: Play) -> str:
     if missing := [name for name in play.tools if name not in called]:
         raise Doubt(f"{message}; never called: {', '.join(missing)}; play more episodes")
     has_actions = any(state.actions for rollout in rollouts for state in rollout.states)
-    if not (has_actions or play.tools or play.commands or (play.spec is not None and play.spec.players)):
+    if not (has_actions or play.tools or play.commands or play.spec.players):
         raise Doubt(
             f"{message}, of words alone: no actions are listed, and there are no tools and no players; "
             "play what a policy would (--policy NAME)"
@@ -225,14 +233,7 @@ def _seed_process(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002
 
 
-def _rollout(play: Play, task_id: str, rng: random.Random, number: int, plan: Sequence[str] | None) -> Rollout:
-    """Play a task with the plan's commands, or with those of `_chooser`."""
-    engine = play.shared.source.engine()
-    choose = _chooser(play, engine, task_id, rng, number, plan)
-    return _played(play, task_id, engine, choose)
-
-
-def _played(play: Play, task_id: str, engine: Engine, choose: Callable[[State], str | None]) -> Rollout:
+def _rollout(play: Play, task_id: str, engine: Engine, choose: Callable[[State], str | None]) -> Rollout:
     """Play a task with the commands that a function of the state chooses, until it returns None."""
     rollout = Rollout(task_id, [], [], [])
     state = play.ask(where(rollout, 0), engine.start, task_id)
@@ -250,7 +251,7 @@ def _played(play: Play, task_id: str, engine: Engine, choose: Callable[[State], 
 
 
 def _chooser(
-    play: Play, engine: Engine, task_id: str, rng: random.Random, number: int, plan: Sequence[str] | None
+    play: Play, engine: Engine, task_id: str, rng: random.Random, number: int, plan: Sequence[str] | None = None
 ) -> Callable[[State], str | None]:
     """Return a policy: of the plan, random, or where states list no actions a scripted player, if there is one.
 
@@ -261,15 +262,14 @@ def _chooser(
         return lambda _: next(planned, None)
     spec = play.spec
     task = play.shared.source.task(task_id)
-    if spec is None or spec.admissible_actions or not spec.players or (spec.tools and number % 2):
-        tools: Sequence[Any] = () if spec is None else spec.tools
+    if spec.admissible_actions or not spec.players or (spec.tools and number % 2):
         words: list[str] = _WORD.findall(task.instruction) or ["look"]
 
         def draw(state: State) -> str:
             if state.actions:
                 return str(_OPEN.sub(rng.choice(words), rng.choice(list(state.actions))))
-            if tools and rng.random() < _CALLING:
-                return random_call(tools, rng, [*words, *_WORD.findall(state.text)])
+            if spec.tools and rng.random() < _CALLING:
+                return random_call(spec.tools, rng, [*words, *_WORD.findall(state.text)])
             return rng.choice(["look", *words])
 
         return draw
@@ -329,8 +329,6 @@ def _differences(play: Play, rollout: Rollout, engine: Engine | None = None) -> 
 
 def _elsewhere(play: Play) -> str:
     """Check that the commands lead to the same states in other processes, in which texts have other hashes."""
-    if not play.processes:
-        return "not compared"
     try:
         asked = pickle.dumps((play.shared, play.rollouts))
     except Exception as error:
@@ -339,6 +337,7 @@ def _elsewhere(play: Play) -> str:
             "give the source as a class at the top of a module"
         ) from error
     program = [sys.executable, "-c", _CHILD.format(path=f"sys.path[:] = {sys.path!r}")]
+    message = "not compared"
     for seed in HASH_SEEDS:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         child = subprocess.run(program, input=asked, capture_output=True, env=environment, check=False)  # noqa: S603 - its own program
@@ -352,13 +351,14 @@ def _elsewhere(play: Play) -> str:
         found = Finding(**json.loads(lines[-1]))
         if found.verdict != "pass":
             raise Flaw(found.message)
-    return found.message
+        message = found.message
+    return message
 
 
 def replay_here() -> None:
     """Play the rollouts of standard input again, and print the finding; the program of another process."""
     shared, rollouts = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
-    play = Play(shared, settings_for(""), rollouts=rollouts)
+    play = Play(shared, settings_for(""), _spec_of(shared.source), rollouts=rollouts)
     found = _guarded("other processes", partial(_same, check="other processes"), play)
     print("\n" + json.dumps(asdict(found)), flush=True)
     os._exit(0)  # also if a thread of the engine still runs
@@ -369,8 +369,7 @@ def _distinct(play: Play) -> str:
     # 1. Some tasks of this split, and of the others.
     here = play.split
     splits = {here: _spread(play.tasks, COMPARED)}
-    named = () if play.spec is None else play.spec.splits
-    for name in (*named, *_SPLITS):
+    for name in (*play.spec.splits, *_SPLITS):
         if name not in splits and here != "all":
             try:
                 splits[name] = _spread(play.shared.source.ids(name), COMPARED // 2)
@@ -416,11 +415,11 @@ def _alike(play: Play, ids: Sequence[str]) -> int:
     for number in range(2 * ENOUGH):
         task_id = ids[-(number % 2)]  # the first and the last, in turns
         engine = play.shared.source.engine()
-        choose: Callable[[State], str | None] = _chooser(play, engine, task_id, rng, number // 2, None)
-        if play.spec is not None and number // 2 < len(play.spec.players):
+        choose: Callable[[State], str | None] = _chooser(play, engine, task_id, rng, number // 2)
+        if number // 2 < len(play.spec.players):
             name = sorted(play.spec.players)[number // 2]
             choose = _scripted(name, play.spec.name, play.shared.source.task(task_id), engine)
-        rollout = _played(play, task_id, engine, choose)
+        rollout = _rollout(play, task_id, engine, choose)
         commands = rollout.commands
         if tuple(commands) in plans:
             continue
@@ -486,7 +485,8 @@ def _hostile(play: Play) -> str:
     for name in (*play.tools, "no_such_tool") if play.tools else ():
         odd += [ToolCall(name, arguments).text() for arguments in ({}, {"x": None})]
     rollout = max(play.rollouts[:ROLLOUTS], key=lambda each: len(each.commands))
-    for middle in sorted({0, len(rollout.commands) // 2, len(rollout.commands) - 1}):
+    steps = len(rollout.commands)
+    for middle in sorted({0, steps // 2, steps - 1}):  # at the start, in the middle and before the end
         engine = play.shared.source.engine()
         list(play.states(rollout._replace(commands=rollout.commands[:middle]), engine))
         listed = rollout.states[middle].actions
@@ -499,7 +499,7 @@ def _hostile(play: Play) -> str:
                     f"{where(rollout, middle)}: {command[:20]!r} is not listed, and yet valid; "
                     "report valid=False for a command that is not offered"
                 )
-        if not listed or play.stochastic:  # any text may be a program or a message
+        if not listed or play.spec.stochastic:  # any text may be a program or a message
             continue
         place = where(rollout, middle + 1)
         state = play.ask(place, engine.act, rollout.commands[middle])

@@ -95,12 +95,11 @@ class Play:
     Attributes:
         shared: The task source.
         settings: The settings of its episodes.
-        spec: Its specification, if it has one.
+        spec: Its specification, or one of defaults where there is none.
         tasks: The task ids of the split.
         chosen: The tasks that are played.
         seed: Seed of the random actions.
         commands: The commands of a policy by task; None plays random ones.
-        processes: Whether other processes play the commands too.
         env: The Gymnasium environment.
         rollouts: The rollouts that have commands.
         where: What a check asks an engine at the moment.
@@ -109,21 +108,20 @@ class Play:
 
     shared: SharedSource
     settings: Settings
-    spec: EnvironmentSpec | None = None
+    spec: EnvironmentSpec
     tasks: Sequence[str] = ()
     chosen: Sequence[str] = ()
     seed: int = 0
     commands: Mapping[str, Sequence[Sequence[str]]] | None = None
-    processes: bool = False
     env: gymnasium.Env[Any, Any] | None = None
     rollouts: list[Rollout] = field(default_factory=list)
     where: str = ""
     since: float = math.inf
 
     @property
-    def stochastic(self) -> bool:
-        """Whether the same commands may lead to other states."""
-        return getattr(self.shared.source, "stochastic", False) if self.spec is None else self.spec.stochastic
+    def is_described(self) -> bool:
+        """Whether the source has a specification."""
+        return self.spec.name == self.shared.source.name
 
     @property
     def split(self) -> str:
@@ -133,7 +131,7 @@ class Play:
     @property
     def tools(self) -> list[str]:
         """The names of the tools."""
-        return [] if self.spec is None else [tool["function"]["name"] for tool in self.spec.tools]
+        return [tool["function"]["name"] for tool in self.spec.tools]
 
     def ask(self, where: str, call: Callable[[str], object], text: str) -> State:
         """Return an engine's state. Raises InputError if it is not one that can be played on."""
@@ -158,7 +156,7 @@ class Play:
 
 def tools(play: Play) -> str:
     """Check the schemas of the tools."""
-    schemas = () if play.spec is None else play.spec.tools
+    schemas = play.spec.tools
     if found := flaws(schemas):
         more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
         raise Flaw("; ".join(found[:_LISTED]) + more)
@@ -240,11 +238,11 @@ def _steps(rollouts: Sequence[Rollout]) -> Iterator[tuple[Rollout, int, State, s
 
 def actions(play: Play) -> str:
     """Check the lists of admissible actions."""
-    listing = play.spec is None or play.spec.admissible_actions
+    listing = play.spec.admissible_actions
     if not any(state.actions for rollout in play.rollouts for state in rollout.states):
         if not listing:
             return "the specification says that there is no list"
-        if play.spec is None:
+        if not play.is_described:
             raise Doubt(
                 'the environment lists none; list them in info["admissible_actions"] for policies that draw from '
                 "them, such as random"
@@ -278,7 +276,7 @@ def parsed(play: Play) -> str:
     }
     taken |= {action: state.actions for state in states for action in state.actions}
     for action, listed in taken.items():
-        written = f"<think></think><action>{action}</action>" if play.spec is None else play.spec.respond(action)
+        written = play.spec.respond(action)
         if flaw := _unread(action, written, listed, play.settings):
             advice = "see parse_response, and format_response, its inverse"
             raise Flaw(f"{action!r:.60}, written as {written!r:.80}, {flaw}; {advice}")
@@ -298,10 +296,18 @@ def _unread(action: str, text: str, listed: Sequence[str], settings: Settings) -
 
 def _obey(play: Play, action: str, listed: Sequence[str]) -> None:
     """Check an answer that does what the prompt says."""
-    info = play.rollouts[0].states[0].info
-    prompt = play.settings.template.render("Task.", "State.", [], [], 0, play.settings.max_steps, "response", info)
+    prompt = play.settings.template.render(
+        task="Task.",
+        observation="State.",
+        admissible_actions=[],
+        pairs=[],
+        steps_taken=0,
+        max_steps=play.settings.max_steps,
+        action_format="response",
+        info=play.rollouts[0].states[0].info,
+    )
     forms = [match for match in _ASKED.finditer(prompt) if match[1] not in ("think", "tool_call")]
-    calls = play.spec is not None and play.spec.takes_calls
+    calls = play.spec.takes_calls
     if not forms or (calls and not tool_calls(action)):
         return
     asked = forms[-1]
@@ -356,22 +362,17 @@ def repetition(play: Play) -> str:
     """Check that states of a task repeat, because a step whose state is unique is in no group."""
     rollouts = play.rollouts
 
-    def key(state: State) -> str:
-        if state.key is not None:
-            return state.key
-        return answer_of("state key", play.settings.state_key or str, state.text, str)
+    def keyed(function: Callable[[str], str]) -> Callable[[State], str]:
+        return lambda state: answer_of("state key", function, state.text, str) if state.key is None else state.key
 
+    key = keyed(play.settings.state_key or str)
     if merged := _merged(rollouts, key):
         raise Doubt(f"{merged}; give them different keys (State.key, state_key)")
     share = _shared(rollouts, key)
     seen = f"{share:.0%} of the steps share their state with another step of their task"
     for name, function in STATE_KEYS.items():
-
-        def masked(state: State, function: Callable[[str], str] = function) -> str:
-            return function(state.text) if state.key is None else state.key
-
-        more = _shared(rollouts, masked)
-        if more > share + _GAIN and not _merged(rollouts, masked):
+        more = _shared(rollouts, keyed(function))
+        if more > share + _GAIN and not _merged(rollouts, keyed(function)):
             raise Doubt(f"{seen}, {more:.0%} with {name}: set state_key={name!r}, or State.key")
     if share < _RARE:
         raise Doubt(f"{seen}; groups of one step have no advantage: give State.key without what changes at every step")

@@ -15,14 +15,14 @@ import os
 import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib import import_module
 from inspect import Parameter, signature
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import parse_env_id
 
-from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.errors import InputError, check_known, one_line, unknown
 from hgpo_envs.plugins import answer_of, distribution, install_command, installed, load
 from hgpo_envs.responses import parse, parse_tool_calls
 from hgpo_envs.sources import open_shared
@@ -41,6 +41,17 @@ ENTRY_POINTS: Final = "hgpo.environments"
 
 PLAYERS: Final = ("expert", "explorer")
 """The names that scripted players may have."""
+
+
+BACKENDS: Final = ("native", "original")
+"""What plays a benchmark: this package's own engine, or the original program for comparison."""
+
+
+def check_backend(backend: str, data: object) -> None:
+    """Raise InputError unless the backend is known and the data are a path, or None for the bundled set."""
+    check_known("backend", backend, BACKENDS)
+    if data is not None and not isinstance(data, str):
+        raise InputError(f"data: expected a path or None for the bundled set, received {data!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +103,7 @@ class EnvironmentSpec:
         data_command: The command that gets the benchmark's own data, for error messages; empty if there is none.
         wordings: The wordings of the benchmark (`hgpo_envs.task_wordings`) by ``name=value``: an argument of `source`
             that is also one of `hgpo_envs.engine.Task.versions`.
+        name: The name in the id.
 
     Raises:
         InputError: If the id is malformed, a player has another name, or a tool another form.
@@ -118,9 +130,10 @@ class EnvironmentSpec:
     needs_data: bool = False
     data_command: str = ""
     wordings: Mapping[str, Wording] = field(default_factory=dict)
+    name: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        name_in(self.id)
+        object.__setattr__(self, "name", name_in(self.id))
         for name in self.players:
             if name not in PLAYERS:
                 raise InputError(f"{self.id}: {unknown('player', name, PLAYERS)}")
@@ -151,11 +164,6 @@ class EnvironmentSpec:
             return f"<think></think>{action}"
         return f"<think></think><{self.action_tag}>{action}</{self.action_tag}>"
 
-    @property
-    def name(self) -> str:
-        """The name in the id."""
-        return name_in(self.id)
-
     def parameters(self) -> Mapping[str, Parameter]:
         """Return the parameters of `source` by name."""
         return signature(self._factory()[1]).parameters
@@ -184,7 +192,7 @@ class EnvironmentSpec:
     def _factory(self) -> tuple[str, Callable[..., TaskSource]]:
         """Return `source` as ``module:callable`` and as an object."""
         if isinstance(self.source, str):
-            return self.source, imported(self.source)
+            return self.source, resolve_name(self.source)
         place = f"{self.source.__module__}:{self.source.__qualname__}"
         if not place.partition(":")[2].isidentifier():
             raise InputError(
@@ -214,12 +222,6 @@ def name_in(env_id: str) -> str:
         raise InputError(
             f"expected a Gymnasium id such as Mine/House-v0, received {env_id!r} ({one_line(error, 200)})"
         ) from error
-
-
-def imported(place: str) -> Any:  # noqa: ANN401 (whatever is there)
-    """Import the object at ``module:name``."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 _OWN: Final = {
@@ -282,7 +284,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        own: EnvironmentSpec = imported(_OWN[env_id])
+        own: EnvironmentSpec = resolve_name(_OWN[env_id])
         return own
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
@@ -327,10 +329,9 @@ def make_player(name: str, benchmark: str) -> Player:
     spec = spec_named(benchmark)
     if spec is None:
         raise InputError(unknown("benchmark", benchmark, map(name_in, environment_ids())))
-    if name not in spec.players:
-        raise InputError(unknown(f"{benchmark} player", name, spec.players))
+    check_known(f"{benchmark} player", name, spec.players)
     player = spec.players[name]
-    created: Player = (imported(player) if isinstance(player, str) else player)()
+    created: Player = (resolve_name(player) if isinstance(player, str) else player)()
     return created
 
 

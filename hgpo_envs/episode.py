@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.episode_options import EpisodeOptions
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.memory import Pair
 from hgpo_envs.plugins import answer_of, import_object
@@ -71,8 +71,7 @@ class Settings(EpisodeOptions):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name}: expected an integer of at least {least}, received {value!r}")
         for name, known in (("action_format", ACTION_FORMATS), ("prompt_style", PROMPT_STYLES)):
-            if getattr(self, name) not in known:
-                raise InputError(unknown(name, getattr(self, name), known))
+            check_known(name, getattr(self, name), known)
         if not isinstance(self.system_prompt, str):
             raise InputError(f"system_prompt: expected a text, received {self.system_prompt!r}")
         if not (self.memory is None or callable(self.memory)):
@@ -266,16 +265,16 @@ class Episode:
             if self.steps_taken and settings.turn_template is not None:
                 template = settings.turn_template
         return template.render(
-            self.task.instruction,
-            state.text,
-            state.actions,
-            pairs,
-            self.steps_taken,
-            settings.max_steps,
-            settings.action_format,
-            state.info,
-            settings.prompt_style,
+            task=self.task.instruction,
+            observation=state.text,
+            admissible_actions=state.actions,
+            pairs=pairs,
+            steps_taken=self.steps_taken,
             past=past,
+            max_steps=settings.max_steps,
+            action_format=settings.action_format,
+            info=state.info,
+            prompt_style=settings.prompt_style,
         )
 
     def history(self) -> list[Pair]:

@@ -50,6 +50,14 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:limit]) or 'none'}{rest}"
 
 
+def check_known(kind: str, value: object, known: Iterable[object], *, limit: int = 12) -> None:
+    """Raise InputError with the line of `unknown` unless a value is a known one. 1 is not True."""
+    names = list(known)
+    # Only names of the value's type are compared with it: an array compares its elements, and 1 equals True.
+    if not any(isinstance(value, type(name)) and value == name for name in names):
+        raise InputError(unknown(kind, value, map(str, names), limit=limit))
+
+
 def one_line(text: object, most: int = 100) -> str:
     r"""Return a text for use in an error line: truncated, without line breaks and control characters.
 

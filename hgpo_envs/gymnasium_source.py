@@ -27,7 +27,8 @@ import gymnasium
 import numpy as np
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.errors import InputError, check_known
+from hgpo_envs.task_sampling import task_number
 
 SEEDS: Final = 10_000
 """Number of tasks of a source: the seeds 0 … SEEDS - 1."""
@@ -159,17 +160,13 @@ class GymnasiumSource:
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the seeds as texts. There is one split, ``train``; ``all`` is the same."""
-        if split not in ("train", "all"):
-            raise InputError(unknown("split", split, ("train", "all")))
+        check_known("split", split, ("train", "all"))
         return [str(seed) for seed in range(SEEDS)]
 
     def task(self, task_id: str) -> Task:
         """Return a task's description: the seed, with the instruction that the environment gives, if any."""
-        if not (task_id.isascii() and task_id.isdigit() and len(task_id) < 9 and str(int(task_id)) == task_id) or (
-            int(task_id) >= SEEDS
-        ):
-            raise UnknownTask(f"{self.name}: expected a seed from 0 to {SEEDS - 1} as task id, received {task_id!r}")
-        return Task(task_id, "train", self._instruction(int(task_id)), self.name)
+        seed = task_number(task_id, SEEDS, f"{self.name}: expected a seed")
+        return Task(task_id, "train", self._instruction(seed), self.name)
 
     def _instruction(self, seed: int) -> str:
         """Return the instruction that the environment gives at its start; empty if it does not."""

@@ -37,9 +37,12 @@ UNDEFINED: Final = -(2**63)
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND: Final = np.uint64(0x94D049BB133111EB)
-_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_30: Final = np.uint64(30)
+_27: Final = np.uint64(27)
+_31: Final = np.uint64(31)
 _MASK: Final = (1 << 64) - 1
-_PACKED, _PACKED_STRIDES = np.dtype("<i8"), (16,)  # of `Chain`'s integers as arrays
+_PACKED: Final = np.dtype("<i8")  # of `Chain`'s integers as arrays
+_PACKED_STRIDES: Final = (16,)
 
 
 def text_hash(text: str) -> int:
@@ -144,7 +147,8 @@ class Chain:
 
     def advance(self, state_hash: int) -> NDArray[np.int64]:
         """Return the history hashes of the next step, an int64 array of shape (depth + 1,)."""
-        size, steps = self._size, self._steps
+        size = self._size
+        steps = self._steps
         ones, golden, low = self._constants[steps if steps < size else -1]
         before = self._values << 128  # depth k is computed from depth k - 1, depth 0 from 0
         values = self._values = _mix_packed((before + golden) & low, low) ^ ones * (state_hash & _MASK)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from hgpo_envs.environment_spec import NotInstalled, environment_ids, environment_spec, imported, provider
+from hgpo_envs.environment_spec import NotInstalled, environment_ids, environment_spec, provider
 from hgpo_envs.errors import one_line
 from hgpo_envs.registration import default_arguments
 from hgpo_envs.task_wordings import wording_of
@@ -91,7 +92,7 @@ def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[
 
 
 def _data_places(spec: EnvironmentSpec) -> list[Path]:
-    places = imported(spec.data_places) if isinstance(spec.data_places, str) else spec.data_places
+    places = resolve_name(spec.data_places) if isinstance(spec.data_places, str) else spec.data_places
     return list(dict.fromkeys(map(Path, places())))
 
 

@@ -112,10 +112,10 @@ def import_object(text: str, expected: str) -> object:
     Raises:
         InputError: If there is no such module or object, or the module cannot be imported.
     """
-    module_name, _, attribute = text.partition(":")
     find_in_working_directory()
+    module, _, name = text.partition(":")
     try:
-        return getattr(import_module(module_name), attribute)
+        return getattr(import_module(module), name)
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {one_line(error, 200)}"
         raise InputError(f"expected {expected} as module:object, received {text!r}: {reason}") from error

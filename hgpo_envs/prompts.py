@@ -51,7 +51,7 @@ from hgpo_envs.memory import as_text
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from hgpo_envs.environment_spec import EnvironmentSpec
     from hgpo_envs.memory import Pair
@@ -74,8 +74,6 @@ FIELDS: Final = (
     "response_form",
 )
 """The fields that a template may use."""
-
-_NO_INFO: Final[Mapping[str, Any]] = {}
 
 PLACEHOLDER: Final = "your action"
 """What stands for the action in the form of a response."""
@@ -130,6 +128,9 @@ class PromptTemplate:
             episode.
         answer: What the benchmark expects of a response.
 
+    Attributes:
+        fingerprint: The xxh3_64 hash of the template, 16 hexadecimal digits, which is stored with results.
+
     Raises:
         InputError: The template is not valid Jinja, or uses a field that does not exist.
     """
@@ -139,6 +140,7 @@ class PromptTemplate:
         self.name = name
         self.trusted = trusted
         self.answer = answer
+        self.fingerprint = xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))
         try:
             used = jinja2.meta.find_undeclared_variables(_SANDBOX.parse(text))
             self._template = _SANDBOX.from_string(text)
@@ -152,7 +154,7 @@ class PromptTemplate:
         for field in sorted(used - set(FIELDS) - set(_SANDBOX.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
         # What no prompt changes. Jinja's chain of globals, copied for each prompt, would take most of its time.
-        self._constants = _SANDBOX.globals | answer._asdict()
+        self._constants = _SANDBOX.globals | answer._asdict() | {"info": {}, "prompt_style": "memory"}
         self._template.globals = {}
 
     def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool, Answer]]:
@@ -161,25 +163,25 @@ class PromptTemplate:
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptTemplate:
         return self
 
-    @property
-    def fingerprint(self) -> str:
-        """The xxh3_64 hash of the template, 16 hexadecimal digits, which is stored with results."""
-        return xxhash.xxh3_64_hexdigest(self.text.encode("utf-8", "surrogatepass"))
-
     def render(
         self,
-        task: str,
-        observation: str,
+        *,
         admissible_actions: Sequence[str],
         pairs: list[Pair],
         steps_taken: int,
-        max_steps: int,
-        action_format: str,
-        info: Mapping[str, Any] = _NO_INFO,
-        prompt_style: str = "memory",
         past: str | None = None,
+        **others: Any,
     ) -> str:
-        """Render the prompt of one step. The arguments are fields of the template (see the module).
+        """Render the prompt of one step.
+
+        Args:
+            admissible_actions: A field of the template (see the module), as `pairs` and `steps_taken`, from which
+                others are derived.
+            pairs: See `admissible_actions`.
+            steps_taken: See `admissible_actions`.
+            past: The text of a memory, which stands for the pairs.
+            others: The other fields: task, observation, max_steps, action_format, and info and prompt_style, which may
+                be left out.
 
         Raises:
             InputError: The template fails, or the actions are no list.
@@ -189,18 +191,13 @@ class PromptTemplate:
             raise InputError(f"actions: expected a list of texts, received {type(actions).__name__}")
         fields = {
             **self._constants,
-            "task": task,
-            "observation": observation,
+            **others,
             "admissible_actions": list(admissible_actions),
             "history": as_text(pairs) if past is None else past,
             "pairs": pairs,
             "history_length": len(pairs),
             "steps_taken": steps_taken,
             "step": steps_taken + 1,
-            "max_steps": max_steps,
-            "action_format": action_format,
-            "info": info,
-            "prompt_style": prompt_style,
         }
         try:
             return clean_text(self._template.render(fields).strip())

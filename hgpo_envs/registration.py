@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from hgpo_envs.environment_spec import EnvironmentSpec, add_spec, environment_ids, environment_spec
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.plugins import find_in_working_directory, import_object
 
 if TYPE_CHECKING:
@@ -148,7 +148,6 @@ def _open(environment: str, arguments: dict[str, Any], env: type) -> tuple[Share
     common = {*signature(TextEnv).parameters, *signature(env).parameters} - {"source", "num_envs", "values"}
     own = set(spec.parameters())
     for name in arguments:
-        if name not in own | common:
-            raise InputError(unknown("argument", name, sorted(own | common), limit=30))
+        check_known("argument", name, sorted(own | common), limit=30)
     source = spec.open_source(**{name: value for name, value in arguments.items() if name in own})
     return source, {name: value for name, value in arguments.items() if name in common - (own - {"max_steps"})}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
@@ -24,7 +23,6 @@ _opening: Final = RLock()  # opening one source may open another
 _kept: Final[dict[Hashable, SharedSource]] = {}  # the one that was asked for last is at the end
 
 
-@dataclass(frozen=True, eq=False)
 class SharedSource:
     """A task source. Copies share it, and unpickling opens it again.
 
@@ -39,15 +37,13 @@ class SharedSource:
         arguments: Names and values of the factory's arguments.
     """
 
-    source: TaskSource
-    factory: str = ""
-    arguments: tuple[tuple[str, Any], ...] = ()
-    _users: WeakSet[Any] = field(default_factory=WeakSet, init=False, repr=False)
-    _close: finalize[Any, Any] | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if (close := getattr(self.source, "close", None)) is not None:
-            object.__setattr__(self, "_close", finalize(self, close))
+    def __init__(self, source: TaskSource, factory: str = "", arguments: tuple[tuple[str, Any], ...] = ()) -> None:
+        self.source = source
+        self.factory = factory
+        self.arguments = arguments
+        self._users = WeakSet[Any]()
+        close = getattr(source, "close", None)
+        self._close = None if close is None else finalize(self, close)
 
     def add_user(self, user: object) -> None:
         """Keep the source open until this object is removed, or no longer exists."""
@@ -100,17 +96,13 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
             raise InputError(f"{name}: expected text, a number, true, false or null, received {value!r:.60}")
     key = factory, tuple([(name, type(value), value, _file_version(value)) for name, value in items])
     with _opening:  # one thread opens a source while the others wait
-        shared = _kept.pop(key, None) or _open(factory, items)
+        shared = _kept.pop(key, None)
+        if shared is None:
+            shared = SharedSource(resolve_name(factory)(**arguments), factory, items)
         _kept[key] = shared
         if len(_kept) > KEPT:
             del _kept[next(iter(_kept))]
     return shared
-
-
-def _open(factory: str, items: tuple[tuple[str, Any], ...]) -> SharedSource:
-    module, _, name = factory.partition(":")
-    source: TaskSource = getattr(import_module(module), name)(**dict(items))
-    return SharedSource(source, factory, items)
 
 
 def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSource:
@@ -153,7 +145,16 @@ class Split(Sequence[str]):
         if not len(self._ids):
             raise InputError(f"split {name!r} of {shared.source.name} has no tasks")
         if self.chosen is not None:
-            self._ids = _checked(self.chosen, self._ids, f"task of split {name}")
+            self._choose(self.chosen, set(self._ids))
+
+    def _choose(self, chosen: tuple[str, ...], known: set[str]) -> None:
+        if not chosen or len(set(chosen)) < len(chosen):
+            distinct = len(set(chosen))
+            raise InputError(f"tasks: expected distinct ids, at least one, received {len(chosen)} with {distinct}")
+        for task_id in chosen:
+            if task_id not in known:
+                raise InputError(unknown(f"task of split {self.name}", task_id, self._ids, limit=2))
+        self._ids = chosen
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -166,13 +167,3 @@ class Split(Sequence[str]):
 
     def __reduce__(self) -> tuple[type[Split], tuple[SharedSource, str, tuple[str, ...] | None]]:
         return Split, (self.shared, self.name, self.chosen)
-
-
-def _checked(chosen: tuple[str, ...], ids: Sequence[str], kind: str) -> tuple[str, ...]:
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise InputError(f"tasks: expected distinct ids, at least one, received {len(chosen)} with {len(set(chosen))}")
-    known = set(ids)
-    for task_id in chosen:
-        if task_id not in known:
-            raise InputError(unknown(kind, task_id, ids, limit=2))
-    return chosen

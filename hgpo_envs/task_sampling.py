@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, UnknownTask, check_known
 from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
@@ -127,11 +127,26 @@ def task_stream(name: str, ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     >>> [next(stream) for _ in range(5)]
     ['a', 'b', 'a', 'b', 'a']
     """
-    if name not in TASK_SAMPLINGS:
-        raise InputError(unknown("sampling", name, TASK_SAMPLINGS))
+    check_known("sampling", name, TASK_SAMPLINGS)
     if not ids:
         raise InputError("no tasks to choose from: the split is empty")
     return TASK_SAMPLINGS[name](ids, seed)
+
+
+def task_number(task_id: object, count: int, expected: str) -> int:
+    """Return the number of a task whose id is one of ``"0"`` to ``str(count - 1)``, as text or integer.
+
+    Raises:
+        UnknownTask: There is no such task. The line begins with what is expected.
+
+    >>> task_number("17", 100, "expected a seed")
+    17
+    """
+    text = str(task_id)
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(count))
+    if not is_short or str(int(text)) != text or int(text) >= count:
+        raise UnknownTask(f"{expected} from 0 to {count - 1}, received {task_id!r:.40}")
+    return int(text)
 
 
 class TaskSampler:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.tools import tool_schema
+from hgpo_envs.tools import referenced, tool_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,7 +145,7 @@ def _schema_flaws(  # noqa: C901 - one paragraph a keyword
         yield f"{place}.enum: expected a list of values, received {_named(schema['enum'])}"
     if not isinstance(schema.get("description", ""), str):
         yield f"{place}.description: expected a text, received {_named(schema['description'])}"
-    if "$ref" in schema and not _resolves(schema["$ref"], root):
+    if "$ref" in schema and referenced(schema["$ref"], root) is None:
         yield f"{place}.$ref: {_named(schema['$ref'])} is not in these parameters; write '#/$defs/NAME' and give $defs"
 
     # 3. Required arguments, each of which a property describes.
@@ -184,15 +184,3 @@ def _required_flaws(schema: Mapping[str, Any], place: str) -> Iterator[str]:
         if name not in properties:
             known = one_line(", ".join(properties), 200) or "none"
             yield f"{place}.required: {one_line(name, 60)!r} is none of its properties ({known})"
-
-
-def _resolves(reference: object, root: Mapping[str, Any]) -> bool:
-    """Return whether a reference leads to a schema of the same parameters."""
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return False
-    target: Any = root
-    for part in reference.removeprefix("#/").split("/"):
-        if not isinstance(target, Mapping) or part not in target:
-            return False
-        target = target[part]
-    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from hgpo_envs.responses import ToolCall
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
@@ -91,7 +92,18 @@ def _arguments(section: str) -> dict[str, dict[str, str]]:
     return {argument: {"description": text} for argument, text in found.items()}
 
 
-def random_call(tools: Sequence[Mapping[str, Any]], rng: random.Random, words: Sequence[str] = ("look",)) -> str:
+def referenced(reference: object, root: object) -> Any:  # noqa: ANN401 - a JSON value
+    """Return the schema to which a ``$ref`` leads in the parameters of a tool; None if there is none."""
+    head, *names = str(reference).split("/")
+    target: Any = root if head == "#" and names else None
+    for name in names:
+        target = target.get(name) if isinstance(target, Mapping) else None
+    return target
+
+
+def random_call(  # noqa: C901 - one case a type
+    tools: Sequence[Mapping[str, Any]], rng: random.Random, words: Sequence[str] = ("look",)
+) -> str:
     """Return a call of one of the tools with random arguments that fit its schema, as text.
 
     Args:
@@ -101,46 +113,42 @@ def random_call(tools: Sequence[Mapping[str, Any]], rng: random.Random, words: S
     """
     function = rng.choice(tools)["function"]
     parameters = function.get("parameters") or {}
-    return ToolCall(function["name"], _drawn({"type": "object", **parameters}, parameters, rng, words)).text()
 
-
-def _drawn(  # noqa: C901 - one case a type
-    schema: Mapping[str, Any], root: Mapping[str, Any], rng: random.Random, words: Sequence[str], depth: int = 0
-) -> Any:  # noqa: ANN401 - a JSON value
-    """Return a random value of a JSON schema."""
-    if depth > _DEEPEST:
-        return None
-    if "$ref" in schema:
-        target: Any = root
-        for part in schema["$ref"].removeprefix("#/").split("/"):
-            target = target[part]
-        return _drawn(target, root, rng, words, depth + 1)
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return rng.choice(schema["enum"])
-    for union in ("anyOf", "oneOf"):
-        if union in schema:
-            return _drawn(rng.choice(schema[union]), root, rng, words, depth + 1)
-    kind = schema.get("type", "string")
-    match kind if isinstance(kind, str) else rng.choice(kind):
-        case "object":
-            required = schema.get("required", ())
-            properties = schema.get("properties", {})
-            given = [name for name in properties if name in required or rng.random() < 0.5]
-            return {name: _drawn(properties[name], root, rng, words, depth + 1) for name in given}
-        case "array":
-            count = rng.randint(schema.get("minItems", 0), schema.get("maxItems", schema.get("minItems", 0) + 2))
-            return [_drawn(schema.get("items", {}), root, rng, words, depth + 1) for _ in range(count)]
-        case "integer":
-            low = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
-            high = schema.get("maximum", schema.get("exclusiveMaximum", max(low, 0) + 10) - 1)
-            return rng.randint(low, max(low, high))
-        case "number":
-            return round(rng.uniform(schema.get("minimum", 0), schema.get("maximum", 10)), 2)
-        case "boolean":
-            return rng.random() < 0.5
-        case "null":
+    def drawn(schema: Mapping[str, Any], depth: int = 0) -> Any:  # noqa: ANN401, C901 - a JSON value
+        if depth > _DEEPEST:
             return None
-        case _:
-            return rng.choice([*schema.get("examples", ()), *words])
+        if "$ref" in schema:
+            return drawn(referenced(schema["$ref"], parameters), depth + 1)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return rng.choice(schema["enum"])
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                return drawn(rng.choice(schema[union]), depth + 1)
+        kind = schema.get("type", "string")
+        match kind if isinstance(kind, str) else rng.choice(kind):
+            case "object":
+                required = schema.get("required", ())
+                properties = schema.get("properties", {})
+                given = [name for name in properties if name in required or rng.random() < 0.5]
+                return {name: drawn(properties[name], depth + 1) for name in given}
+            case "array":
+                least = schema.get("minItems", 0)
+                count = rng.randint(least, schema.get("maxItems", least + 2))
+                return [drawn(schema.get("items", {}), depth + 1) for _ in range(count)]
+            case "integer":
+                low = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
+                high = schema.get("maximum", schema.get("exclusiveMaximum", max(low, 0) + 10) - 1)
+                return rng.randint(low, max(low, high))
+            case "number":
+                return round(rng.uniform(schema.get("minimum", 0), schema.get("maximum", 10)), 2)
+            case "boolean":
+                return rng.random() < 0.5
+            case "null":
+                return None
+            case _:
+                return rng.choice([*schema.get("examples", ()), *words])
+
+    arguments = drawn({"type": "object", **parameters})
+    return ToolCall(function["name"], arguments).text()

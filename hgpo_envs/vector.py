@@ -15,14 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from hgpo_envs import hashing
-from hgpo_envs.env import (
-    MOST_SEEDS,
-    check_options,
-    checked_task,
-    observation_space,
-    open_tasks,
-    render_step,
-)
+from hgpo_envs.env import MOST_SEEDS, check_options, checked_task, observation_space, open_tasks, render_step
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
@@ -200,9 +193,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         if not ended:
             return {}
         observation = self._observe(ended)
-        last = {slot: {name: values[slot] for name, values in observation.items()} for slot in ended}
         observations = np.full(self.num_envs, None, dtype=np.object_)
-        observations[ended] = list(last.values())
+        for slot in ended:
+            observations[slot] = {name: values[slot] for name, values in observation.items()}
         mask = _mask(ended, self.num_envs)
         infos = self._infos(ended)
         self._start(ended)

@@ -59,14 +59,12 @@ class VerlAgentTemplate(PromptTemplate):
 
     def render(
         self,
-        task: str,
-        observation: str,
+        *,
         admissible_actions: Sequence[str],
         pairs: list[Pair],
         steps_taken: int,
-        *_: Any,
         past: str | None = None,
-        **__: Any,
+        **others: Any,
     ) -> str:
         """See `PromptTemplate.render`. Line breaks at the start and at the end remain, as in verl-agent."""
         webshop = self._benchmark == "WebShop"
@@ -76,12 +74,12 @@ class VerlAgentTemplate(PromptTemplate):
             actions = "\n ".join(f"'{action}'" for action in admissible_actions if action != "help")
         history = as_text(pairs) if past is None else past
         values = {
-            "task_description": task,
+            "task_description": others["task"],
             "step_count": steps_taken,
             "history_length": len(pairs) or steps_taken,  # a memory's text stands for all steps
             "action_history": history,
             "current_step": steps_taken + 1,
-            "current_observation": observation,
+            "current_observation": others["observation"],
             "admissible_actions": actions,
             "available_actions": actions,
         }
@@ -113,13 +111,11 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
             f"expected a checkout of verl-agent with {_FOLDER / path.name} at {str(checkout)!r} "
             f"({one_line(error, 200)})"
         ) from error
-    texts = {
-        target.id: statement.value.value
-        for statement in tree.body
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
-        for target in statement.targets
-        if isinstance(target, ast.Name) and isinstance(statement.value.value, str)
-    }
+    texts: dict[str, str] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                texts[name] = text
     templates = []
     for name in (f"{benchmark.upper()}_TEMPLATE", f"{benchmark.upper()}_TEMPLATE_NO_HIS"):
         if name not in texts:

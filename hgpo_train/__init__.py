@@ -11,41 +11,18 @@ from typing import TYPE_CHECKING
 from hgpo_train.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from hgpo_datasets import StepWriter, scan_steps
-    from hgpo_envs.errors import InputError
-    from hgpo_train.advantages import compute, estimator
-    from hgpo_train.analysis.statistics import statistics
-    from hgpo_train.policies.base import Failure, Reply, Request
-    from hgpo_train.rollout.collection import CollectedRun, collect
-    from hgpo_train.rollout.env_handle import open_env
-    from hgpo_train.rollout.failures import RolloutError
-
-__all__ = [
-    "CollectedRun",
-    "Failure",
-    "InputError",
-    "Reply",
-    "Request",
-    "RolloutError",
-    "StepWriter",
-    "collect",
-    "compute",
-    "estimator",
-    "open_env",
-    "scan_steps",
-    "statistics",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "hgpo_datasets": ("StepWriter", "scan_steps"),
-        "hgpo_envs.errors": ("InputError",),
-        "hgpo_train.advantages": ("compute", "estimator"),
-        "hgpo_train.analysis.statistics": ("statistics",),
-        "hgpo_train.policies.base": ("Failure", "Reply", "Request"),
-        "hgpo_train.rollout.collection": ("CollectedRun", "collect"),
-        "hgpo_train.rollout.env_handle": ("open_env",),
-        "hgpo_train.rollout.failures": ("RolloutError",),
-    },
-)
+    from hgpo_datasets import StepWriter as StepWriter
+    from hgpo_datasets import scan_steps as scan_steps
+    from hgpo_envs.errors import InputError as InputError
+    from hgpo_train.advantages import compute as compute
+    from hgpo_train.advantages import estimator as estimator
+    from hgpo_train.analysis.statistics import statistics as statistics
+    from hgpo_train.policies.base import Failure as Failure
+    from hgpo_train.policies.base import Reply as Reply
+    from hgpo_train.policies.base import Request as Request
+    from hgpo_train.rollout.collection import CollectedRun as CollectedRun
+    from hgpo_train.rollout.collection import collect as collect
+    from hgpo_train.rollout.env_handle import open_env as open_env
+    from hgpo_train.rollout.failures import RolloutError as RolloutError
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,20 +1,27 @@
-"""Names of a package that are imported from their modules on first use, so that the package itself imports quickly."""
+"""Names of a package that are imported from their modules on first use, so that the package itself imports quickly.
+
+A package lists them once, where type checkers read them, too: as ``from module import name as name`` under
+``if TYPE_CHECKING``, the form that marks a name as exported (PEP 484).
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+
+_EXPORT: Final = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
-def lazy_names(
-    package: str, modules: Mapping[str, tuple[str, ...]]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package, from the names that each of its modules provides."""
-    module_of = {name: module for module, names in modules.items() for name in names}
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package, from the imports in its file."""
+    exports = _EXPORT.findall(Path(file).read_text(encoding="utf-8"))
+    module_of = {name: module for module, name in exports}
 
     def get(name: str) -> object:
         if name not in module_of:
@@ -24,4 +31,4 @@ def lazy_names(
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *module_of})
 
-    return get, names
+    return get, names, sorted(module_of)

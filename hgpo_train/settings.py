@@ -101,15 +101,6 @@ def read_toml(
     return merge_layers(merged, values)
 
 
-class Settings:
-    """A base class for dataclasses that validate their fields when an instance is created."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
 def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where: str = "") -> T:
     """Create a dataclass instance from nested tables.
 
@@ -152,9 +143,16 @@ def check(settings: object, noun: str = "setting") -> None:
         object.__setattr__(settings, name, _converted(hint, getattr(settings, name), noun, name))
 
 
+class Settings:
+    """A base class for dataclasses that validate their fields when an instance is created."""
+
+    __slots__ = ()
+    __post_init__ = check
+
+
 def types_of(cls: type) -> dict[str, Any]:
     """Return the annotation of each field of a dataclass."""
-    return _types_of(cls)
+    return _types_of(cls)  # a cached function takes no classes, for type checkers
 
 
 @lru_cache(64)  # bounded: each use of an estimator that is a function creates a new class
@@ -295,9 +293,12 @@ def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (wha
     """
     # What neither reads is a text without quotes.
     value: Any = text
-    for parse in (_toml, json.loads):  # JSON decides where both can read it
-        with suppress(ValueError, RecursionError):
-            value = parse(text)
+    with suppress(ValueError, RecursionError):
+        entries = tomllib.loads(f"value = {text}")
+        if len(entries) == 1 and not isinstance(entries["value"], date | time):
+            value = entries["value"]
+    with suppress(ValueError, RecursionError):  # JSON decides where both can read it
+        value = json.loads(text)
     value = {"True": True, "False": False}.get(text, value)
 
     # What looks like a number is a text where a text is expected; a quoted one is the text in the quotes.
@@ -308,13 +309,6 @@ def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (wha
         with suppress(ValueError):
             return float(value)
     return value
-
-
-def _toml(text: str) -> object:
-    values = tomllib.loads(f"value = {text}")
-    if len(values) > 1 or isinstance(values["value"], date | time):
-        raise ValueError(text)
-    return values["value"]
 
 
 def read_assignments(option: str, texts: Iterable[str], annotations: Mapping[str, object]) -> dict[str, Any]:

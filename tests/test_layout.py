@@ -35,8 +35,9 @@ ROOMS = {
         {"cli"},
     ],
     "hgpo_train/rollout": [
-        {"row", "slots", "env_handle", "branch_rules"}, {"outcomes", "workers", "branch_points"}, {"plan", "failures"},
-        {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"run"}, {"sessions", "progress_line"}, {"collection"},
+        {"row", "slots", "env_handle", "branch_rules"}, {"outcomes", "workers", "branch_points"}, {"failures"},
+        {"plan"}, {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"},
+        {"run"}, {"sessions", "progress_line"}, {"collection"},
         {"branching"},
     ],
     "hgpo_train/training": [

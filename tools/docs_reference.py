@@ -12,6 +12,7 @@ import typing
 from importlib import import_module
 from inspect import Parameter, cleandoc, signature
 from pathlib import Path
+from pkgutil import resolve_name
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from griffe import Docstring, DocstringSectionAttributes, DocstringSectionParame
 from msgspec import Meta
 
 from hgpo_envs.env import TextEnv
-from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, environment_spec, imported, provider
+from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, environment_spec, provider
 from hgpo_envs.plugins import installed
 from hgpo_envs.registration import default_arguments
 from hgpo_envs.vector import TextVectorEnv
@@ -81,7 +82,7 @@ def environments_page() -> str:
 
 def environment_values(spec: EnvironmentSpec) -> Iterator[Value]:
     """Return the keyword arguments of an environment, its own first."""
-    factory = imported(spec.source) if isinstance(spec.source, str) else spec.source
+    factory = resolve_name(spec.source) if isinstance(spec.source, str) else spec.source
     meanings = documented(TextEnv) | documented(factory)
     kinds = {**signature(TextEnv).parameters, **spec.parameters()}
     for name, default in default_arguments(spec).items():
@@ -191,6 +192,8 @@ ENGINES: Final = {
     "rollout.chat_template": ("works", "works", "the server's, as `vllm serve --chat-template`"),
     "rollout.tasks": ("works", "works", "`hgpo rollout --tasks`"),
     "rollout.group_size": ("works", "works", "`hgpo rollout --group-size`"),
+    "rollout.branch": ("works", "works", "`hgpo rollout --branch`"),
+    "rollout.branch_width": ("works", "works", "`hgpo rollout --width`"),
     "rollout.slots": ("works", "works", "`hgpo rollout --slots`"),
     "rollout.filter_groups": ("works", "works", "`hgpo rollout --dynamic`"),
     "rollout.max_failed": ("works", "works", "`hgpo rollout --max-failed`"),

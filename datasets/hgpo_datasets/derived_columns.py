@@ -18,7 +18,7 @@ from hgpo_datasets.schema import GROUP_KEY, SORT_KEY, columns
 from hgpo_envs import hashing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -57,8 +57,7 @@ def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.Da
     Raises:
         RowError: Rows violate the schema.
     """
-    if not is_sorted(frame):
-        frame = frame.sort(SORT_KEY)
+    frame = frame.sort(SORT_KEY, maintain_order=True)
     if frame.is_empty():
         return frame
     first = first_rows(frame)
@@ -70,12 +69,6 @@ def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.Da
         refuse(frame, derived_faults(frame, computed))
     last = pl.lit(pl.Series(np.append(first[1:], True)))
     return frame.with_columns(*computed, pl.when(last).then("next_state")).select(c.name for c in columns(depth))
-
-
-def is_sorted(frame: pl.DataFrame) -> bool:
-    """Return whether the rows are in the order of `SORT_KEY`."""
-    order = frame.select(pl.arg_sort_by(SORT_KEY, maintain_order=True)).to_series()
-    return order.is_sorted()
 
 
 def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:
@@ -171,9 +164,9 @@ def _of_whole_trajectories(frame: pl.DataFrame, first: NDArray[np.bool_], depth:
     any_won = np.logical_or.reduceat(won.fill_null(value=False).to_numpy(), starts)
     won_known = any_won | won.is_not_null().to_numpy()[ends - 1]
     # The chains of states and, with actions mixed in, of contexts.
-    state = frame["state_hash"].fill_null(_text_hashes(frame["state"]))
-    action = _text_hashes(frame["action"]).fill_null(frame["action_hash"])
-    following = frame["next_state_hash"].fill_null(_text_hashes(frame["next_state"]))
+    state = frame["state_hash"].fill_null(text_hashes(frame["state"]))
+    action = text_hashes(frame["action"]).fill_null(frame["action_hash"])
+    following = frame["next_state_hash"].fill_null(text_hashes(frame["next_state"]))
     last = pl.Series(np.append(first[1:], True))
     history, exists = hashing.chain_columns(
         state.to_numpy(),
@@ -215,15 +208,12 @@ def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]
     return starts, np.diff(np.append(starts, len(first)))
 
 
-def _text_hashes(texts: pl.Series) -> pl.Series:
-    """Return the hashes of texts; null where the text is. Each distinct text is hashed once."""
+def text_hashes(texts: pl.Series, of: Callable[[str], str] | None = None) -> pl.Series:
+    """Return the int64 hashes of texts, or of a function of them; null for null. Each distinct text is hashed once."""
     distinct = texts.drop_nulls().unique()
-    return texts.replace_strict(
-        distinct,
-        hashing.text_hashes(distinct),
-        default=None,
-        return_dtype=pl.Int64,
-    )
+    keys = distinct if of is None else [of(text) for text in distinct]
+    codes = pl.Series(hashing.text_hashes(keys), dtype=pl.Int64)
+    return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
 
 
 def _all_known_between(exists: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -50,6 +50,11 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hgpo_version: str
     config: dict[str, Any]
 
+    def section(self, name: str) -> dict[str, Any]:
+        """Return an object of the configuration; an empty one if it has none, or another value, under the name."""
+        value = self.config.get(name)
+        return value if isinstance(value, dict) else {}
+
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One committed file.
@@ -96,7 +101,7 @@ class Manifest:
     @property
     def next_file(self) -> str:
         """The file name of the next shard, which follows from the number of files ever committed."""
-        return file_name(len(self.shards) + len(self.replaced))
+        return f"steps-{len(self.shards) + len(self.replaced):06d}.parquet"
 
     def add(self, content: Header | Shard) -> None:
         """Add a line that is on disk."""
@@ -123,15 +128,6 @@ def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, st
         values["format"] = _FORMAT
     check = xxhash.xxh3_64_hexdigest(previous_check.encode() + canonical(values))
     return canonical({**values, "check": check}) + b"\n", check
-
-
-def file_name(number: int) -> str:
-    """Return the file name of a run's shard.
-
-    >>> file_name(3)
-    'steps-000003.parquet'
-    """
-    return f"steps-{number:06d}.parquet"
 
 
 def read(folder: Path) -> Manifest:

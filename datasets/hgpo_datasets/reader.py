@@ -122,16 +122,14 @@ def step_files(source: Source) -> list[str]:
 
 def _files(part: Part, damaged: Choice, options: Mapping[str, Any]) -> list[StepFile]:
     """Return the files of one run, file or URL."""
-    if part.kind == "run":
-        return _run_files(Path(part.path), damaged)
-    if part.kind == "file":
-        shards.file_size(Path(part.path))
-    elif not part.path.endswith(PARQUET):
+    if part.kind == "url" and not part.path.endswith(PARQUET):
         return _remote_files(part.path, options)
-    return [StepFile(part.path)]
+    if part.kind != "run":
+        if part.kind == "file":
+            shards.file_size(Path(part.path))
+        return [StepFile(part.path)]
 
-
-def _run_files(folder: Path, damaged: Choice) -> list[StepFile]:
+    folder = Path(part.path)
     steps = folder / STEPS
     # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
     present = sorted(steps.glob(f"*{PARQUET}"))
@@ -159,7 +157,7 @@ def _run_files(folder: Path, damaged: Choice) -> list[StepFile]:
 def _refuse_or_warn(choice: Choice, message: str) -> None:
     if choice == "refuse":
         raise InputError(message)
-    warnings.warn(f"{message}; skipped", StepTableWarning, stacklevel=6)
+    warnings.warn(f"{message}; skipped", StepTableWarning, stacklevel=5)
 
 
 def _remote_files(url: str, options: Mapping[str, Any]) -> list[StepFile]:

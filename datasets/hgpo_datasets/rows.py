@@ -110,12 +110,13 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
     lengths = {len(values) for values in given.values()}
     if len(lengths) > 1:
         raise InputError(f"expected columns of one length, received {sorted(lengths)}")
-    height = max(lengths, default=0)
+
     # The names of trajectories come first: errors of other columns contain them.
     trajectories = given.get("trajectory")
     if isinstance(trajectories, pl.Series):
         trajectories = _cast(trajectories, known["trajectory"], None)
     found = []
+    absent = []
     for column in known.values():
         filler = defaults.get(column.name, column.default)
         optional = column.null or column.derived
@@ -123,7 +124,7 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
             if filler is None and not optional:
                 meaning = column.meaning[0].lower() + column.meaning[1:-1]
                 raise InputError(f"expected a column {column.name!r} ({meaning}), received rows without it")
-            found.append(_constant(column, filler, height))
+            absent.append(pl.lit(filler, column.type).alias(column.name))
             continue
         values = given[column.name]
         convert = _cast if isinstance(values, pl.Series) else series_of
@@ -134,7 +135,7 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
                 raise _row_error(column, indices, series, trajectories, "expected a value in every row")
             series = series.fill_null(pl.lit(filler, column.type))
         found.append(series)
-    return pl.DataFrame(found)
+    return pl.DataFrame(found).with_columns(absent).select(list(known))
 
 
 def _by_column(rows: Rows) -> Mapping[str, Any]:
@@ -163,10 +164,6 @@ def check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
             raise InputError(unknown("step table column", name, known))
 
 
-def _constant(column: Column, value: object, height: int) -> pl.Series:
-    return pl.Series(column.name, [value], column.type).new_from_index(0, height)
-
-
 def series_of(
     values: Iterable[Any], column: Column, trajectories: Sequence[Any] | pl.Series | None = None
 ) -> pl.Series:
@@ -187,38 +184,31 @@ def series_of(
 
 def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
     """Create a column, or raise one of `_REFUSALS`."""
-    if not isinstance(column.type, pl.List):
-        return _flat(column.name, values, column.type)
-    # Lists become one flat column and its offsets, which is seven times faster than list by list. pyarrow can also
-    # create lists directly, but then it accepts 0.5 as the integer 0.
+    kind: Any = column.type
+    items = values
+    if is_list := isinstance(kind, pl.List):
+        # Lists become one flat column and its offsets, which is seven times faster than list by list. pyarrow can also
+        # create lists directly, but then it accepts 0.5 as the integer 0.
+        kind = kind.inner
+        if any(issubclass(cls, str | bytes | Mapping) for cls in set(map(type, values))):
+            raise TypeError(column.name)
+        items = [item for value in values if value is not None for item in value]
+    if kind.is_integer() and bool in set(map(type, items)):  # which Polars makes 0 and 1
+        raise TypeError("bool")
+    flat = pl.Series(column.name, items, dtype=kind, strict=True)
+    if not is_list:
+        return flat
+
     import pyarrow as pa
 
-    if any(issubclass(cls, str | bytes | Mapping) for cls in set(map(type, values))):
-        raise TypeError(column.name)
     lengths = [-1 if value is None else len(value) for value in values]
-    items = [item for value in values if value is not None for item in value]
     ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64)
     if len(items) != ends[-1]:
         raise ValueError(column.name)  # a container whose len() differs from its number of items
     # Passed as Polars series, because pyarrow imports pandas to inspect arrays of other types.
-    parts = (
-        pl.Series(np.append(0, ends)),
-        _flat("", items, column.type.inner),
-        pl.Series(lengths, dtype=pl.Int64) < 0,
-    )
-    offsets, flat, nulls = (part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in parts)
-    return pl.Series(
-        column.name,
-        pa.LargeListArray.from_arrays(offsets, flat, mask=nulls),
-        dtype=column.type,
-    )
-
-
-def _flat(name: str, values: Sequence[Any], dtype: Any) -> pl.Series:  # noqa: ANN401 (a type of Polars)
-    """Create a series. Raise TypeError for booleans among integers, which Polars makes 0 and 1."""
-    if dtype.is_integer() and bool in set(map(type, values)):
-        raise TypeError("bool")
-    return pl.Series(name, values, dtype=dtype, strict=True)
+    parts = (pl.Series(np.append(0, ends)), flat, pl.Series(lengths, dtype=pl.Int64) < 0)
+    offsets, content, nulls = (part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in parts)
+    return pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, content, mask=nulls), dtype=column.type)
 
 
 def _cleaned(value: object) -> object:
@@ -249,7 +239,7 @@ def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> 
         if "_hash_" in column.name:  # and of the hashes of contexts, which are computed again
             series = series.clear(len(series))
     if series.null_count() == len(series):  # an empty column has no type, and it makes texts of it
-        return _constant(column, None, len(series))
+        return pl.Series(column.name, [None], column.type).new_from_index(0, len(series))
     # 2. The cast, with a mask of the values that it would change.
     wrong = series.is_not_null()
     try:

@@ -34,6 +34,7 @@ class ShardFolder:
         manifest: The manifest, as it is on disk.
         header: The manifest's description of the run.
         steps: The folder of the shards.
+        is_open: Whether the folder is open for writing.
     """
 
     def __init__(self, folder: Path, header: Header) -> None:
@@ -42,21 +43,18 @@ class ShardFolder:
         self.steps = folder / STEPS
         self._descriptor = -1
         self._lock = None
+        self.is_open = False
         try:
             atomic.make_folder(folder)
             self._lock = atomic.FolderLock(folder, "writing a run")
             atomic.remove_abandoned(folder)
             self._open(header)
+            self.is_open = True
         except BaseException as error:
             self.close()
             if isinstance(error, FileExistsError | NotADirectoryError):
                 raise InputError(f"expected a folder, received the file {error.filename}; use another path") from error
             raise
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the folder is open for writing."""
-        return self._descriptor >= 0
 
     def check_free(self) -> None:
         """Raise InputError if the folder was moved or replaced, or another program created the next file."""
@@ -99,6 +97,7 @@ class ShardFolder:
 
     def close(self) -> None:
         """Close the manifest and release the lock. Further calls have no effect."""
+        self.is_open = False
         if self._descriptor >= 0:
             descriptor = self._descriptor
             self._descriptor = -1

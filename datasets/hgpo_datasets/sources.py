@@ -151,9 +151,10 @@ def _parts(source: str) -> list[Part]:
     path = Path(source.removeprefix("file://"))
     if source[:1] == "~":  # a name here, but Polars takes it for the home folder
         path = path.absolute()
-    matches = [path] if os.path.lexists(path) else []
-    if is_pattern(str(path)):
-        matches = matching(str(path))
+    if is_run(path):
+        check_text(path)
+        return [Part(str(path), "run", source)]
+    matches = [path] if os.path.lexists(path) else matching(str(path))
     for match in matches:
         check_text(match)
     folders = [match for match in matches if match.is_dir()]

@@ -24,7 +24,7 @@ import polars as pl
 
 from hgpo_datasets import manifest, schema, shards
 from hgpo_datasets.branches import IS_FIRST
-from hgpo_datasets.derived_columns import derived, derived_faults, first_rows, is_sorted, order_faults, value_faults
+from hgpo_datasets.derived_columns import derived, derived_faults, first_rows, order_faults, value_faults
 from hgpo_datasets.partitions import check_processes, process_pool
 from hgpo_datasets.rows import row_name
 from hgpo_datasets.sources import PARQUET, STEPS, run_at, run_of_file, runs_below
@@ -345,7 +345,8 @@ def _check_content(path: Path, data: bytes, header: Header | None, report: Verif
 
 def _row_problems(frame: pl.DataFrame, depth: int) -> Iterator[tuple[str, str]]:
     """Yield the kind and the message of each rule that rows violate."""
-    if not is_sorted(frame):
+    order = frame.select(pl.arg_sort_by(schema.SORT_KEY, maintain_order=True)).to_series()
+    if not order.is_sorted():
         yield "order", f"rows are not sorted by {', '.join(schema.SORT_KEY)}"
         frame = frame.sort(schema.SORT_KEY)
     first = first_rows(frame)

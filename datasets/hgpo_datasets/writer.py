@@ -233,9 +233,10 @@ class StepWriter:
     def replace(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
         """Replace committed trajectories, for example aborted ones, by complete trajectories of the same names.
 
-        Accepted groups are committed first. Each file with one of the trajectories is written again under a new name;
-        then the manifest lists the new file instead of the old one, and the old file is removed. If this is
-        interrupted, each file contains either all old or all new trajectories. The new files are returned.
+        Branches may be new, and are added. Accepted groups are committed first. Each file with one of the trajectories
+        is written again under a new name; then the manifest lists the new file instead of the old one, and the old file
+        is removed. If this is interrupted, each file contains either all old or all new trajectories. The new files are
+        returned.
 
         Args:
             steps: Rows of the trajectories, as in `add_group`.
@@ -249,18 +250,15 @@ class StepWriter:
         self.commit()
         self._check_open()
         frame = self._completed(steps, checked=checked)
-        wanted = frame.select(TRAJECTORY_KEY).unique()
-        names = {
-            shard: wanted.join(self._committed(shard).select(TRAJECTORY_KEY).collect(), TRAJECTORY_KEY, "semi")
-            for shard in self._run.manifest.shards.values()
-        }
-        missing = wanted.join(
-            pl.concat([wanted.clear(), *names.values()]),
-            TRAJECTORY_KEY,
-            "anti",
-        )
+        wanted = frame.select(*TRAJECTORY_KEY, "parent").unique()
+        names = {}
+        missing = wanted.filter(pl.col("parent").is_null())
+        for shard in self._run.manifest.shards.values():
+            known = self._committed(shard).select(TRAJECTORY_KEY).unique().collect()
+            names[shard] = wanted.join(known, schema.GROUP_KEY, "semi")
+            missing = missing.join(known, TRAJECTORY_KEY, "anti")
         if not missing.is_empty():
-            *group, name = missing.row(0)
+            *group, name, _ = missing.row(0)
             raise InputError(f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run")
         return [self._replace_in(shard, some, frame) for shard, some in names.items() if not some.is_empty()]
 
@@ -271,7 +269,7 @@ class StepWriter:
             how="anti",
         )
         new = frame.join(names, on="trajectory", how="semi")
-        return self._write_shard([_Batch(kept), _Batch(new)], replaces=shard.file)
+        return self._write_shard([_Batch(kept), _batch(new)], replaces=shard.file)
 
     def _read(self, shard: Shard) -> pl.DataFrame:
         """Read a committed shard."""
@@ -342,7 +340,9 @@ class StepWriter:
             depth,
             checked=checked,
         )
-        rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", frame["run"] != run)])
+        if not checked:
+            other_run = frame["run"] != run
+            rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", other_run)])
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
             errors = [text and redact(text) for text in frame["error"]]

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.alfworld.engine.grammar import WORDINGS
-from hgpo_envs.environment_spec import EnvironmentSpec
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.environment_spec import EnvironmentSpec, check_backend
 from hgpo_envs.responses import parse
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import TaskSource
-
-BACKENDS: Final = ("native", "original")
-"""The package's own engine, or the original package for comparison."""
 
 
 def open_source(*, data: str | None = None, grammar: str | None = None, backend: str = "native") -> TaskSource:
@@ -32,10 +28,7 @@ def open_source(*, data: str | None = None, grammar: str | None = None, backend:
     Raises:
         InputError: If the backend is unknown, or the data cannot be used.
     """
-    if backend not in BACKENDS:
-        raise InputError(unknown("backend", backend, BACKENDS))
-    if data is not None and not isinstance(data, str):
-        raise InputError(f"data: expected a path or None for the bundled set, received {data!r}")
+    check_backend(backend, data)
     if backend == "original":
         from hgpo_envs.alfworld.reference.original import OriginalSource
 

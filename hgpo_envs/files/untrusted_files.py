@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import os
 import re
 import stat
@@ -92,6 +93,12 @@ def read_bytes(path: Path, limit: int, what: str = "file", *, unpack: bool = Fal
     if len(data) > limit:
         raise InputError(f"{path}: expected a {what} of at most {limit:,} bytes, received a larger file")
     return data
+
+
+def sha256(path: Path, what: str = "file") -> str:
+    """Return the SHA-256 of a regular file as hexadecimal digits. Raises InputError as `open_regular`."""
+    with open_regular(path, what) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON

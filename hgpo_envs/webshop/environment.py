@@ -8,15 +8,12 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.environment_spec import EnvironmentSpec
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.environment_spec import EnvironmentSpec, check_backend
+from hgpo_envs.errors import InputError
 from hgpo_envs.responses import parse
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import TaskSource
-
-BACKENDS: Final = ("native", "original")
-"""The package's own engine, or a checkout of the original for comparison."""
 
 
 def open_source(
@@ -61,32 +58,27 @@ def open_source(
     Raises:
         InputError: If an argument is unknown or for the other backend, or the data cannot be used.
     """
+    check_backend(backend, data)
     common: Any = (goals, observation_mode, show_attributes, price_seed, shuffle_seed)
-    special: dict[str, dict[str, Any]] = {
-        "native": {
-            "option_colours": option_colours,
-            "magic_queries": magic_queries,
-            "after_done": after_done,
-            "reward_scale": reward_scale,
-        },
-        "original": {"python": python, "num_products": num_products, "nouns": nouns},
+    native: dict[str, Any] = {
+        "option_colours": option_colours,
+        "magic_queries": magic_queries,
+        "after_done": after_done,
+        "reward_scale": reward_scale,
     }
-    if backend not in BACKENDS:
-        raise InputError(unknown("backend", backend, BACKENDS))
-    if data is not None and not isinstance(data, str):
-        raise InputError(f"data: expected a path or None for the bundled set, received {data!r}")
+    original: dict[str, Any] = {"python": python, "num_products": num_products, "nouns": nouns}
+    other = "native" if backend == "original" else "original"
     defaults = signature(open_source).parameters
-    for other in special.keys() - {backend}:
-        for name, value in special[other].items():
-            if value != defaults[name].default:
-                raise InputError(f"{name} is for backend={other!r}; leave it out with backend={backend!r}")
+    for name, value in (native if backend == "original" else original).items():
+        if value != defaults[name].default:
+            raise InputError(f"{name} is for backend={other!r}; leave it out with backend={backend!r}")
     if backend == "original":
         from hgpo_envs.webshop.reference.original import OriginalSource
 
-        return OriginalSource(data, *common, **special[backend])
+        return OriginalSource(data, *common, **original)
     from hgpo_envs.webshop.data.source import WebShopSource
 
-    return WebShopSource(data, *common, **special[backend])
+    return WebShopSource(data, *common, **native)
 
 
 def data_places() -> list[Path]:

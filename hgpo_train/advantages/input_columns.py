@@ -38,11 +38,13 @@ a `state_key`, they are computed from its texts.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 
+from hgpo_datasets.derived_columns import text_hashes
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.plugins import answer_of
@@ -529,20 +531,9 @@ def _with_chains(
 
 def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
     """Return the int64 hashes of a text column, or of a function of its texts; null for null."""
-
-    def hashes(texts: pl.Series) -> pl.Series:
-        distinct = texts.drop_nulls().unique()
-        keys = distinct if of is None else [_key(of, text) for text in distinct]
-        codes = pl.Series(hashing.text_hashes(keys), dtype=pl.Int64)
-        return texts.replace_strict(
-            distinct,
-            codes,
-            default=None,
-            return_dtype=pl.Int64,
-        )
-
     texts = pl.col(column).cast(pl.String)
-    return texts.map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
+    key_of = None if of is None else partial(_key, of)
+    return texts.map_batches(partial(text_hashes, of=key_of), return_dtype=pl.Int64, is_elementwise=True)
 
 
 def _key(of: Callable[[str], object], text: str) -> str:

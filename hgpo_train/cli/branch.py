@@ -20,7 +20,7 @@ def branch(
     /,
     *,
     at: str = "uniform",
-    width: int = 4,
+    width: int = 1,
     out: Path | None = None,
     budget: int | None = None,
     seed: int = 0,
@@ -29,6 +29,7 @@ def branch(
     slots: int | None = None,
     retry_failed: Annotated[bool, Parameter(negative="--no-retry-failed")] = True,
     max_failed: float = MAX_FAILED,
+    allow: options.Allow = None,
     listing: Annotated[bool, Parameter("--list")] = False,
 ) -> None:
     """Continue rollouts of a saved run from some of their steps, each several times, into a run of its own.
@@ -45,6 +46,7 @@ def branch(
         slots: Number of concurrent environments. Default: 256.
         retry_failed: Retry branches that failed in an earlier run of this command.
         max_failed: Exit with code 1 if more than this share of the branches failed.
+        allow: Code that files of the run may name.
         listing: List rules and exit.
     """
     from hgpo_envs.errors import InputError
@@ -73,6 +75,7 @@ def branch(
         slots=slots,
         retry_failed=retry_failed,
         max_failed=max_failed,
+        allow=allow or (),
     )
     common.play_and_report(play, partial(_report, fresh=branch_rules.get(at).outcomes))
 

@@ -116,18 +116,15 @@ def fetch_alfworld(
     if local and sha256 is not None:
         raise InputError("--sha256 is the checksum of a download; leave it out with --from")
     with ProgressBars() as bars:
-        unpacking = partial(bars.show, "unpacked files")
-        if local:
-            counts = release.install_files(out, local, unpacking)
-        else:
-            counts = release.fetch_release(
-                out,
-                url,
-                sha256,
-                trajectories=trajectories,
-                downloading=lambda name: partial(bars.show, name),
-                unpacking=unpacking,
-            )
+        counts = release.fetch_release(
+            out,
+            url,
+            sha256,
+            local=local or (),
+            trajectories=trajectories,
+            downloading=lambda name: partial(bars.show, name),
+            unpacking=partial(bars.show, "unpacked files"),
+        )
     games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     following = common.next_commands(("data", "build", "alfworld", out, "--out", f"{out}.pack"))
     print(f"{games} games in {out}. {following}")

@@ -23,6 +23,8 @@ def rollout(
     order: str = "shuffled",
     environment: options.EpisodeOptions = options.EpisodeOptions(),
     dynamic: int | None = None,
+    branch: str | None = None,
+    width: int = 1,
     execution: options.RolloutOptions = options.RolloutOptions(),
     without: str = "",
 ) -> None:
@@ -38,6 +40,9 @@ def rollout(
         order: Task order: shuffled, sweep, random or verl-agent.
         environment: The options of the environment.
         dynamic: Dynamic sampling: play at most this many groups.
+        branch: Play half of a group, and branches of it for the steps of the rest, at steps of this rule
+            (hgpo branch --list).
+        width: Number of branches at each of these steps.
         execution: The options of the policy and of the execution.
         without: Columns or families to omit, such as prompt,timings,tokens.
     """
@@ -55,6 +60,8 @@ def rollout(
         seed=seed,
         order=order,
         dynamic=dynamic,
+        branch=branch,
+        width=width,
         without=[name.strip() for name in without.split(",") if name.strip()],
         **execution.arguments(policy),
         **environment.arguments(),
@@ -64,21 +71,29 @@ def rollout(
 
 def _report(run: CollectedRun) -> None:
     from hgpo_train.cli.display import print_table, terminal  # slow to import: rollouts begin before
+    from hgpo_train.rollout.outcomes import rollout_table
 
     console = terminal(stderr=True, highlight=False)
     summary = run.summary
     tally = run.tally
+    every = rollout_table(run.steps, branches=True).select("branch", "length").collect()
+    steps = every["length"].sum()
+    branched = every.filter("branch")
     rate = tally.steps / max(tally.seconds, 1e-9)
     rows = [
         ("groups", f"{summary['groups']}"),
-        ("rollouts", f"{summary['rollouts']:,}, {tally.trajectories:,} of them new"),
-        ("steps", f"{summary['steps']:,}, {tally.steps:,} of them new ({rate:,.0f}/s)"),
+        ("rollouts", f"{every.height:,}, {tally.trajectories:,} of them new"),
+        ("steps", f"{steps:,}, {tally.steps:,} of them new ({rate:,.0f}/s)"),
         ("solved", run.success.describe()),
         ("mean return", "–" if summary["mean_return"] is None else f"{summary['mean_return']:.3f}"),
         ("well-formed actions", "–" if summary["valid"] is None else f"{summary['valid']:.1%}"),
         ("admissible actions", "unknown" if summary["admissible"] is None else f"{summary['admissible']:.1%}"),
     ]
+    estimator = []
+    if branched.height:
+        rows.insert(2, ("branches of them", f"{branched.height:,}, with {branched['length'].sum():,} steps"))
+        estimator = ["-e", "tree_loo"]
     print_table(["", ""], rows, texts=2, console=console)
-    following = common.next_commands(("stats", run.path), ("advantages", run.path))
+    following = common.next_commands(("stats", run.path), ("advantages", run.path, *estimator))
     hint = f"Steps are in {run.path}. {following}"
     console.print(hint, soft_wrap=True, markup=False)

@@ -71,7 +71,9 @@ def stats(
             progress=partial(bars.advance, bars.add_task("statistics", total=total)),
             **contexts.given(),
         )
+    estimate = ["advantages", run]
     if has_branches(steps):
+        estimate += ["-e", "tree_loo"]  # the default estimator refuses branches
         print("Branches are left out: the statistics are of rollouts that began at the start of their task.")
     _print(result, changed, by)
     if not by:
@@ -88,7 +90,7 @@ def stats(
     if not by and "task_type" in steps.collect_schema():
         types = steps.select(pl.col("task_type").n_unique()).collect().item()
         further = [("stats", run, "--by", "task_type")] if types > 1 else []
-    print(common.next_commands(*further, ("advantages", run)))
+    print(common.next_commands(*further, estimate))
 
 
 def _write(result: Statistics, changed: Statistics | None, out: Path) -> None:

@@ -232,6 +232,7 @@ def rollout_counts(steps: pl.LazyFrame, planned: int | None) -> dict[str, Any]:
         response=pl.col("response_token_ids").list.len().sum(),
         known=pl.col("prompt_token_ids").count(),
         cut=(pl.col("finish_reason") == "length").sum(),
+        steps=pl.len(),
     )
     tokens = sums.collect(engine="streaming").row(0, named=True)
     return {
@@ -242,7 +243,7 @@ def rollout_counts(steps: pl.LazyFrame, planned: int | None) -> dict[str, Any]:
         "reasons": dict(failures.reasons),
         "at_step_limit": rollouts["truncated"].sum(),
         "result_unknown": whole["won"].null_count(),
-        "environment_steps": rollouts["length"].sum(),
+        "environment_steps": tokens["steps"],
         "responses_cut": tokens["cut"],
         "prompt_tokens": tokens["prompt"] if tokens["known"] else None,
         "response_tokens": tokens["response"] if tokens["known"] else None,

@@ -73,15 +73,13 @@ def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, .
 
 
 def use_chat_template(tokenizer: Tokenizer, path: str) -> None:
-    """Replace the chat template of a tokenizer by that of a Jinja file; an empty path keeps it.
+    """Replace the chat template of a tokenizer by that of a Jinja file.
 
     Transformers renders chat templates in Jinja's sandbox, so a stranger's file is text and not code.
 
     Raises:
         InputError: The file cannot be read, or does not render a message.
     """
-    if not path:
-        return
     text = read_bytes(Path(path), 1 << 20, "chat template")
     try:
         tokenizer.chat_template = text.decode()

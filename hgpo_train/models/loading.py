@@ -80,7 +80,8 @@ def load_tokenizer(path: str, chat_template: str = "") -> Tokenizer:
             f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder, a Hugging "
             f"Face name, or a bundled model ({', '.join(BUNDLED)})"
         ) from error
-    use_chat_template(tokenizer, chat_template)
+    if chat_template:
+        use_chat_template(tokenizer, chat_template)
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"the tokenizer of {path!r} has no chat template; use the -Instruct variant of the model, or set "

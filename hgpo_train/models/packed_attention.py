@@ -76,8 +76,11 @@ def enable_packed_kernel(model: Model, dtype: torch.dtype) -> bool:
     plain = unwrap_peft(model)
     if has_packed_kernel(model):
         return True
-    attention = getattr(plain.config, "_attn_implementation", None)
-    if attention != "sdpa" or not _is_supported(next(plain.parameters()).device, dtype):
+    device = next(plain.parameters()).device
+    if getattr(plain.config, "_attn_implementation", None) != "sdpa" or dtype != torch.bfloat16:
+        return False
+    # Torch's kernel is of NVIDIA GPUs, from Ampere on.
+    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     use_packed_kernel(plain)
     return True
@@ -97,11 +100,6 @@ def disable_packed_kernel(model: Model) -> None:
     plain = unwrap_peft(model)
     if getattr(plain.config, "_attn_implementation", None) == PACKED_SDPA:
         plain.set_attn_implementation("sdpa")
-
-
-def _is_supported(device: torch.device, dtype: torch.dtype) -> bool:
-    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
-    return is_nvidia and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _attention(

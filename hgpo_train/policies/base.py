@@ -153,17 +153,6 @@ class Reply:
     response_tokens: int | None = None
     message: Mapping[str, Any] | None = None
 
-    @property
-    def token_counts(self) -> tuple[int | None, int | None]:
-        """The numbers of tokens of prompt and response; None where they are unknown."""
-        prompt = self.prompt_tokens
-        response = self.response_tokens
-        if prompt is None and self.prompt_token_ids is not None:
-            prompt = len(self.prompt_token_ids)
-        if response is None and self.response_token_ids is not None:
-            response = len(self.response_token_ids)
-        return prompt, response
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.environment_spec import spec_named
@@ -182,8 +182,7 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
         return _as_spec(policy, "policy"), ""
     name, _, rest = policy.partition(":")
     if name in _SPECS:
-        module, _, attribute = _SPECS[name].partition(":")
-        return getattr(import_module(module), attribute), rest
+        return resolve_name(_SPECS[name]), rest
     if (point := installed(ENTRY_POINTS).get(name)) is not None:
         return _as_spec(load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"), rest
     # Not a registered name: perhaps a module and an object of it.

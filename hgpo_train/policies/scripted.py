@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.environment_spec import make_player, spec_named
@@ -51,13 +51,15 @@ class RandomPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
-        return [self._reply(request) for request in requests]
-
-    def _reply(self, request: Request) -> Reply | Failure:
-        action = self._choose(request)
-        if action is None:
-            return Failure("PolicyFailed", f"{self.name} draws from the admissible actions, and the state lists none")
-        return Reply(format_action(action, self._action_format, request.state.actions, self._benchmark))
+        replies: list[Reply | Failure] = []
+        for request in requests:
+            action = self._choose(request)
+            if action is None:
+                message = f"{self.name} draws from the admissible actions, and the state lists none"
+                replies.append(Failure("PolicyFailed", message))
+                continue
+            replies.append(Reply(format_action(action, self._action_format, request.state.actions, self._benchmark)))
+        return replies
 
     def _choose(self, request: Request) -> str | None:
         if request.tools and not request.state.actions:
@@ -190,6 +192,13 @@ def parse_weights(text: str) -> Mapping[str, float]:
     return weights
 
 
+@cache  # a search among all benchmarks, for each action
+def _form(benchmark: str) -> Callable[[str], str]:
+    """Return the form of a benchmark's responses."""
+    spec = spec_named(benchmark) if benchmark else None
+    return "<think></think><action>{}</action>".format if spec is None else spec.respond
+
+
 def format_action(
     action: str,
     action_format: str,
@@ -214,10 +223,7 @@ def format_action(
     'search[shoes]'
     """
     if action_format == "response":
-        spec = spec_named(benchmark) if benchmark else None
-        if spec is None:
-            return f"<think></think><action>{action}</action>"
-        return spec.respond(action)
+        return _form(benchmark)(action)
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action

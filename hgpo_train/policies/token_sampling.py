@@ -235,14 +235,14 @@ def prefill(
     from transformers import DynamicCache
 
     # Each distinct prompt is computed once; `source` is the number of each row's prompt.
-    keys = [tuple(prompts[row]) for row in rows]
-    distinct = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    source = np.array([distinct[key] for key in keys])
-    length = np.array([len(key) for key in distinct])
+    chosen = [tuple(prompts[row]) for row in rows]
+    distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(chosen))}
+    source = np.array([distinct[prompt] for prompt in chosen])
+    length = np.array([len(prompt) for prompt in distinct])
     width = int(length.max())
     padded = np.zeros((len(distinct), width), np.int64)
     is_token = np.arange(width) < length[:, None]
-    padded[is_token] = np.concatenate([np.asarray(key, np.int64) for key in distinct])
+    padded[is_token] = np.concatenate([np.asarray(prompt, np.int64) for prompt in distinct])
 
     # Here padding is on the right, where the causal mask hides it: attention is faster without another mask.
     cache = DynamicCache()
@@ -254,7 +254,11 @@ def prefill(
     # In the cache it is on the left: a column that is moved to the right of the first one repeats it, and is masked.
     if (length < width).any():
         present = np.maximum(np.arange(width) - (width - length)[:, None], 0)
-        cache = _align_right(cache, torch.from_numpy(present).to(device))
+        columns = torch.from_numpy(present).to(device)[:, None, :, None]
+        layers = []
+        for keys, values, *_ in cache:
+            layers.append((keys.gather(2, columns.expand_as(keys)), values.gather(2, columns.expand_as(values))))
+        cache = DynamicCache(layers)
     if len(distinct) < len(rows):
         cache.batch_select_indices(row_source)
     return _Batch(rows, length[source], hidden, cache)
@@ -269,16 +273,6 @@ def cache_argument(decoder: Model, cache: DynamicCache) -> dict[str, Any]:
 def _cache_name(forward: Callable[..., object]) -> str:
     """Return the name of the argument, which Transformers 5.24 changes."""
     return "cache" if "cache" in signature(forward).parameters else "past_key_values"
-
-
-def _align_right(cache: DynamicCache, source: Tensor) -> DynamicCache:
-    """Move the columns of each row; `source` is int64 of shape (rows, columns), the present column of each new one."""
-    from transformers import DynamicCache
-
-    def move(states: Tensor) -> Tensor:
-        return states.gather(2, source[:, None, :, None].expand_as(states))
-
-    return DynamicCache([(move(keys), move(values)) for keys, values, *_ in cache])
 
 
 def _joined(parts: list[_Batch]) -> _Batch:

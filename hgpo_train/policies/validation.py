@@ -13,9 +13,9 @@ the reason, and no other.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -41,66 +41,33 @@ class BadValueError(InputError):
     """An invalid value from a policy or an environment. The message is one line: expected, received."""
 
 
-def checked_reply(reply: object) -> Reply | Failure:
-    """Return a policy's reply with values of the declared types; a `Failure` ``PolicyFailed`` if one is invalid.
+def checked(kind: type[T], value: object) -> T | Failure:
+    """Return a reply, state or task whose values have the declared types; a `Failure` if one is invalid.
 
-    A text is the response of a reply without token ids and with an unknown finish reason.
+    Args:
+        kind: `Reply`, `State` or `Task`.
+        value: What a policy or an environment returned. It is returned itself unless a field had to be converted. A
+            text is the response of a reply without token ids and with an unknown finish reason. A failure stays one.
+
+    >>> checked(State, State("a room", ("look",), reward=1)).reward
+    1.0
+    >>> print(checked(Reply, 3))
+    PolicyFailed: expected a text (str) or a Reply, received int 3
     """
-    return _checked("PolicyFailed", _plain_reply, reply)
-
-
-def checked_state(state: object) -> State | Failure:
-    """Return an environment's state with values of the declared types; a `Failure` if one is invalid."""
-    return _checked("EnvironmentFailed", _plain_state, state)
-
-
-def checked_task(task: object) -> Task | Failure:
-    """Return a task with values of the declared types; a `Failure` ``EnvironmentFailed`` if one is invalid."""
-    return _checked("EnvironmentFailed", _plain_task, task)
-
-
-def _checked(
-    category: str,
-    check: Callable[[object], T],
-    value: object,
-) -> T | Failure:
     if isinstance(value, Failure):
         return value
+    category, expected, checks = _KINDS[kind]
     try:
-        return check(value)
+        return _plain(kind, expected, checks, value)
     except BadValueError as error:
         return Failure(category, str(error), error)
     except Exception as error:  # noqa: BLE001 - a value may be of any type, and its methods may raise
         return Failure.of(category, error)
 
 
-def _plain_reply(reply: object) -> Reply:
-    if isinstance(reply, str):
-        reply = Reply(reply, finish_reason=None)
-    checked = _plain("a text (str) or a Reply", Reply, _REPLY, reply)
-    if checked.response_logprobs is not None and checked.response_token_ids is not None:
-        tokens = len(checked.response_token_ids)
-        logprobs = len(checked.response_logprobs)
-        if tokens != logprobs:
-            raise BadValueError(f"expected one log-probability for each of {tokens} tokens, received {logprobs}")
-    return checked
-
-
-def _plain_state(state: object) -> State:
-    return _plain("a State", State, _STATE, state)
-
-
-def _plain_task(task: object) -> Task:
-    return _plain("a Task", Task, _TASK, task)
-
-
-def _plain(
-    expected: str,
-    kind: type[T],
-    checks: Sequence[Check],
-    value: object,
-) -> T:
-    """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
+def _plain(kind: type[T], expected: str, checks: Sequence[Check], value: Any) -> T:  # noqa: ANN401 (any value)
+    if kind is Reply and isinstance(value, str):
+        value = Reply(value, finish_reason=None)
     if not isinstance(value, kind):
         raise BadValueError(f"expected {expected}, received {preview(value)}")
     # Nearly every value is valid as it is, so the same object is returned and nothing is copied.
@@ -112,7 +79,13 @@ def _plain(
         plain = check(name, present)
         if plain is not present:
             changed[field] = plain
-    return replace(value, **changed) if changed else value  # type: ignore[type-var]  # a dataclass
+    checked: Any = replace(value, **changed) if changed else value  # type: ignore[type-var]  # a dataclass
+    if kind is Reply and None not in (checked.response_logprobs, checked.response_token_ids):
+        tokens = len(checked.response_token_ids)
+        logprobs = len(checked.response_logprobs)
+        if tokens != logprobs:
+            raise BadValueError(f"expected one log-probability for each of {tokens} tokens, received {logprobs}")
+    return checked  # type: ignore[no-any-return]
 
 
 def checked_text(name: str, value: object) -> str:
@@ -135,27 +108,16 @@ def checked_text(name: str, value: object) -> str:
     return redact(clean_text(value), patterns=False)
 
 
-def checked_number(name: str, value: object) -> float:
-    """Return a number as a float.
-
-    Raises:
-        BadValueError: The value is not a finite number of at most `LARGEST` in magnitude.
-    """
-    if type(value) is float and -LARGEST <= value <= LARGEST:
+def checked_number(name: str, value: object, least: float = -LARGEST, most: float = LARGEST) -> float:
+    """Return a number as a float. Raises BadValueError if it is none, or not in [least, most]."""
+    if type(value) is float and least <= value <= most:
         return value
     if isinstance(value, _NUMBERS) and not isinstance(value, bool):
         plain = float(value)
-        if abs(plain) <= LARGEST:
+        if least <= plain <= most:
             return plain
-    raise BadValueError(f"{name}: expected a finite number, received {preview(value)}")
-
-
-def checked_score(name: str, value: object) -> float:
-    """Return a score as a float. Raises BadValueError if it is not a number in [0, 1]."""
-    plain = checked_number(name, value)
-    if not 0 <= plain <= 1:
-        raise BadValueError(f"{name}: expected a number in [0, 1], received {preview(value)}")
-    return plain
+    expected = "a finite number" if most == LARGEST else f"a number in [{least}, {most}]"
+    raise BadValueError(f"{name}: expected {expected}, received {preview(value)}")
 
 
 def checked_count(name: str, value: object) -> int:
@@ -205,14 +167,6 @@ def _flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def _token_ids(name: str, values: object) -> list[int]:
-    return _numbers(name, values, "iu", 0, INT32 - 1)
-
-
-def _logprobs(name: str, values: object) -> list[float]:
-    return _numbers(name, values, "iuf", -np.inf, _ROUNDING)
-
-
 def _numbers(
     name: str,
     values: object,
@@ -231,13 +185,6 @@ def _numbers(
         raise BadValueError(f"{name}: expected {noun} from {least:g} to {most:.10g}, received {preview(values)}")
     listed: list[Any] = (numbers.astype(float) if "f" in kinds else numbers).tolist()
     return listed
-
-
-def _versions(name: str, versions: object) -> Mapping[str, str]:
-    if not isinstance(versions, Mapping):
-        raise BadValueError(f"{name}: expected a mapping of names to texts, received {preview(versions)}")
-    json.dumps(dict(versions), sort_keys=True)  # as the table stores them
-    return versions
 
 
 def _message(name: str, message: object) -> Mapping[str, Any]:
@@ -266,22 +213,27 @@ _STATE: Final[Sequence[Check]] = (
     ("terminated", "terminated", _flag, False),
     ("won", "won", _flag, True),
     ("reward", "reward", checked_number, False),
-    ("score", "score", checked_score, False),
+    ("score", "score", partial(checked_number, least=0, most=1), False),
     ("truncated", "truncated", _flag, False),
     ("key", "state key", checked_text, True),
 )
 _TASK: Final[Sequence[Check]] = (
     ("id", "task id", checked_text, False),
     *((field, field, checked_text, False) for field in ("split", "instruction", "task_type")),
-    ("versions", "versions", _versions, False),
 )
 _REPLY: Final[Sequence[Check]] = (
     ("response", "response", checked_text, False),
     ("message", "message", _message, True),
     ("prompt", "prompt", checked_text, True),
-    ("prompt_token_ids", "prompt_token_ids", _token_ids, True),
-    ("response_token_ids", "response_token_ids", _token_ids, True),
-    ("response_logprobs", "response_logprobs", _logprobs, True),
+    ("prompt_token_ids", "prompt_token_ids", partial(_numbers, kinds="iu", least=0, most=INT32 - 1), True),
+    ("response_token_ids", "response_token_ids", partial(_numbers, kinds="iu", least=0, most=INT32 - 1), True),
+    ("response_logprobs", "response_logprobs", partial(_numbers, kinds="iuf", least=-np.inf, most=_ROUNDING), True),
     ("finish_reason", "finish_reason", checked_text, True),
     *((field, field, checked_count, True) for field in ("cut_pairs", "cut_tokens", "prompt_tokens", "response_tokens")),
 )
+_KINDS: Final[Mapping[type, tuple[str, str, Sequence[Check]]]] = {
+    Reply: ("PolicyFailed", "a text (str) or a Reply", _REPLY),
+    State: ("EnvironmentFailed", "a State", _STATE),
+    Task: ("EnvironmentFailed", "a Task", _TASK),
+}
+"""What fails if a value is invalid, what is expected, and the checks of its fields."""

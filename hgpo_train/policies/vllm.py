@@ -95,7 +95,8 @@ class VLLMPolicy:
         self._llm = LLM(model, **arguments)
         self._engine: Any = self._llm.llm_engine
         self._tokenizer = self._llm.get_tokenizer()
-        use_chat_template(self._tokenizer, options.chat_template)
+        if options.chat_template:
+            use_chat_template(self._tokenizer, options.chat_template)
         self.chat_template_hash = chat_template_hash(self._tokenizer)
         self._ends = end_tokens(self._tokenizer)  # vLLM adds those of the model's generation settings
         self._running: dict[str, tuple[int, FittedPrompt]] = {}

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import polars as pl
+from msgspec import Meta
 
 from hgpo_datasets.branches import IS_FIRST
 from hgpo_envs.errors import InputError, one_line, unknown
@@ -24,11 +25,33 @@ from hgpo_envs.plugins import import_object, installed, load
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hgpo_train.advantages import Estimator
+
 ENTRY_POINTS: Final = "hgpo.branch_rules"
 
 GROUP: Final = ("iteration", "task_id", "group")
 POINT: Final = (*GROUP, "trajectory", "step")
 """The columns that identify a step within a run."""
+
+READ: Final = (
+    *POINT,
+    "state_hash",
+    "action_hash",
+    "episode_return",
+    "episode_won",
+    "episode_length",
+    "parent",
+    "branch_step",
+    "aborted",
+)
+"""The columns that rules receive."""
+
+WIDTH: Final = 1
+"""The default number of branches at a point: one at many points was better than several at a few
+(research/docs/branch_study.md)."""
+
+WIDEST: Final = 1000
+Width = Annotated[int, Meta(ge=1, le=WIDEST)]
 
 _registered: dict[str, BranchRule] = {}
 
@@ -40,9 +63,8 @@ class BranchRule:
     Attributes:
         name: Its name in the registry.
         function: Returns some rows of a step table, with the column `priority`: a number, or null for not at all. Rows
-            of high priority come first, and equal ones in random order. The table has the columns `POINT` and
-            `state_hash`, `action_hash`, `episode_return`, `episode_won`, `episode_length`, `parent` and `branch_step`,
-            and those of the scores; aborted rollouts are left out.
+            of high priority come first, and equal ones in random order. The table has the columns `READ`, and those of
+            the scores; aborted rollouts are left out.
         scores: The names of scores that it reads (`hgpo score`).
         outcomes: Whether it reads what happened after a step.
     """
@@ -96,6 +118,37 @@ def get(name: str) -> BranchRule:
 def names() -> list[str]:
     """Return the names of all rules."""
     return [*dict.fromkeys([*_registered, *installed(ENTRY_POINTS)])]
+
+
+def check_in_rollouts(name: str, group_size: int) -> BranchRule:
+    """Return the rule by which rollouts branch while they are collected, in groups of this size.
+
+    Raises:
+        InputError: It is unknown or reads scores, which are there later, or a group is too small.
+    """
+    rule = get(name)
+    if rule.scores:
+        raise InputError(
+            f"branch rule {name}: expected one that reads no scores, such as uniform, because rollouts are not scored "
+            "yet; use hgpo score RUN and then hgpo branch RUN"
+        )
+    if group_size < 2:
+        raise InputError(
+            f"group_size: expected at least 2 with branches, a rollout and its branches, received {group_size}"
+        )
+    return rule
+
+
+def identity(name: str | None, width: int) -> dict[str, Any]:
+    """Return what a run stores of the rule by which its rollouts branch; nothing without one."""
+    if name is None:
+        return {}
+    return {"branches": {"at": name, "outcomes": get(name).outcomes, "width": width}}
+
+
+def biases(name: str, estimator: Estimator) -> bool:
+    """Return whether the choice of steps by a rule biases the advantages of branches."""
+    return get(name).outcomes and estimator.branches and not getattr(estimator.parameters, "fresh", False)
 
 
 def _as_rule(found: object, name: str) -> BranchRule:

@@ -12,86 +12,38 @@ from __future__ import annotations
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from hgpo_datasets import StepWriter, manifest, scan_steps
-from hgpo_datasets.branches import with_prefixes
+from hgpo_datasets.branches import IS_BRANCH
 from hgpo_datasets.partitions import partitions
-from hgpo_datasets.rows import frame as frame_of
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact_json
-from hgpo_envs.hashing import text_hash
+from hgpo_envs.plugins import check_code_in_file
+from hgpo_envs.registration import code_of as code_of_environment
 from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.policies.registry import PolicyContext, code_of, find_policy, policy_names
 from hgpo_train.rollout import branch_rules
-from hgpo_train.rollout.branch_points import BranchStarts, replayed_points
+from hgpo_train.rollout.branch_groups import ROWS, Branches, replays
 from hgpo_train.rollout.collection import CollectedRun, player_of, removed_if_unused
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.failures import MAX_FAILED, allowed_in_a_row, failures_of, raise_if_too_many
-from hgpo_train.rollout.groups import GroupScheduler
-from hgpo_train.rollout.outcomes import GROUP, rollout_table
-from hgpo_train.rollout.plan import ExecutionOptions, FailedGroup, PlannedGroup, RolloutSpec
+from hgpo_train.rollout.failures import MAX_FAILED, allowed_in_a_row
+from hgpo_train.rollout.plan import ExecutionOptions
 from hgpo_train.rollout.progress_line import live_progress
-from hgpo_train.rollout.row import Row, columns_of
-from hgpo_train.rollout.run import play_groups, stop_on_interrupt
+from hgpo_train.rollout.run import stop_on_interrupt
 from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 from hgpo_train.rollout.tally import Tally
 from hgpo_train.scores.tables import with_scores
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from hgpo_datasets.manifest import Header
-    from hgpo_train.rollout.branch_points import BranchPoint
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.plan import Key
-
-WIDEST: Final = 1000
-"""The largest number of branches at a point."""
-
-_ROWS: Final = 50_000
-"""About how many rows of the saved run are in memory."""
-
-_READ: Final = (
-    *branch_rules.POINT,
-    "run",
-    "state_hash",
-    "action_hash",
-    "episode_return",
-    "episode_won",
-    "episode_length",
-    "parent",
-    "branch_step",
-    "aborted",
-)
-"""The columns that rules receive."""
-
-
-@dataclass(frozen=True, slots=True)
-class BranchedGroup(PlannedGroup):
-    """The branches of a stored group; its members are branches, and its size is their number.
-
-    Attributes:
-        branches: The name of each branch, and its point.
-    """
-
-    branches: Sequence[tuple[str, BranchPoint]] = ()
-
-    def trajectory(self, member: int) -> str:
-        """See `PlannedGroup`."""
-        return self.branches[member][0]
-
-    def point(self, member: int) -> BranchPoint:
-        """See `PlannedGroup`."""
-        return self.branches[member][1]
-
-    def seed(self, run_seed: int, member: int) -> int:
-        """See `PlannedGroup`. It depends on the branch alone, so that further points change no other branch."""
-        return text_hash(f"{run_seed}/{self.trajectory(member)}") % (1 << 63)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +65,7 @@ def branch_run(
     run: str | os.PathLike[str],
     at: str = "uniform",
     *,
-    width: int = 4,
+    width: int = branch_rules.WIDTH,
     out: str | os.PathLike[str] | None = None,
     budget: int | None = None,
     seed: int = 0,
@@ -122,6 +74,7 @@ def branch_run(
     slots: int | None = None,
     retry_failed: bool = True,
     max_failed: float = MAX_FAILED,
+    allow: Collection[str] = (),
     progress: bool | Callable[[Tally], None] = True,
 ) -> BranchedRun:
     """Continue rollouts of a saved run from some of their steps, each several times, with new actions from there on.
@@ -140,6 +93,7 @@ def branch_run(
         slots: Number of concurrent environments; affects only the speed.
         retry_failed: Whether branches that failed in an earlier call are played again.
         max_failed: The largest share of failed branches without an error, in [0, 1].
+        allow: Names of code, such as `module:object`, that the run may import or start: it can be a stranger's.
         progress: As in `hgpo_train.rollout.collect`.
 
     Returns:
@@ -150,8 +104,9 @@ def branch_run(
         RolloutError: More than `max_failed` of the branches failed, or too many in a row.
         KeyboardInterrupt: Ctrl-C was pressed. In all these cases, finished groups are committed.
     """
-    if not 1 <= width <= WIDEST:
-        raise InputError(f"width: expected a number of branches from 1 to {WIDEST}, received {width}")
+    if not 1 <= width <= branch_rules.WIDEST:
+        expected = f"a number of branches from 1 to {branch_rules.WIDEST}"
+        raise InputError(f"width: expected {expected}, received {width}")
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
     if budget is not None and budget < 1:
@@ -164,11 +119,18 @@ def branch_run(
     policy, options = _policy(header, policy, policy_options)
     rule = branch_rules.get(at)
     maker, argument = find_policy(policy)
-    with closing(_opened(header)) as handle:
+    with closing(_opened(header, source, allow)) as handle:
         # 2. Where branches start.
-        replays = not hasattr(handle.shared.source.engine(), "fork")
-        steps = with_scores(scan_steps(source).select(_READ), source, rule.scores).drop("run")
-        points = branch_rules.choose_points(steps, rule, width=width, budget=budget, seed=seed, replays=replays)
+        steps = scan_steps(source).select(*branch_rules.READ, "run")
+        steps = with_scores(steps, source, rule.scores).drop("run").collect().lazy()
+        points = branch_rules.choose_points(
+            steps,
+            rule,
+            width=width,
+            budget=budget,
+            seed=seed,
+            replays=replays(handle),
+        )
         if points.is_empty():
             raise InputError(f"{source}: the rule {at} found no step to branch at; use another rule, or more rollouts")
         # 3. The policy, and what the new run says of itself.
@@ -188,29 +150,29 @@ def branch_run(
         # 4. All groups of the run, with their branches.
         tally = Tally()
         session = Session(endpoint=getattr(player, "endpoint", None), slots=slots or ExecutionOptions().slots or 0)
-        execution = ExecutionOptions(
-            slots, max_consecutive_failures=allowed_in_a_row(points.height * width, max_failed)
-        )
+        allowed = allowed_in_a_row(points.height * width, max_failed)
+        execution = ExecutionOptions(slots, max_failed=max_failed, max_consecutive_failures=allowed)
+        taken = frozenset(steps.select("trajectory").unique().collect().to_series())
         with (
             closing(player),
             removed_if_unused(folder),
             StepWriter(folder, config=config, depth=header.depth) as writer,
         ):
-            plan = _Plan(source, writer, handle, points, width, retry_failed=retry_failed)
+            branches = Branches(handle, writer, points, width, taken, retry_failed=retry_failed)
             session.groups_before = len(writer.committed)
             with (
                 stop_on_interrupt() as should_stop,
                 record_session(folder, read_sessions(folder), session, tally),
-                _shown(progress, plan.expected) as show,
+                nullcontext(progress)
+                if callable(progress)
+                else live_progress(branches.expected, shown=progress) as show,
             ):
-                _play(plan, handle, player, execution, tally, seed, show, should_stop)
+                parts = (part.scan() for part in partitions(source, ROWS))
+                branches.play(parts, player, seed, execution, tally, progress=show, should_stop=should_stop)
                 if should_stop():
                     raise KeyboardInterrupt(f"{len(writer.committed):,} groups are kept in {folder}; run it again.")
-    # 5. The verdict is about all branches.
-    found = rollout_table(scan_steps(folder), branches=True).filter("branch").collect()
-    result = BranchedRun(folder, tally, points.height, found.height, plan.replayed)
-    raise_if_too_many(failures_of(found), max_failed, "Run it again with the same arguments to retry them.")
-    return result
+    every = scan_steps(folder).select(pl.col("trajectory").filter(IS_BRANCH).n_unique()).collect().item()
+    return BranchedRun(folder, tally, points.height, every, branches.replayed)
 
 
 def _saved(run: Path) -> tuple[Path, Header]:
@@ -243,141 +205,11 @@ def _can_be_named(policy: str) -> bool:
     return policy.partition(":")[0] in policy_names() and code_of(policy) is None
 
 
-def _opened(header: Header) -> EnvHandle:
-    """Open a saved run's environment with its options."""
+def _opened(header: Header, run: Path, allow: Collection[str]) -> EnvHandle:
+    """Open a saved run's environment with its options, if these name no code but what is allowed."""
     options = dict(header.config["env"])
     env_id = options.pop("id", None)
     if not isinstance(env_id, str) or ":" in env_id:
         raise InputError(f"expected the Gymnasium id of an installed environment in the run, received {env_id!r}")
+    check_code_in_file(code_of_environment(env_id, options), run / manifest.NAME, allow)
     return open_env(env_id, **options)
-
-
-def _shown(progress: bool | Callable[[Tally], None], expected: int) -> Any:  # noqa: ANN401 (a context manager)
-    return nullcontext(progress) if callable(progress) else live_progress(expected, shown=progress)
-
-
-def _play(
-    plan: _Plan,
-    handle: EnvHandle,
-    player: Any,  # noqa: ANN401 (a policy)
-    execution: ExecutionOptions,
-    tally: Tally,
-    seed: int,
-    progress: Callable[[Tally], None],
-    should_stop: Callable[[], bool],
-) -> None:
-    """Play the groups of a plan, and copy those without branches."""
-    groups = plan.groups()
-    if plan.wanted:
-        # The number of environments is at most that of branches.
-        spec = RolloutSpec(tasks=len(plan.wanted), group_size=max(1, plan.expected // len(plan.wanted)), seed=seed)
-        scheduler = GroupScheduler(groups, spec, execution, plan.commit, {}, plan.failed)
-        play_groups(
-            handle,
-            player,
-            scheduler,
-            spec,
-            execution,
-            tally,
-            progress=progress,
-            should_stop=should_stop,
-            begin=BranchStarts(plan.starts),
-        )
-    if not should_stop():
-        for _ in groups:  # none is left with branches: this copies the last groups
-            pass
-
-
-class _Plan:
-    """The groups of a saved run in their order, with the branches of each.
-
-    Attributes:
-        wanted: Keys of the groups whose branches are to be played.
-        failed: Of those, the groups that are in the new run with failed branches.
-        expected: The number of branches to play.
-        starts: The point of each branch of the groups that are being played.
-        replayed: Number of stored actions that were replayed.
-    """
-
-    def __init__(
-        self,
-        source: Path,
-        writer: StepWriter,
-        handle: EnvHandle,
-        points: pl.DataFrame,
-        width: int,
-        *,
-        retry_failed: bool,
-    ) -> None:
-        self._source = source
-        self._writer = writer
-        self._handle = handle
-        self._width = width
-        self._points: dict[Key, dict[str, list[int]]] = {}
-        for *key, trajectory, step in points.sort("step").iter_rows():
-            self._points.setdefault(tuple(key), {}).setdefault(trajectory, []).append(step)
-        self.failed: dict[Key, FailedGroup] = {}
-        if writer.committed and retry_failed:
-            self._find_failed()
-        self.wanted = {key for key in self._points if key not in writer.committed or key in self.failed}
-        members = [len(steps) for key in self.wanted for steps in self._points[key].values()]
-        self.expected = width * sum(members)
-        self.starts: dict[str, BranchPoint] = {}
-        self.replayed = 0
-        self._stored: dict[Key, pl.DataFrame] = {}
-
-    def _find_failed(self) -> None:
-        failed = rollout_table(scan_steps(self._writer.folder), branches=True).filter("branch", "aborted")
-        for *key, names in failed.group_by(GROUP).agg("trajectory").collect().iter_rows():
-            self.failed[tuple(key)] = FailedGroup(frozenset(names), ())
-
-    def groups(self) -> Iterator[BranchedGroup]:
-        """Yield the groups whose branches are to be played. Groups without branches are copied on the way."""
-        position = 0
-        for part in partitions(self._source, _ROWS):
-            rows = part.scan().collect().drop("run")
-            parents = self._parents(rows)
-            for key, group in rows.partition_by(GROUP, as_dict=True, maintain_order=True).items():
-                if key in self.wanted:
-                    self._stored[key] = group
-                    yield self._branched(position, key, parents)
-                    position += 1
-                elif key not in self._writer.committed:
-                    self._writer.add_group(group, checked=True)
-
-    def _parents(self, rows: pl.DataFrame) -> dict[Any, pl.DataFrame]:
-        """Return the whole trajectories of the groups to play that have points."""
-        names = [name for key in self.wanted for name in self._points[key]]
-        known = [name for name in Row._fields if name in rows.columns]
-        whole = with_prefixes(rows.select(known)).filter(pl.col("trajectory").is_in(names))
-        return whole.sort("trajectory", "step").select(known).partition_by("trajectory", as_dict=True)
-
-    def _branched(self, position: int, key: Key, parents: Mapping[Any, pl.DataFrame]) -> BranchedGroup:
-        """Replay the trajectories of a group that have points, and name the branches."""
-        taken = set(self._stored[key]["trajectory"])
-        branches: list[tuple[str, BranchPoint]] = []
-        for trajectory, steps in sorted(self._points[key].items()):
-            stored = [Row(**row) for row in parents[trajectory,].iter_rows(named=True)]
-            points = replayed_points(self._handle, stored, steps)
-            self.replayed += steps[-1]
-            for point in points:
-                names = (f"{trajectory}/{point.step:04d}.{number}" for number in range(len(taken) + self._width))
-                free = [name for name in names if name not in taken][: self._width]
-                branches += [(name, point) for name in free]
-        again = self.failed.get(key)
-        self.starts |= {name: point for name, point in branches if again is None or name in again.trajectories}
-        return BranchedGroup(position, *key, len(branches), branches)
-
-    def commit(self, new: list[Row], again: list[Row]) -> None:
-        """Write the rows of branches with those of the saved run's groups that they are of."""
-        for rows, store in ((again, self._writer.replace), (new, self._writer.add_group)):
-            if rows:
-                store(self._whole_groups(rows), checked=True)
-        self._writer.commit()
-
-    def _whole_groups(self, rows: Sequence[Row]) -> pl.DataFrame:
-        keys = dict.fromkeys((row.iteration, row.task_id, row.group) for row in rows)
-        stored = [self._stored.pop(key) for key in keys]
-        defaults = {"run": self._writer.header.run, "env_id": self._handle.env_id}
-        branches = frame_of(columns_of(rows), self._writer.header.depth, defaults).drop("run")
-        return pl.concat([*stored, branches])

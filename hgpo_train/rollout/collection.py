@@ -36,6 +36,7 @@ from hgpo_envs.sources import Split
 from hgpo_envs.task_sampling import SORTED
 from hgpo_train.measures import measure
 from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy, name_of, own_policy, source_hash
+from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import (
     MAX_FAILED,
@@ -141,6 +142,8 @@ def collect(
     seed: int | Sequence[int] = 0,
     order: str = "shuffled",
     dynamic: int | None = None,
+    branch: str | None = None,
+    width: int = branch_rules.WIDTH,
     policy_options: Mapping[str, Any] | None = None,
     slots: int | None = None,
     workers: bool = False,
@@ -170,6 +173,9 @@ def collect(
             is then the column `iteration`.
         order: Task order: ``shuffled``, ``sweep``, ``random`` or ``verl-agent``.
         dynamic: Dynamic sampling: count only groups whose returns are not all equal, and play at most this many.
+        branch: The rule at which rollouts branch (`hgpo_train.rollout.branch_rules`). Half of a group are then rollouts
+            of their own, and their branches take as many steps as the others would, on average.
+        width: Number of branches at each step where rollouts branch.
         policy_options: Options of a policy that is selected by name, such as ``{"temperature": 0.7}``.
         slots: Number of concurrent environments; affects only the speed. Default: 256, or one per processor with
             `workers`.
@@ -221,11 +227,13 @@ def collect(
             order=order,
             iteration=number if several_seeds else 0,
             dynamic=dynamic,
+            branch=branch,
+            width=width,
         )
         for number in seeds
     ]
     allowed = allowed_in_a_row(sum(spec.rollouts for spec in specs), max_failed)
-    execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
+    execution = ExecutionOptions(slots, workers, max_failed=max_failed, max_consecutive_failures=allowed)
     # 3. The policy, and what a run stores of it: not the options that affect only the execution.
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     player, identity = player_of(maker, argument, policy, context)
@@ -254,6 +262,7 @@ def collect(
                 **({"evaluation": True} if several_seeds else {"seed": seed}),  # further seeds can be added
                 "order": order,
                 "dynamic": dynamic is not None,
+                **branch_rules.identity(branch, width),
                 **metadata,
             }
         )

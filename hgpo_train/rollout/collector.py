@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
 
-from hgpo_envs.engine import State
+from hgpo_envs.engine import State, Task
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Reply, attempt, is_bug
-from hgpo_train.policies.validation import BadValueError, checked_count, checked_reply, checked_state, checked_task
+from hgpo_train.policies.validation import BadValueError, checked, checked_count
 from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
+from hgpo_train.rollout.slots import Slots, ThreadSlots
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.groups import GroupScheduler
     from hgpo_train.rollout.plan import ExecutionOptions, PlannedGroup, RolloutSpec
-    from hgpo_train.rollout.slots import Slots
+    from hgpo_train.rollout.slots import Begin
     from hgpo_train.rollout.tally import Tally
 
 _WAIT_S = 0.2  # the longest wait for either environments or the policy: bounds the delay of should_stop
@@ -89,7 +90,7 @@ class Collector:
         self._version = 0
 
     def run(self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]) -> None:
-        """Play until every wanted group is finished. Finished groups are committed, also after an error.
+        """Play until every wanted group is finished. In any case, commit finished groups and close the engines.
 
         Args:
             progress: Called with the tally after every turn of the loop.
@@ -124,12 +125,12 @@ class Collector:
                 progress(self.tally)
         finally:
             self.tally.seconds = perf_counter() - began
-            self._groups.flush()
-
-    def release(self) -> None:
-        """End the use of the task source. The slots have closed the engines."""
-        for seat in self._seats:
-            seat.episode.shared.remove_user(seat.episode)
+            try:
+                self._groups.flush()
+            finally:
+                self._slots.close()
+                for seat in self._seats:
+                    seat.episode.shared.remove_user(seat.episode)
 
     def _fill(self) -> bool:
         """Start rollouts in free slots. Return False if no rollout is running."""
@@ -164,7 +165,7 @@ class Collector:
             return []
         collected = self._policy.collect(_BOTH_WAIT_S if self._slots.busy else _WAIT_S)
         self._version = checked_count("the policy's version", self._policy.version)
-        replies = [(int(request_id), checked_reply(reply)) for request_id, reply in collected]
+        replies = [(int(request_id), checked(Reply, reply)) for request_id, reply in collected]
         # The oldest requests come first, so the search for late ones ends at the first that is in time.
         late = perf_counter() - self._policy_timeout_s
         for request_id, seat in self._asked.items():
@@ -191,13 +192,13 @@ class Collector:
 
     def _advance(self, seat: _Seat, trajectory: Trajectory, outcome: object, seconds: float) -> Failure | None:
         """Add a state to the episode and request the next action, unless the episode is done."""
-        state = checked_state(outcome)
+        state = checked(State, outcome)
         if isinstance(state, Failure):
             return state
         episode = seat.episode
         # Without an action the state is the first one: the task is known from here on.
         if trajectory.action is None:
-            task = checked_task(self._source.task(trajectory.group.task_id))
+            task = checked(Task, self._source.task(trajectory.group.task_id))
             if isinstance(task, Failure):
                 return task
             trajectory.begin(task, state)
@@ -234,7 +235,12 @@ class Collector:
 
     def _act(self, seat: _Seat, trajectory: Trajectory, reply: Reply) -> None:
         command = trajectory.add_reply(reply, perf_counter() - seat.asked_at, self._version)
-        prompt_tokens, tokens = reply.token_counts
+        prompt_tokens = reply.prompt_tokens
+        if prompt_tokens is None and reply.prompt_token_ids is not None:
+            prompt_tokens = len(reply.prompt_token_ids)
+        tokens = reply.response_tokens
+        if tokens is None and reply.response_token_ids is not None:
+            tokens = len(reply.response_token_ids)
         self.tally.prompt_tokens += prompt_tokens or 0
         self.tally.tokens += tokens or 0
         self.tally.uncounted += prompt_tokens is None or tokens is None
@@ -284,3 +290,34 @@ class Collector:
             f"stopped after {len(failing)} failures in a row: {self.tally.failures.describe()}. Finished groups are "
             "committed; when the cause is fixed, run the same command again to resume and to retry them."
         )
+
+
+def play_groups(
+    handle: EnvHandle,
+    policy: Policy,
+    groups: GroupScheduler,
+    spec: RolloutSpec,
+    execution: ExecutionOptions,
+    tally: Tally,
+    *,
+    progress: Callable[[Tally], None],
+    should_stop: Callable[[], bool],
+    begin: Begin | None = None,
+) -> None:
+    """Play the groups of a scheduler; `begin` is what a slot does to start (`hgpo_train.rollout.slots.Slots`).
+
+    The other arguments and the errors are those of `hgpo_train.rollout.run.collect_groups`.
+    """
+    # More slots than rollouts would only cost memory.
+    count = min(execution.slots or 1, spec.rollouts)
+    concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
+    slots: Slots
+    if execution.workers:
+        from hgpo_train.rollout.workers import WorkerSlots
+
+        slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
+    elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
+        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))], begin)
+    else:
+        slots = Slots([handle.shared.source.engine() for _ in range(count)], begin)
+    Collector(handle, slots, policy, groups, spec, execution, tally).run(progress, should_stop)

@@ -137,30 +137,26 @@ def success(rollouts: pl.DataFrame) -> Success:
     )
 
 
-def group_table(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
+def group_table(steps: pl.LazyFrame, outcome: str, *, branches: bool = False) -> pl.LazyFrame:
     """Return one row per group of a step table.
 
     Args:
         steps: A step table.
         outcome: A key of `OUTCOMES`.
+        branches: Whether branches count as rollouts.
 
     Returns:
         A frame with the columns ``iteration``, ``task_id`` and ``group``; ``failed``, the ids of the failed
-        trajectories; and ``ends``, the known outcomes of the other rollouts, without branches.
+        rollouts; and ``ends``, the known outcomes of the others.
     """
-    whole = ~pl.col("aborted") & ~pl.col("branch")
-    return (
-        rollout_table(steps, branches=True)
-        .group_by(GROUP)
-        .agg(
-            pl.col("trajectory").filter("aborted").alias("failed"),
-            pl.col(_COLUMNS[outcome]).filter(whole).drop_nulls().alias("ends"),
-        )
-    )
+    failed = pl.col("trajectory").filter("aborted")
+    ends = pl.col(_COLUMNS[outcome]).filter(~pl.col("aborted"))
+    table = rollout_table(steps, branches=branches)
+    return table.group_by(GROUP).agg(failed.alias("failed"), ends.drop_nulls().alias("ends"))
 
 
 def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
-    """Select the informative groups of a step table: those whose trajectories have different outcomes.
+    """Select the informative groups of a step table: those whose rollouts or branches have different outcomes.
 
     Otherwise all advantages of a group are zero. Aborted trajectories and unknown outcomes are ignored. Source: dynamic
     sampling of DAPO (arXiv 2503.14476), Eq. 11.
@@ -168,4 +164,4 @@ def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFram
     Returns:
         A frame with the columns ``iteration``, ``task_id`` and ``group``.
     """
-    return group_table(steps, outcome).filter(pl.col("ends").list.n_unique() > 1).select(GROUP)
+    return group_table(steps, outcome, branches=True).filter(pl.col("ends").list.n_unique() > 1).select(GROUP)

@@ -11,15 +11,23 @@ from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
-from hgpo_envs.task_sampling import TASK_SAMPLINGS, task_stream
+from hgpo_envs.task_sampling import TASK_SAMPLINGS
 from hgpo_envs.unicode_text import clean_text
+from hgpo_train.rollout import branch_rules
+from hgpo_train.rollout.branch_rules import WIDTH, Width
+from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.rollout.outcomes import OUTCOMES
-from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings
+from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hgpo_train.rollout.branch_points import BranchPoint
+
+
+def independent_rollouts(group_size: int, branch: str | None) -> int:
+    """Return how many rollouts of a group begin with the task: all, or half of them where they branch by a rule."""
+    return group_size if branch is None else (group_size + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,12 @@ class RolloutSpec(Settings):
         dynamic: Maximum number of groups to play with dynamic sampling, until `tasks` of them are informative. None
             turns dynamic sampling off.
         outcome: The outcome that must differ within an informative group (`hgpo_train.rollout.outcomes`).
+        branch: The rule at which rollouts branch (`hgpo_train.rollout.branch_rules`). Half of a group are then rollouts
+            of their own, and their branches take as many steps as the other half would. None plays no branches.
+        width: Number of branches at each point.
 
     Raises:
-        InputError: A value is out of range.
+        InputError: A value is out of range, or the rule cannot be used during a collection.
     """
 
     tasks: PositiveInt
@@ -49,20 +60,29 @@ class RolloutSpec(Settings):
     skip: NonNegativeInt = 0
     dynamic: PositiveInt | None = None
     outcome: str = "reward"
+    branch: str | None = None
+    width: Width = WIDTH
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check(self)
         if self.order not in TASK_SAMPLINGS:
             raise InputError(unknown("task order", self.order, TASK_SAMPLINGS))
         if self.outcome not in OUTCOMES:
             raise InputError(unknown("outcome", self.outcome, OUTCOMES))
         if self.dynamic is not None and self.dynamic < self.tasks:
             raise InputError(f"dynamic: expected at least {self.tasks} wanted groups, received {self.dynamic}")
+        if self.branch is not None:
+            branch_rules.check_in_rollouts(self.branch, self.group_size)
+
+    @property
+    def roots(self) -> int:
+        """The number of rollouts per group that begin with the task."""
+        return independent_rollouts(self.group_size, self.branch)
 
     @property
     def rollouts(self) -> int:
-        """The largest number of rollouts."""
-        return (self.dynamic or self.tasks) * self.group_size
+        """The largest number of rollouts, without branches."""
+        return (self.dynamic or self.tasks) * self.roots
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,7 @@ class ExecutionOptions(Settings):
             if the process is killed, and a viewer sees them. None waits for the other limits.
         shard_characters: Number of characters of their prompts and responses at which they are committed earlier. It
             bounds the memory of a collection.
+        max_failed: The largest share of failed rollouts that are branched.
         max_consecutive_failures: Number of rollouts that fail in a row, without a step in between, at which the run
             stops (`hgpo_train.rollout.collector.Collector`). None derives it from the number of all rollouts
             (`hgpo_train.rollout.failures.allowed_in_a_row`).
@@ -94,10 +115,11 @@ class ExecutionOptions(Settings):
     groups_per_shard: PositiveInt = 64
     shard_s: PositiveFloat | None = 60.0
     shard_characters: PositiveInt = 8 << 20
+    max_failed: float = MAX_FAILED
     max_consecutive_failures: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check(self)
         if self.slots is None:
             object.__setattr__(
                 self,
@@ -154,13 +176,14 @@ def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]
     """
     # Orders with replacement draw a task several times: each time it is another group.
     times: dict[str, int] = {}
-    for position, task_id in enumerate(islice(task_stream(spec.order, ids, spec.seed), spec.skip, None)):
+    stream = TASK_SAMPLINGS[spec.order](ids, spec.seed)
+    for position, task_id in enumerate(islice(stream, spec.skip, None)):
         value: object = task_id
         if not isinstance(value, str) or clean_text(value) != value:
             raise InputError(f"expected text without lone surrogates as a task id, received {task_id!r}")
         group = times.get(task_id, 0)
         times[task_id] = group + 1
-        yield PlannedGroup(position, spec.iteration, task_id, group, spec.group_size)
+        yield PlannedGroup(position, spec.iteration, task_id, group, spec.roots)
 
 
 class FailedGroup(NamedTuple):

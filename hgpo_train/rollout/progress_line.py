@@ -28,7 +28,9 @@ def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Ta
         return
     if not sys.stderr.isatty():
         print_line = spaced()
-        yield lambda tally: print_line(lambda: f"{tally.trajectories:,} of {expected:,} rollouts, {tally.describe()}")
+        yield lambda tally: print_line(
+            lambda: f"{tally.trajectories:,} of {max(expected, tally.trajectories):,} rollouts, {tally.describe()}"
+        )
         return
     from rich.console import Console  # slow to import
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import gymnasium
+import polars as pl
 
 import hgpo_envs
-from hgpo_train.rollout.collector import Collector
+from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import has_branches
+from hgpo_envs.errors import InputError
+from hgpo_train.rollout.branch_groups import branch_rollouts
+from hgpo_train.rollout.collector import play_groups
 from hgpo_train.rollout.groups import GroupScheduler, collected_groups
 from hgpo_train.rollout.plan import ExecutionOptions, plan_groups
 from hgpo_train.rollout.row import columns_of
-from hgpo_train.rollout.slots import Slots, ThreadSlots
 from hgpo_train.rollout.tally import Tally
 
 if TYPE_CHECKING:
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.plan import RolloutSpec
     from hgpo_train.rollout.row import Row
-    from hgpo_train.rollout.slots import Begin
 
 gymnasium.register_envs(hgpo_envs)
 
@@ -51,7 +54,7 @@ def collect_groups(
         spec: The content of the collection.
         execution: How it is executed; defaults if None.
         retry_failed: Whether to play the run's aborted rollouts again. A retried rollout replaces the aborted one; the
-            other rollouts of its group are unchanged.
+            other rollouts of its group are unchanged. Rollouts that have branches stay as they are.
         progress: Called regularly with the tally.
         should_stop: Called regularly; True stops early. Finished groups are committed.
         tally: The counts to update, for several calls that belong together; new ones if None.
@@ -60,12 +63,19 @@ def collect_groups(
         The updated counts.
 
     Raises:
-        RolloutError: Too many rollouts failed in a row. Finished groups are committed.
+        RolloutError: Too many rollouts failed in a row, or to branch the others. Finished groups are committed.
         Exception: A bug in a user's own policy (`hgpo_train.policies.registry`). Finished groups are committed.
     """
     execution = execution or ExecutionOptions()
     tally = tally or Tally()
-    done, failed = collected_groups(writer, spec.outcome, retry_failed=retry_failed)
+    replayed = retry_failed
+    if spec.branch is not None:
+        if execution.workers:
+            raise InputError(f"branches at {spec.branch}: expected environments in this process; leave workers out")
+        # Points were chosen among the rollouts as they were: others would have other branches.
+        here = pl.col("iteration") == spec.iteration
+        replayed &= not (writer.committed and has_branches(scan_steps(writer.folder).filter(here)))
+    done, failed = collected_groups(writer, spec.outcome, retry_failed=replayed)
 
     def commit(new: list[Row], again: list[Row]) -> None:
         for rows, store in ((again, writer.replace), (new, writer.add_group)):
@@ -77,43 +87,19 @@ def collect_groups(
     plan = plan_groups(handle.tasks, spec)
     groups = GroupScheduler(plan, spec, execution, commit, done, failed)
     play_groups(handle, policy, groups, spec, execution, tally, progress=progress, should_stop=should_stop)
+    if spec.branch is not None and not should_stop():
+        branch_rollouts(
+            handle,
+            policy,
+            writer,
+            spec,
+            execution,
+            tally,
+            retry_failed=retry_failed,
+            progress=progress,
+            should_stop=should_stop,
+        )
     return tally
-
-
-def play_groups(
-    handle: EnvHandle,
-    policy: Policy,
-    groups: GroupScheduler,
-    spec: RolloutSpec,
-    execution: ExecutionOptions,
-    tally: Tally,
-    *,
-    progress: Callable[[Tally], None],
-    should_stop: Callable[[], bool],
-    begin: Begin | None = None,
-) -> None:
-    """Play the groups of a scheduler; `begin` is what a slot does to start (`hgpo_train.rollout.slots.Slots`).
-
-    The other arguments and the errors are those of `collect_groups`.
-    """
-    # More slots than rollouts would only cost memory.
-    count = min(execution.slots or 1, spec.rollouts)
-    concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
-    slots: Slots
-    if execution.workers:
-        from hgpo_train.rollout.workers import WorkerSlots
-
-        slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
-    elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
-        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))], begin)
-    else:
-        slots = Slots([handle.shared.source.engine() for _ in range(count)], begin)
-    collector = Collector(handle, slots, policy, groups, spec, execution, tally)
-    try:
-        collector.run(progress, should_stop)
-    finally:
-        slots.close()
-        collector.release()
 
 
 @contextmanager

@@ -6,16 +6,16 @@ import contextlib
 import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from operator import methodcaller
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hgpo_train.policies.base import attempt
+from hgpo_train.policies.base import Failure, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hgpo_envs.engine import Engine, State
-    from hgpo_train.policies.base import Failure
 
     Begin = Callable[[Engine, str], tuple[Engine, State]]
 
@@ -73,16 +73,15 @@ class Slots:
 
     def _result(self, slot: int, method: str, text: str) -> SlotResult:
         began = perf_counter()
-        outcome = attempt("EnvironmentFailed", self._state, slot, method, text)
-        return SlotResult(slot, outcome, perf_counter() - began)
-
-    def _state(self, slot: int, method: str, text: str) -> State:
         engine: Any = self.engines[slot]
+        outcome: Any
         if method == "start" and self._begin is not None:
-            self.engines[slot], state = self._begin(engine, text)
+            outcome = attempt("EnvironmentFailed", self._begin, engine, text)
+            if not isinstance(outcome, Failure):
+                self.engines[slot], outcome = outcome
         else:
-            state = getattr(engine, method)(text)
-        return state
+            outcome = attempt("EnvironmentFailed", methodcaller(method, text), engine)
+        return SlotResult(slot, outcome, perf_counter() - began)
 
 
 class ThreadSlots(Slots):

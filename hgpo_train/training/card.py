@@ -25,6 +25,7 @@ from hgpo_train.models.checkpoint_files import (
     verify_checkpoint,
 )
 from hgpo_train.models.preflight import ADAPTER_SETTINGS
+from hgpo_train.rollout.plan import independent_rollouts
 from hgpo_train.training.config import Config, code_named, configured_estimator, stored_config
 from hgpo_train.training.evaluations import (
     evaluation_command,
@@ -159,7 +160,8 @@ def _trained(config: Config, steps: pl.LazyFrame, metrics: Sequence[Mapping[str,
     Groups are left out by `rollout.filter_groups`, rows by `update.overlong` and `update.max_policy_lag`.
     """
     iterations = int(steps.select(pl.col("iteration").max()).collect().item()) + 1
-    counts = rollout_counts(steps, iterations * config.rollout.tasks * config.rollout.group_size)
+    size = independent_rollouts(config.rollout.group_size, config.rollout.branch)
+    counts = rollout_counts(steps, iterations * config.rollout.tasks * size)
     for name in ("groups", "rows"):
         counts[f"{name}_trained_on"] = _total(metrics, f"training/{name}")
     return counts

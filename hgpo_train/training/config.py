@@ -20,6 +20,8 @@ from hgpo_envs.plugins import check_code_in_file
 from hgpo_envs.registration import code_of
 from hgpo_train.advantages import get
 from hgpo_train.models.config import ChatTemplate, ModelConfig
+from hgpo_train.rollout import branch_rules
+from hgpo_train.rollout.branch_rules import WIDTH, Width
 from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.settings import (
     MAY_CHANGE,
@@ -94,6 +96,12 @@ class RolloutConfig(ChatTemplate):
     """Tasks per iteration."""
     group_size: PositiveInt = 8
     """Trajectories per task; they form the group that advantages are computed in."""
+    branch: str | None = None
+    """The rule at which rollouts branch (hgpo branch --list); none plays no branches. Half of group_size are then
+    rollouts of their own, and their branches take as many steps as the others would, on average. Needs an estimator
+    over trees."""
+    branch_width: Width = WIDTH
+    """Number of branches at each step where rollouts branch."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature. It cannot be 0, because the greedy trajectories of a group would be identical."""
     max_prompt_tokens: PositiveInt = 4096
@@ -450,6 +458,8 @@ def code_named(config: Config | SftConfig) -> dict[str, object]:
     estimator = config.advantage.estimator
     state_key = config.advantage.parameters.get("state_key")
     named["the estimator"] = estimator if ":" in estimator else None
+    branch = config.rollout.branch
+    named["the branch rule"] = branch if ":" in str(branch) else None
     named["the state key"] = state_key if ":" in str(state_key) else None
     for name, value in config.rollout.engine_options.items():  # vLLM imports what some of them name
         plain = isinstance(value, int | float) and name != "trust_remote_code"
@@ -461,10 +471,20 @@ def configured_estimator(config: Config) -> Estimator:
     """Return the estimator with its parameters. A stored configuration is read without it: it may be elsewhere.
 
     Raises:
-        InputError: There is no such estimator, a parameter is unknown or not valid, groups are too small for it, or it
-            reads log-probabilities of a reference model, which is kept for the KL term alone.
+        InputError: There is no such estimator, a parameter is unknown or not valid, groups are too small for it, it
+            takes no branches and rollouts have some, or it reads log-probabilities of a reference model, which is kept
+            for the KL term alone.
     """
     estimator = get(config.advantage.estimator)
+    rollout = config.rollout
+    if rollout.branch is not None:
+        branch_rules.check_in_rollouts(rollout.branch, rollout.group_size)
+        if not estimator.branches:
+            raise InputError(
+                f"setting advantage.estimator: expected one over trees with rollout.branch = {rollout.branch!r} "
+                f"(tree_hgpo, tree_grpo, tree_loo or carl), received {config.advantage.estimator!r}, which would count "
+                "branches as rollouts; add --set advantage.estimator=tree_hgpo, or --set rollout.branch=none"
+            )
     if config.rollout.group_size < estimator.smallest_group:
         raise InputError(
             f"setting rollout.group_size: expected at least {estimator.smallest_group} for the estimator "

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from hgpo_datasets.branches import roots
 from hgpo_train.proportions import wilson_interval
 
 _SIZE: Final = "advantage_size_"
@@ -17,7 +18,7 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
 
     ``success_95_low`` and ``success_95_high`` are the 95% interval of the success rate: Wilson's, with tasks as trials.
 
-    Aborted trajectories count only in `trajectories`, `aborted` and `valid_action_ratio`.
+    Aborted trajectories count only in `trajectories`, `aborted` and `valid_action_ratio`, and branches nowhere.
 
     Args:
         steps: A step table.
@@ -26,6 +27,7 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     Returns:
         Means over trajectories by name, such as ``episode/success_rate``; empty if there are no steps.
     """
+    steps = roots(steps.lazy()).collect()
     if steps.is_empty():
         return {}
     episodes = steps.group_by("trajectory", maintain_order=True).agg(

@@ -113,7 +113,7 @@ def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
     header = None if run is None else manifest.read(run).header
     if header is None:
         return False
-    policy = header.config.get("policy", {})
+    policy = header.section("policy")
     temperature = sampling_temperature(header)
     if temperature != config.rollout.temperature:
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,9 +11,10 @@ import polars as pl
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.row_tables import KEYS, path_of, read_metadata
 from hgpo_datasets.sources import run_at
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import load_model, load_tokenizer
+from hgpo_train.models.preflight import check_model_source
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.scores import tables
@@ -74,6 +76,7 @@ def score_run(
 
     # 2. The iterations that have no such scores.
     steps = scan_steps(folder)
+    _check(run, steps, temperature)
     iterations = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
     paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
     wanted = []
@@ -94,8 +97,6 @@ def score_run(
     total = 0
     for iteration in wanted:
         rows = steps.filter(pl.col("iteration") == iteration).sort("trajectory", "step").collect()
-        if rows["response_token_ids"].is_null().all():
-            raise InputError(f"{run} has no token ids, which scores need; collect it with transformers:MODEL")
         # A trajectory is in the part of its first row.
         part = pl.int_range(pl.len()).first().over("trajectory") // ROWS
         scored = []
@@ -108,14 +109,24 @@ def score_run(
     return total
 
 
+def _check(run: Path, steps: pl.LazyFrame, temperature: float) -> None:
+    if not 0 < temperature < math.inf:
+        raise InputError(f"--temperature: expected a positive number, received {temperature:g}")
+    if not steps.select(pl.col("response_token_ids").is_not_null().any()).collect().item():
+        raise InputError(f"{run} has no token ids, which scores need; collect it with transformers:MODEL")
+
+
 def sampling_temperature(header: Header) -> float:
     """Return the temperature at which a run was sampled; the default of policies if it is not stored."""
-    policy = header.config.get("policy", {})
-    stored = header.config.get("training", {}).get("rollout.temperature", policy.get("temperature"))
+    stored = header.section("training").get("rollout.temperature", header.section("policy").get("temperature"))
+    if not isinstance(stored, float | int | None):
+        raise InputError(f"{manifest.NAME}: expected a number as temperature, received {one_line(repr(stored), 60)}")
     return GenerationOptions().temperature if stored is None else float(stored)
 
 
 def _scorer(config: Config, reference: str | None, temperature: float) -> TokenScorer:
+    for path in filter(None, (config.model.path, reference)):
+        check_model_source(path)
     model = load_model(config.model, config.seed)
     scorer = TokenScorer(model, config, temperature=temperature)
     if reference is not None:

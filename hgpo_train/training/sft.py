@@ -146,7 +146,7 @@ def _environment(source: str | Path) -> dict[str, Any]:
     header = manifest.read(Path(runs[0])).header if runs else None
     if header is None:
         return {}
-    return {**header.config.get("env", {}), "tools": header.config.get("tools", ())}
+    return {**header.section("env"), "tools": header.config.get("tools", ())}
 
 
 def split_held_out(

@@ -97,10 +97,11 @@ class Run:
 def collect(
     run: Run,
     state: TrainingState,
+    progress: Callable[[Tally], None] = lambda _: None,
+    *,
     env: EnvHandle,
     policy: TrainablePolicy,
     table: StepWriter,
-    progress: Callable[[Tally], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> pl.DataFrame:
     """Collect the groups of the iteration after a state, commit them as a shard, and return its steps.
@@ -117,6 +118,8 @@ def collect(
         skip=state.tasks_drawn,
         dynamic=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
         outcome=outcome_of(run.config),
+        branch=rollout.branch,
+        width=rollout.branch_width,
     )
     # The failed rollouts of an iteration with advantages were accepted, and are not repeated.
     if path_of(run.folder, advantages.FOLDER, state.iteration + 1).exists():
@@ -170,6 +173,7 @@ def _play(
         groups_per_shard=groups,
         shard_s=None,
         shard_characters=128 << 20,
+        max_failed=rollout.max_failed,
     )
     collect_groups(
         env,
@@ -270,7 +274,7 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
     else:
         estimated, metrics = _estimated(run, steps)
         write_table(path, estimated, {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics})
-    return _joined(steps, estimated.select(*KEYS, *_added(estimated, steps))), metrics
+    return _joined(steps, estimated.select(*KEYS, pl.exclude(steps.columns))), metrics
 
 
 def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -291,12 +295,7 @@ def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, f
             run.learner.model,
             earlier,
         )
-    return rows.select(*keys, *_added(rows, steps)), metrics
-
-
-def _added(rows: pl.DataFrame, steps: pl.DataFrame) -> list[str]:
-    """Return the columns of rows that the steps do not have."""
-    return [name for name in rows.columns if name not in steps.columns]
+    return rows.select(*keys, pl.exclude(steps.columns)), metrics
 
 
 def _is_of(estimated: pl.DataFrame, steps: pl.DataFrame) -> bool:

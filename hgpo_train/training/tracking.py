@@ -48,7 +48,7 @@ class Trackers:
         # An interrupted run has lines of iterations after its checkpoint, which are computed again.
         path = folder / METRICS
         kept = {line["iteration"]: line for line in read_metrics(path) if line["iteration"] < start}
-        write_file(path, b"".join(_encode(kept[iteration]) for iteration in sorted(kept)))
+        write_file(path, b"".join(seal(msgspec.json.encode(kept[iteration])) for iteration in sorted(kept)))
         self._lines = open_inside(path, os.O_APPEND)
 
         self._board: Any = None
@@ -85,7 +85,8 @@ class Trackers:
             OSError: The disk cannot be written. Lines of earlier iterations are complete.
         """
         shown = redact_json(metrics)  # environments choose some of the names (task types)
-        append(self._lines, _encode({"iteration": iteration, **dict(sorted(shown.items()))}))
+        line = msgspec.json.encode({"iteration": iteration, **dict(sorted(shown.items()))})
+        append(self._lines, seal(line))
         if self._board is not None:
             for name, value in shown.items():
                 self._board.add_scalar(name, value, iteration)
@@ -120,7 +121,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         values.pop(CHECK, None)
         lines.append(values)
     return lines
-
-
-def _encode(values: Mapping[str, float | None]) -> bytes:
-    return seal(msgspec.json.encode(values))

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer
 from hgpo_train.policies.generation import generation_options
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
+from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training import stages
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
@@ -40,13 +41,12 @@ from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.optimiser import move_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.policies.generation import TrainablePolicy
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.tally import Tally
     from hgpo_train.training.config import Config, RolloutConfig
     from hgpo_train.training.display import Display
 
@@ -81,6 +81,11 @@ class Trainer:
         # 1. What can be refused without a model: the folder, the estimator, the engine, the memory, the tasks.
         check_new(folder, resume=resume)
         estimator = configured_estimator(config)
+        if config.rollout.branch is not None and branch_rules.biases(config.rollout.branch, estimator):
+            stages.warn(
+                f"branches are chosen by outcomes ({config.rollout.branch}), which biases {estimator.name}; use "
+                "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
+            )
         make_policy = trainable_factory(config.rollout.engine, config.rollout.engine_options)
         plan = check_memory(config, display)
         if plan is not None:
@@ -93,6 +98,7 @@ class Trainer:
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
             "model": stored_model(config.model.path),
+            **branch_rules.identity(config.rollout.branch, config.rollout.branch_width),
         }
         if config.rollout.chat_template:  # its path is a setting; the file behind it must be the same, too
             inputs["chat_template"] = tokenizer.chat_template
@@ -126,6 +132,14 @@ class Trainer:
             self._beside = resources.enter_context(ThreadPoolExecutor(1, "hgpo-rollouts"))
             self._is_closing = Event()
             resources.callback(self._is_closing.set)
+            self._collect = partial(
+                stages.collect,
+                self._run,
+                env=self._env,
+                policy=self.policy,
+                table=self._table,
+                should_stop=self._is_closing.is_set,
+            )
             with memory_advice(config):
                 self.policy.publish(learner.model, state.iteration)
 
@@ -152,11 +166,11 @@ class Trainer:
             if self.state.iteration == 0 and evaluation.every and evaluation.before_training:
                 with self._display.stage("evaluate"):
                     metrics = self.evaluate()
-                self._track(metrics)
-            if self._is_finished():
+                track(self._run, self._trackers, metrics)
+            if is_finished(self.config, self.state):
                 done = counted(self.state.iteration, "iteration")
                 self._display.show(f"Nothing is left to do: the run has reached its end after {done}.")
-            while not self._is_finished():
+            while not is_finished(self.config, self.state):
                 self.iterate()
         return self.state
 
@@ -214,7 +228,7 @@ class Trainer:
 
         # 5. Metrics, then the checkpoint: an iteration that it counts has its metrics and its evaluation on disk.
         run.seconds["step"] = time.perf_counter() - begin
-        self._track(metrics | estimated | self._iteration_metrics(steps, metrics))
+        track(run, self._trackers, metrics | estimated | self._iteration_metrics(steps, metrics))
         if is_best or self._due(config.checkpoint.every):
             with self._display.stage("checkpoint"):
                 save_checkpoint(
@@ -242,31 +256,19 @@ class Trainer:
         """Return the iteration's steps; with `rollout.ahead`, those of the next iteration are collected from now on."""
         if self._ahead is None:
             with self._stage("collect", "gen"):
-                steps = self.collect(self.state, self._display.tally)
+                steps = self._collect(self.state, self._display.tally)
         else:
             steps, self._run.seconds["gen"] = self._ahead.result()
             self._ahead = None
         following = advanced(self.state, steps)
-        if self.config.rollout.ahead and not is_finished(self.config, following.iteration, following.environment_steps):
+        if self.config.rollout.ahead and not is_finished(self.config, following):
             self._ahead = self._beside.submit(self._collect_ahead, following)
         return steps
 
     def _collect_ahead(self, state: TrainingState) -> tuple[pl.DataFrame, float]:
         """Return the steps of the iteration after a state, and the seconds that they took."""
         begin = time.perf_counter()
-        return self.collect(state, lambda _: None), time.perf_counter() - begin
-
-    def collect(self, state: TrainingState, progress: Callable[[Tally], None]) -> pl.DataFrame:
-        """Return the steps of the iteration after a state; see `stages.collect`."""
-        return stages.collect(
-            self._run,
-            state,
-            self._env,
-            self.policy,
-            self._table,
-            progress,
-            self._is_closing.is_set,
-        )
+        return self._collect(state, lambda _: None), time.perf_counter() - begin
 
     @cached_property
     def _held_out(self) -> EnvHandle:
@@ -280,11 +282,7 @@ class Trainer:
             return stages.evaluate(self._run, self._held_out, self.policy, table)
 
     def _due(self, every: int) -> bool:
-        return every > 0 and (self.state.iteration % every == 0 or self._is_finished())
-
-    def _is_finished(self) -> bool:
-        is_stalled = 0 < self.config.evaluation.patience <= self.state.stalled
-        return is_stalled or is_finished(self.config, self.state.iteration, self.state.environment_steps)
+        return every > 0 and (self.state.iteration % every == 0 or is_finished(self.config, self.state))
 
     @contextmanager
     def _stage(self, name: str, metric: str) -> Iterator[None]:
@@ -293,9 +291,6 @@ class Trainer:
         with self._display.stage(name):
             yield
         self._run.seconds[metric] = time.perf_counter() - begin
-
-    def _track(self, metrics: dict[str, float]) -> None:
-        track(self._run, self._trackers, metrics)
 
 
 def track(run: stages.Run, trackers: Trackers, metrics: dict[str, float]) -> None:
@@ -367,6 +362,8 @@ def judged(state: TrainingState, success: float) -> TrainingState:
     return replace(state, best=state.iteration, best_success=success, stalled=0)
 
 
-def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:
-    """Return whether a run is finished after this number of iterations and environment steps."""
-    return iteration >= config.iterations or environment_steps >= (config.environment_steps or math.inf)
+def is_finished(config: Config, state: TrainingState) -> bool:
+    """Return whether a run has reached its end: of iterations, of environment steps, or of evaluations without gain."""
+    is_stalled = 0 < config.evaluation.patience <= state.stalled
+    is_long = state.environment_steps >= (config.environment_steps or math.inf)
+    return is_stalled or is_long or state.iteration >= config.iterations

@@ -6,7 +6,6 @@ writes: a note, beside a run's tables, and only from this page.
 
 from __future__ import annotations
 
-import re
 import secrets
 import webbrowser
 from contextlib import suppress
@@ -33,7 +32,6 @@ from hgpo_train.view.estimates import (
     estimator_documents,
     estimator_with,
     rollout_estimates,
-    trained_estimate,
 )
 from hgpo_train.view.notes import notes_document, save_note
 from hgpo_train.view.overview import (
@@ -46,7 +44,7 @@ from hgpo_train.view.overview import (
 )
 from hgpo_train.view.page import STATIC
 from hgpo_train.view.rollouts import rollouts_document, search_document, selected
-from hgpo_train.view.sources import run_documents
+from hgpo_train.view.sources import add_evaluations, run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +81,6 @@ ADDRESS_BYTES: Final = 1 << 16
 HEADERS: Final = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -91,10 +88,8 @@ HEADERS: Final = {
 }
 
 
-def make_app(
-    sources: Sequence[Source], token: str, hosts: Sequence[str] = (), estimators: Sequence[str] = ()
-) -> ASGIApp:
-    """Create the application of some runs, whose addresses begin with a token.
+def make_app(sources: list[Source], token: str, hosts: Sequence[str] = (), estimators: Sequence[str] = ()) -> ASGIApp:
+    """Create the application of some runs, to which it adds evaluations that begin. Addresses begin with a token.
 
     Requests may be addressed to loopback's names and to `hosts`. `estimators` are offered as ``module:function``, in
     addition to the registered ones, and the first two are the pair that is shown; an unknown one raises InputError.
@@ -108,7 +103,7 @@ def make_app(
 
     routes = [
         Route("/api/runs", lambda _: _json({"runs": run_documents(sources), **head})),
-        Route("/api/versions", lambda _: _json([source.changes for source in sources])),
+        Route("/api/versions", lambda _: _json(_versions(sources))),
         Route("/api/runs/{run:digits}/notes", _save, methods=["POST"]),
         *(Route(f"/api/runs/{{run:digits}}/{path}", _endpoint(document)) for path, document in DOCUMENTS.items()),
         Mount("/", StaticFiles(directory=STATIC, html=True)),
@@ -118,6 +113,12 @@ def make_app(
     app.state.sources = sources
     app.state.estimators = names
     return _Guard(app, token, hosts)
+
+
+def _versions(sources: list[Source]) -> list[str]:
+    """Return a text per run that changes with it. The page asks often, so that new evaluations are found here."""
+    add_evaluations(sources)
+    return [source.changes for source in sources]
 
 
 def _source(request: Request, name: str = "run") -> Source:
@@ -159,24 +160,13 @@ def _estimator(request: Request) -> Estimator | None:
     return estimator_with(name, query.getlist("set"), request.app.state.estimators)
 
 
-def _estimate(source: Source, index: Index, request: Request) -> object:
-    number = request.path_params["group"]
-    estimator = _estimator(request)
-    if estimator is None:
-        return trained_estimate(source.run, index, number)
-    return estimate(index, number, estimator)
+def _estimate(_: Source, index: Index, request: Request) -> object:
+    return estimate(index, request.path_params["group"], _estimator(request))
 
 
 def _steps(source: Source, index: Index, request: Request) -> object:
-    steps = request.query_params.get("steps", "1")
-    if not re.fullmatch(_Digits.regex, steps):
-        raise InputError(f"steps: expected a number of at most 15 digits, received {steps!r:.40}")
-    return step_documents(
-        index,
-        request.path_params["row"],
-        int(steps),
-        source.tokenizer(),
-    )
+    place = request.path_params
+    return step_documents(index, place["row"], place["steps"], source.tokenizer())
 
 
 def _selected(_: Source, index: Index, request: Request) -> object:
@@ -185,7 +175,7 @@ def _selected(_: Source, index: Index, request: Request) -> object:
 
 
 def serve(
-    sources: Sequence[Source],
+    sources: list[Source],
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -223,7 +213,7 @@ def serve(
 
 DOCUMENTS: Final[dict[str, Document]] = {
     "against/{other:digits}": lambda _, index, request: comparison_document(index, _source(request, "other").index()),
-    "estimates": lambda source, index, request: rollout_estimates(source.run, index, _estimator(request)),
+    "estimates": lambda _, index, request: rollout_estimates(index, _estimator(request)),
     "groups/{group:digits}/estimates": _estimate,
     "overview": lambda source, index, _: overview_document(source, index),
     "curves": lambda source, index, _: curves_document(source, index),
@@ -233,7 +223,7 @@ DOCUMENTS: Final[dict[str, Document]] = {
     "notes": lambda source, _, __: [] if source.notes is None else notes_document(source.notes),
     "search": lambda _, index, request: search_document(index, request.query_params.get("text", "")),
     "groups/{group:digits}": lambda _, index, request: group_document(index, request.path_params["group"]),
-    "steps/{row:digits}": _steps,
+    "steps/{row:digits}/{steps:digits}": _steps,
 }
 """The documents of a run, by the end of their address."""
 
@@ -252,8 +242,6 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

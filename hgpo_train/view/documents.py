@@ -16,6 +16,8 @@ from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.view.tokens import texts_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenizers import Tokenizer
 
     from hgpo_train.view.index import Index
@@ -63,9 +65,7 @@ _COPIED: Final = (
     "action_valid",
     "finish_reason",
     "cut_pairs",
-    "cut_tokens",
     "policy_version",
-    "environment_s",
     "policy_s",
 )
 _TEXTS: Final = {
@@ -105,6 +105,7 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
         The columns of `Index.groups`, and
 
         * ``trajectories``: their columns of `Index.episodes`, and ``end``, the position of the last state or null;
+        * ``tree``: what `tree_of` returns;
         * ``states`` and ``actions``: the distinct texts;
         * ``steps``: lists of ``trajectory`` (position), ``step``, ``state``, ``next`` (positions of states), ``action``
           (position or null), ``valid``, ``reward`` and ``score``;
@@ -127,24 +128,18 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
     state_at = {key: position for position, key in enumerate(states)}
     action_at = {key: position for position, key in enumerate(actions)}
 
-    members = index.members(number)
-    trajectory_at = {name: position for position, name in enumerate(members["trajectory"])}
-    known = {name: value for name, value in group.items() if value is not None}
-    if "task" in known:
-        known["task"] = shortened(known["task"])
+    trajectories = index.members(number).select(*TRAJECTORY, "error").to_dicts()
+    trajectory_at = {one["trajectory"]: position for position, one in enumerate(trajectories)}
+    for one in trajectories:
+        one["error"] = shortened(one["error"])
     return {
-        **known,
+        **group,
+        "task": shortened(group["task"]),
         "depth": index.depth,
         "states": [shortened(text) for text in states.values()],
         "actions": [shortened(text) for text in actions.values()],
-        "trajectories": [
-            {
-                **{name: row[name] for name in TRAJECTORY},
-                "error": shortened(row["error"]),
-                "policy": row["policy_version"],
-            }
-            for row in members.iter_rows(named=True)
-        ],
+        "trajectories": trajectories,
+        "tree": tree_of(trajectories),
         "steps": {
             "trajectory": [trajectory_at[name] for name in rows["trajectory"]],
             "step": rows["step"].to_list(),
@@ -160,6 +155,47 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
             for kind, names in chains.items()
         },
     }
+
+
+def tree_of(rollouts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the tree of a group: where its branches leave, in the order in which lines between them cross nothing.
+
+    Args:
+        rollouts: Their ``trajectory``, ``parent``, ``branch_step`` and ``length``.
+
+    Returns:
+        ``order``: positions, each branch below its parent, and those that leave later above those that leave earlier;
+        ``parent``: the position of each parent. It is null for a rollout, and where a table that `hgpo verify` would
+        not accept names no rollout that has the step.
+
+    >>> one = {"parent": None, "branch_step": None, "length": 5}
+    >>> two = {"parent": "a", "length": 1}
+    >>> tree_of([one | {"trajectory": "a"}, two | {"trajectory": "b", "branch_step": 1},
+    ...          two | {"trajectory": "c", "branch_step": 3}])
+    {'order': [0, 2, 1], 'parent': [None, 0, 0]}
+    """
+    places = {rollout["trajectory"]: place for place, rollout in enumerate(rollouts)}
+    first = [rollout["branch_step"] or 0 for rollout in rollouts]
+    children: dict[int | None, list[int]] = {}
+    for place, rollout in enumerate(rollouts):
+        parent = places.get(rollout["parent"])
+        if parent is not None and not 0 <= first[place] - first[parent] < rollouts[parent]["length"]:
+            parent = None
+        children.setdefault(parent, []).append(place)
+
+    parents: list[int | None] = [None] * len(rollouts)
+    order: list[int] = []
+    waiting = children.get(None, [])[::-1]
+    while waiting:
+        place = waiting.pop()
+        order.append(place)
+        below = children.get(place, [])
+        for child in below:
+            parents[child] = place
+        waiting += sorted(below, key=lambda child: (first[child], -child))
+    # Rollouts that name each other as parents are in no tree.
+    order += sorted(set(range(len(rollouts))) - set(order))
+    return {"order": order, "parent": parents}
 
 
 def _distinct(keys: pl.Series, texts: pl.Series) -> dict[int, str | None]:

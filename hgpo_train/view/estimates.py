@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import IS_FIRST
 from hgpo_datasets.reader import errors
 from hgpo_datasets.row_tables import path_of
 from hgpo_envs.errors import InputError, unknown
@@ -116,22 +117,28 @@ def is_safe_state_key(key: object) -> bool:
     return key in (None, ALFWORLD_NODES, *STATE_KEYS)
 
 
-def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:
-    """Return the advantages of a group's steps by an estimator.
+def estimate(index: Index, number: int, estimator: Estimator | None) -> dict[str, Any]:
+    """Return the advantages of a group's steps by an estimator; by None, those that the run was trained on.
+
+    A step that was not trained on, such as one of an aborted rollout or of a filtered group, has none.
 
     Returns:
         ``estimator``, ``parameters`` (all of them), and ``columns``: `advantage`, the estimator's details, and
         `RETURNS`. Values of aborted trajectories are null.
 
     Raises:
-        InputError: The table lacks a column or a depth that the estimator reads.
+        InputError: The table lacks a column or a depth that the estimator reads, or no advantages of training can be
+            read.
     """
+    if estimator is None:
+        return _trained_estimate(index, number)
     estimator = estimator.with_parameters(column="advantage", details=True)
     _check_depth(index, estimator)
     group = index.group(number)
     if estimator.scope == "batch":
-        numbers, columns = _batch(index, estimator, group["run"], group["iteration"])
-        columns = columns.slice(int(numbers.search_sorted(group["row"])), group["rows"])
+        before = index.groups.filter(pl.col("row") < group["row"], run=group["run"], iteration=group["iteration"])
+        columns = _batch(index, estimator, group["run"], group["iteration"])
+        columns = columns.slice(int(before["rows"].sum()), group["rows"])
     else:
         with errors(index.place):
             steps = with_scores(index.lazy(group["row"], group["rows"]), index.files, estimator.scores)
@@ -146,21 +153,13 @@ def _check_depth(index: Index, estimator: Estimator) -> None:
         raise InputError(f"parameter history_length: expected at most {most}, received {depth}")
 
 
-def trained_estimate(run: Path, index: Index, number: int) -> dict[str, Any]:
-    """Return the advantages of a group's steps that a run was trained on, in the form of `estimate`.
-
-    A step that was not trained on, such as one of an aborted rollout or of a filtered group, has none.
-
-    Raises:
-        InputError: The run has no such advantages, or they cannot be read.
-    """
+def _trained_estimate(index: Index, number: int) -> dict[str, Any]:
+    run = index.run
     group = index.group(number)
     stored = trained_advantages(run, group["iteration"])
-    if stored is not None:
-        joined = _joined(run, index.lazy(group["row"], group["rows"]), stored)
-    else:
-        _stored(run)  # of other iterations
-        joined = pl.DataFrame({"advantage": [None] * group["rows"]})
+    if stored is None:
+        stored = _stored(run).limit(0)  # those of other iterations
+    joined = _joined(run, index.lazy(group["row"], group["rows"]), stored)
     if joined.height != group["rows"]:
         raise InputError(f"{run / FOLDER}: expected each step once; `hgpo train` writes such tables")
 
@@ -173,12 +172,11 @@ def trained_estimate(run: Path, index: Index, number: int) -> dict[str, Any]:
     return _document(AS_TRAINED, parameters, joined.hstack(returns))
 
 
-def rollout_estimates(run: Path, index: Index, estimator: Estimator | None) -> dict[str, list[Any]]:
+def rollout_estimates(index: Index, estimator: Estimator | None) -> dict[str, list[Any]]:
     """Return columns of each rollout of a run that need its steps.
 
     Args:
-        run: The run, for the advantages that it was trained on.
-        index: Its index.
+        index: The run.
         estimator: The estimator; None for the advantages of training.
 
     Returns:
@@ -186,7 +184,7 @@ def rollout_estimates(run: Path, index: Index, estimator: Estimator | None) -> d
         in its responses; null where unknown.
 
     Raises:
-        InputError: As `estimate` and `trained_estimate`.
+        InputError: As `estimate`.
     """
     steps = scan_steps(index.files)
     with errors(index.place):
@@ -195,12 +193,11 @@ def rollout_estimates(run: Path, index: Index, estimator: Estimator | None) -> d
             scored = with_scores(steps, index.files, estimator.scores)
             advantages = registry.compute(scored, estimator, column="advantage").select("advantage").collect()
         else:
-            advantages = _joined(run, steps, _stored(run))
-        has_tokens = "response_token_ids" in steps.collect_schema()
-        tokens = pl.col("response_token_ids").list.len() if has_tokens else pl.lit(None, pl.UInt32)
-        counted = steps.select("step", tokens.alias("tokens")).collect()
+            advantages = _joined(index.run, steps, _stored(index.run))
+        tokens = pl.col("response_token_ids").list.len()
+        counted = steps.select("step", "branch_step", tokens=tokens).collect()
     values = counted.with_columns(advantages["advantage"])
-    of_rollouts = values.group_by((pl.col("step") == 0).cum_sum(), maintain_order=True).agg(
+    of_rollouts = values.group_by(IS_FIRST.cum_sum(), maintain_order=True).agg(
         (pl.col("advantage").max() - pl.col("advantage").min()).alias("spread"),
         pl.when(pl.col("tokens").count() > 0).then(pl.col("tokens").sum()),
     )
@@ -260,12 +257,9 @@ def _returns(table: pl.DataFrame, parameters: Parameters) -> pl.DataFrame:
 
 
 @lru_cache(8)
-def _batch(index: Index, estimator: Estimator, run: str, iteration: int) -> tuple[pl.Series, pl.DataFrame]:
-    """Return the row numbers and the estimate of one iteration, which such an estimator needs as a whole."""
-    of_iteration = (pl.col("run") == run) & (pl.col("iteration") == iteration)
+def _batch(index: Index, estimator: Estimator, run: str, iteration: int) -> pl.DataFrame:
+    """Return the estimate of one iteration, which such an estimator needs as a whole."""
     with errors(index.place):
-        steps = scan_steps(index.files)
-        rows = steps.select("run", "iteration").with_row_index("row").filter(of_iteration)
-        numbers = rows.select("row").collect()["row"]
-        steps = with_scores(steps.filter(of_iteration), index.files, estimator.scores)
-        return numbers, _columns(steps.collect(engine="in-memory"), estimator)
+        steps = scan_steps(index.files).filter(run=run, iteration=iteration)
+        steps = with_scores(steps, index.files, estimator.scores)
+        return _columns(steps.collect(engine="in-memory"), estimator)

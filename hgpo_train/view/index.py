@@ -36,7 +36,6 @@ _ONCE: Final = (
     "trajectory",
     "parent",
     "branch_step",
-    "policy_version",
     "episode_return",
 )
 _AT_END: Final = ("score", "error")
@@ -50,7 +49,7 @@ class Index:
         files: Paths of the files, in the order of their rows.
         starts: The number of the first row of each file, and the number of all rows.
         episodes: One row per trajectory, in the order of the rows: the columns of `GROUP`, `split`, `task_type`,
-            `task`, `trajectory`, `parent`, `branch_step`, `policy_version`, `row` (its first row), `length` (its rows),
+            `task`, `trajectory`, `parent`, `branch_step`, `row` (its first row), `length` (its rows),
             `episode_return`, `score`, `won` (null if unknown), `aborted`, `truncated`, `invalid` (number of steps with
             an invalid action), `judged` and `admissible` (numbers of actions of which that is known, and of admissible
             ones), `error` and `number` (of its group).
@@ -71,6 +70,11 @@ class Index:
     def rows(self) -> int:
         """The number of steps."""
         return self.starts[-1]
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run, if the files are of one."""
+        return Path(self.files[0]).absolute().parents[1]
 
     @property
     def place(self) -> str:
@@ -100,9 +104,7 @@ class Index:
         """
         steps = self.lazy(row, rows)
         with errors(self.files[self._file(row)]):
-            stored = steps.collect_schema()  # files of an earlier version of the schema lack some
-            missing = [pl.lit(None).alias(name) for name in columns if name not in stored]
-            return steps.with_columns(missing).select(columns).collect()
+            return steps.select(columns).collect()
 
     def lazy(self, row: int, rows: int) -> pl.LazyFrame:
         """Return neighbouring rows of one file as a LazyFrame.
@@ -137,11 +139,9 @@ def read_index(files: Sequence[str]) -> Index:
         InputError: A file is damaged, or is not sorted as a step table is.
     """
     steps = scan_steps(files)
-    names = steps.collect_schema().names()
     with errors(_place(files)):
         lengths = [int(scan_steps(file).select(pl.len()).collect().item()) for file in files]
-        judged = pl.col("action_admissible") if "action_admissible" in names else pl.lit(None, pl.Boolean)
-        flags = steps.select(*_FLAGS, judged.alias("admissible")).collect()
+        flags = steps.select(*_FLAGS, admissible="action_admissible").collect()
         once = steps.filter(IS_FIRST).select(_ONCE).collect()
         ends = steps.filter(pl.col("step") == pl.col("episode_length") - 1).select(_AT_END).collect()
     is_first = flags.select(IS_FIRST).to_series()
@@ -157,7 +157,7 @@ def read_index(files: Sequence[str]) -> Index:
         (0, *accumulate(lengths)),
         episodes,
         _groups(episodes),
-        stored_depth(names),
+        stored_depth(steps.collect_schema().names()),
     )
 
 

@@ -39,20 +39,6 @@ _LINE: Final = msgspec.json.Decoder(dict[str, float | None])
 _TASKS: Final = 200
 """Tasks that a comparison lists."""
 
-_LEVEL_COLUMNS: Final = (
-    "level",
-    "eligible",
-    "shared",
-    "cross",
-    "mean_size",
-    "step_size",
-    "differing",
-    "flat",
-    "weight",
-    "explained",
-    "sign_disagreement",
-)
-
 
 def definitions_document() -> dict[str, dict[str, dict[str, str]]]:
     """Return the label and the text on hover of each statistic, by the tables of statistics."""
@@ -67,8 +53,6 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
     episodes = index.episodes
     (total,) = results(episodes)
     return {
-        "name": source.name,
-        "path": str(source.path),
         "environments": sorted(episodes["env_id"].drop_nulls().unique()),
         "splits": sorted(episodes["split"].drop_nulls().unique()),
         "groups": index.groups.height,
@@ -76,7 +60,6 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "depth": index.depth,
         "iterations": sorted(episodes["iteration"].unique()),
         "config": source.config(),
-        "training": source.training() is not None,
         "evaluation": source.config().get("evaluation") is True,
         "total": total,
         "task_types": results(episodes, "task_type"),
@@ -102,7 +85,7 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
         pl.struct(MEASURED_TASK).n_unique().cast(pl.Int64).alias("tasks"),
         pl.len().cast(pl.Int64).alias("episodes"),
         pl.col("length").sum().alias("steps"),
-        pl.col("aborted", "truncated").sum().cast(pl.Int64),
+        pl.col("aborted").sum().cast(pl.Int64),
         pl.when(pl.col("aborted").any())
         .then(pl.concat_list((known & pl.col("won")).mean(), (~known | pl.col("won")).mean()))
         .alias("bounds"),
@@ -139,8 +122,7 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
     """Return what two runs did with the tasks that both contain.
 
     Returns:
-        ``differences``: for each measure the mean over tasks of second - first, with its 95% `interval`
-        (`hgpo_train.evaluation.compare`), and the numbers of `tasks` that were compared, `higher` and `lower`;
+        ``differences``: for each measure that of the second run to the first (`hgpo_train.evaluation.compare`);
         ``total`` (of common tasks); and ``tasks``: those with the largest differences in success, with the measures
         and the first group's position in each run.
     """
@@ -150,36 +132,17 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
     differences = {}
     for name in MEASURES:
         with suppress(InputError):
-            found = compare(runs[1], runs[0], name)
-            differences[name] = {
-                "mean": found.difference,
-                "interval": None if found.low is None else (found.low, found.high),
-                "tasks": found.tasks,
-                "higher": found.better,
-                "lower": found.worse,
-            }
+            differences[name] = msgspec.to_builtins(compare(runs[1], runs[0], name))
 
     # 2. The measures of each task in both runs.
+    same: dict[str, Any] = {"on": TASK, "nulls_equal": True, "maintain_order": "left"}
     sides = []
     for run in runs:
         side = run.group_by(TASK, maintain_order=True).agg(pl.col("number").first())
         for name in MEASURES:
-            of_tasks = measure_by_task(run, name, TASK)
-            side = side.join(
-                of_tasks,
-                on=TASK,
-                how="left",
-                nulls_equal=True,
-                maintain_order="left",
-            )
+            side = side.join(measure_by_task(run, name, TASK), how="left", **same)
         sides.append(side)
-    both = sides[0].join(
-        sides[1],
-        on=TASK,
-        suffix=" of b",
-        maintain_order="left",
-        nulls_equal=True,
-    )
+    both = sides[0].join(sides[1], suffix=" of b", **same)
     distance = (pl.col("success of b") - pl.col("success")).abs()
     listed = both.sort(distance, descending=True, nulls_last=True, maintain_order=True).head(_TASKS)
     tasks = []
@@ -216,6 +179,7 @@ def levels_document(index: Index, *, chance: bool = False) -> dict[str, Any]:
         chance: Whether to compute what chance alone gives, which takes several times as long.
 
     Returns:
+        ``problem``, if there are no statistics; or else
         ``levels`` and ``levels_changed``: rows of the statistics, of all steps and without replies to actions that
         changed nothing; ``intervals`` and ``intervals_changed``: for each statistic and level ``low`` and ``high``
         (null with few tasks), and ``chance`` (null for statistics that do not depend on returns); ``states`` that carry
@@ -224,35 +188,28 @@ def levels_document(index: Index, *, chance: bool = False) -> dict[str, Any]:
     permutations = default_permutations(index.rows) if chance else 0
     steps = scan_steps(index.files)
     depth = min(STATISTICS_HISTORY_LENGTH, index.depth)
-    result = changed = None
-    problem = {}
+    by_iteration: dict[str, Any] = {}
     try:
         result, changed = with_and_without_unchanged(steps, permutations=permutations, history_length=depth)
     except InputError as error:
-        problem = {"problem": str(error)}
+        return {"problem": str(error), "levels": [], "by_iteration": by_iteration}
 
-    by_iteration: dict[str, Any] = {}
-    if result is not None and index.episodes["iteration"].n_unique() > 1:
+    if index.episodes["iteration"].n_unique() > 1:
         levels = statistics(steps, by="iteration", history_length=depth).levels
         shared = levels.pivot("level", index="iteration", values="shared").sort("iteration").to_dict(as_series=False)
         by_iteration = {"iterations": shared.pop("iteration"), "shared": shared}
-    states = [] if result is None else result.states.head(3).to_dicts()
+    states = result.states.head(3).to_dicts()
     return {
-        **problem,
-        "levels": _rows(result),
-        "levels_changed": _rows(changed),
+        "levels": result.levels.to_dicts(),
+        "levels_changed": [] if changed is None else changed.levels.to_dicts(),
         "intervals": _bounds(result),
         "intervals_changed": _bounds(changed),
         "states": [{**row, "state": beginning(row["state"])} for row in states],
-        "sentences": [] if result is None else describe(result, changed),
-        "tasks": 0 if result is None else result.intervals["tasks"][0],
+        "sentences": describe(result, changed),
+        "tasks": result.intervals["tasks"][0],
         "permutations": permutations,
         "by_iteration": by_iteration,
     }
-
-
-def _rows(result: Statistics | None) -> list[dict[str, Any]]:
-    return [] if result is None else result.levels.select(_LEVEL_COLUMNS).to_dicts()
 
 
 def _bounds(result: Statistics | None) -> dict[str, dict[str, Any]]:

@@ -25,11 +25,11 @@ from hgpo_train.advantages import registry
 from hgpo_train.measures import TASK
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
-from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents, trained_estimate
+from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents
 from hgpo_train.view.notes import notes_document
 from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
 from hgpo_train.view.rollouts import rollouts_document
-from hgpo_train.view.sources import run_documents
+from hgpo_train.view.sources import ESTIMATORS, TREE_ESTIMATORS, run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from hgpo_train.view.sources import Source
 
 
-ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
-"""The estimators whose advantages a page contains, with their default parameters."""
-TREE_ESTIMATORS: Final = ("tree_hgpo", "tree_grpo")
-"""The same if a run has branches, which those refuse."""
 MB: Final = 1 << 20
 STATIC: Final = Path(__file__).parent / "static"
 """The built page; `viewer/README.md` says how it is built."""
@@ -96,10 +92,9 @@ def write_page(
     # The estimators: those of training runs, and the chosen ones with the parameters of training.
     if not estimators and any(run.index.episodes["parent"].count() for run in runs):
         estimators = TREE_ESTIMATORS
-    trained = [run.source.trained() or ("", {}) for run in runs]
-    names = [name for name, _ in trained if name]
-    names = list(dict.fromkeys([*names, *(estimators or ESTIMATORS)]))
-    specs = [_specs(names, parameters) for _, parameters in trained]
+    trained = [found[0] for run in runs if (found := run.source.trained()) is not None]
+    names = list(dict.fromkeys([*trained, *(estimators or ESTIMATORS)]))
+    specs = [_specs(run.source, names) for run in runs]
 
     # The tasks of each run that are wanted.
     wanted = [_tasks(run.index, tasks, task_ids) for run in runs]
@@ -207,9 +202,10 @@ def _in_turns(runs: Sequence[Sequence[list[int]]]) -> Iterator[tuple[int, list[i
         yield from ((run, groups) for run, groups in enumerate(row) if groups is not None)
 
 
-def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Estimator]:
-    """Return estimators with those of some parameters that they have."""
-    specs = {}
+def _specs(source: Source, names: Sequence[str]) -> dict[str, Estimator | None]:
+    """Return estimators with those parameters of a run's training that they have, and the advantages of training."""
+    _, parameters = source.trained() or ("", {})
+    specs: dict[str, Estimator | None] = {AS_TRAINED: None} if source.stored() else {}
     for name in names:
         estimator = registry.get(name)
         own = {key: value for key, value in parameters.items() if hasattr(estimator.parameters, key)}
@@ -217,28 +213,21 @@ def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Est
     return specs
 
 
-def _answers(address: str, run: _Run, groups: Sequence[int], specs: Mapping[str, Estimator]) -> dict[str, Any]:
+def _answers(address: str, run: _Run, groups: Sequence[int], specs: Mapping[str, Estimator | None]) -> dict[str, Any]:
     """Return the documents of groups and of their steps by their addresses."""
     answers: dict[str, Any] = {}
-    source = run.source
     index = run.index
-    tokenizer = source.tokenizer()
+    tokenizer = run.source.tokenizer()
     for number in groups:
         group = f"{address}/groups/{number}"
         answers[group] = document = group_document(index, number)
         for name, spec in specs.items():
             answers[f"{group}/estimates/{name}"] = estimate(index, number, spec)
-        if source.stored():
-            answers[f"{group}/estimates/{AS_TRAINED}"] = trained_estimate(source.run, index, number)
         for trajectory in document["trajectories"]:
             end = trajectory["row"] + trajectory["length"]
             for row in range(trajectory["row"], end, STEPS):
-                answers[f"{address}/steps/{row}"] = step_documents(
-                    index,
-                    row,
-                    min(STEPS, end - row),
-                    tokenizer,
-                )
+                steps = min(STEPS, end - row)
+                answers[f"{address}/steps/{row}/{steps}"] = step_documents(index, row, steps, tokenizer)
     return answers
 
 

@@ -21,7 +21,7 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.advantage_tables import FOLDER
 from hgpo_train.view import notes
-from hgpo_train.view.estimates import is_safe_state_key
+from hgpo_train.view.estimates import AS_TRAINED, is_safe_state_key
 from hgpo_train.view.index import Index, read_index
 from hgpo_train.view.plain_tables import import_table
 from hgpo_train.view.tokens import find_tokenizer, models_of
@@ -31,8 +31,15 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
+ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
+TREE_ESTIMATORS: Final = ("tree_hgpo", "tree_grpo")
+"""The same if a run has branches, which those refuse."""
 EVALUATION: Final = "evaluation"
 """The folder of a training run with the rollouts of its evaluations."""
+
+
+_adding = threading.Lock()
+"""Requests are answered in several threads."""
 
 
 class NoRowsError(InputError):
@@ -124,7 +131,7 @@ class Source:
             "training": self.training() is not None,
             "trained": trained and {"name": trained[0], "set": trained[1]},
             "stored": self.stored(),
-            "branched": problem is None and "branches" in self.config(),
+            "usual": self.usual(branched=problem is None and "branches" in self.config()),
             "problem": problem,
         }
 
@@ -149,6 +156,14 @@ class Source:
         if name not in registry.names() or not is_safe_state_key(training.parameters.get("state_key")):
             return None
         return name, training.parameters
+
+    def usual(self, *, branched: bool) -> list[str]:
+        """Return the estimators that are shown first: of training, and others, over trees if the usual ones refuse."""
+        trained = self.trained()
+        first = [trained[0]] if trained else []
+        others = TREE_ESTIMATORS if branched else ESTIMATORS
+        of_training = [AS_TRAINED] if self.stored() else first
+        return [*of_training, *(name for name in others if name not in first)]
 
     def stored(self) -> bool:
         """Return whether the run has the advantages that it was trained on."""
@@ -218,9 +233,10 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
             tables.setdefault(part.source, []).append(part.path)
         else:
             sources.append(Source(Path(part.path)))
-    sources += _evaluations(sources)
     for pattern, files in tables.items():
         sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
+
+    add_evaluations(sources)
 
     # 2. At least one run can be shown, or is waited for.
     refused: InputError | None = None
@@ -245,11 +261,16 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     return sources
 
 
-def _evaluations(sources: Sequence[Source]) -> list[Source]:
-    """Return the evaluations inside of training runs that are not named themselves."""
-    places = {source.place for source in sources}
-    folders = [folder / EVALUATION for source in sources if (folder := source.training()) is not None]
-    return [Source(folder) for folder in folders if is_run(folder) and folder.resolve() not in places]
+def add_evaluations(sources: list[Source]) -> None:
+    """Add the evaluations inside of training runs that are not among the runs, such as one that has just begun."""
+    with _adding:
+        places = {source.place for source in sources}
+        for training in filter(None, [source.training() for source in sources]):
+            folder = training / EVALUATION
+            if is_run(folder) and folder.resolve() not in places:
+                source = Source(folder)
+                source.name = _name_among(source, sources)
+                sources.append(source)
 
 
 def _name_among(source: Source, sources: Sequence[Source]) -> str:

@@ -50,9 +50,13 @@ def truth_speed() -> str:
     return markdown_table(heads, rows, "|---|---|---:|---|---|---:|---:|---:|")
 
 
-def models(world: str) -> str:
-    """Return what small language models learned, by seeds, as Markdown: the area, and success on fresh tasks."""
-    kept = figures(f"learning_{world}_models")
+def models(runs: str) -> str:
+    """Return what small language models learned, by seeds, as Markdown: the area, and success on fresh tasks.
+
+    Args:
+        runs: The end of the kept result's name, `learning_<world>_<name>`.
+    """
+    kept = figures(f"learning_{runs}")
     names = sorted(
         {row["estimator"] for row in kept["curves"]},
         key=lambda name: (not name.startswith(GRPO), name),
@@ -84,14 +88,18 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     },
     "research/docs/branch_study.md": {name: partial(branches.table, name) for name in ("gain", "cost")},
     "research/docs/estimator_comparison.md": {"simulation": gain_simulation.table},
-    "research/docs/gagpo.md": {"verdicts": gagpo.verdicts, "areas": gagpo.areas},
+    "research/docs/gagpo.md": {
+        "verdicts": gagpo.verdicts,
+        "areas": gagpo.areas,
+        "language model": partial(models, "webshop_gagpo"),
+    },
     "research/docs/study.md": {
         "ranking": arena.ranking,
         "prediction": arena.prediction,
         "questions": arena.questions,
         "earlier": earlier,
         "history": history,
-        **{f"models {world}": partial(models, world) for world in ("alfworld", "webshop")},
+        **{f"models {world}": partial(models, f"{world}_models") for world in ("alfworld", "webshop")},
     },
 }
 

@@ -13,6 +13,7 @@ from hgpo_research.arena.arena import arena, file_name, read
 from hgpo_research.arena.ranking import REFERENCE
 from hgpo_research.arena.small_worlds import FLOES, FormEngine, IceEngine, SignsEngine
 from hgpo_research.arena.worlds import WORLDS
+from hgpo_research.commands.arena import arena as command
 from hgpo_research.tabular.graphs import CHANCE
 from hgpo_research.tabular.learning import AGAIN
 
@@ -126,6 +127,8 @@ def test_wrong_names_are_found_before_anything_runs(tmp_path):
             arena(tmp_path, [REFERENCE, *names], worlds, seeds=2)
     with pytest.raises(InputError, match="at least 2"):
         arena(tmp_path, seeds=1)
+    with pytest.raises(InputError, match="at least 2, received 0"):
+        command(out=tmp_path, seeds=0)
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="expected an arena"):
         read(tmp_path)

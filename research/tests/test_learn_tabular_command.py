@@ -4,31 +4,12 @@ import re
 
 import polars as pl
 import pytest
-from command import invoke
+from command import invoke, outcome
 
 from hgpo_envs.errors import InputError
 
-LEVERS = [
-    "learn-tabular",
-    "--env",
-    "hgpo_research.levers:LEVERS",
-    "--tasks",
-    1,
-    "--memory",
-    0,
-    "--skill",
-    0,
-]
-LEVERS += [
-    "--seeds",
-    2,
-    "--iterations",
-    1,
-    "--evaluation",
-    2,
-    "--group-size",
-    4,
-]
+LEVERS = ["learn-tabular", "--env", "hgpo_research.levers:LEVERS", "--tasks", "1", "--memory", "0", "--skill", "0"]
+LEVERS += ["--seeds", "2", "--iterations", "1", "--evaluation", "2", "--group-size", "4"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,19 +30,8 @@ def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(
     tmp_path,
 ):
     names = "grpo,hgpo:history_length=0:mode=mean_norm"
-    output = invoke(
-        *LEVERS,
-        "-e",
-        names,
-        "--gain-at",
-        1,
-        "--gain-copies",
-        4,
-        "--task-sets",
-        2,
-        "--out",
-        tmp_path,
-    )
+    more = ["--gain-at", "1", "--gain-copies", "4", "--task-sets", "2"]
+    output = invoke(*LEVERS, "-e", names, *more, "--out", tmp_path)
     assert "hgpo:history_length=0:" in output
     assert "mode=mean_norm" in output
     assert re.search(r"estimator +final +area +difference", output)
@@ -83,75 +53,28 @@ def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (
-            "--samples 0",
-            "--samples: expected an integer of at least 1, received 0",
-        ),
-        (
-            "--reads -1",
-            "--reads: expected an integer of at least 0, received -1",
-        ),
-        (
-            "--gain-copies 1",
-            "--gain-copies: expected an integer of at least 4, received 1",
-        ),
-        (
-            "--gain-policies 0",
-            "--gain-policies: expected an integer of at least 1, received 0",
-        ),
-        (
-            "--gain-at 0 --group-size 1",
-            "--group-size: expected an integer of at least 2, received 1",
-        ),
-        (
-            "--gain-at 2",
-            "--gain-at: expected 0 to 1, the number of updates, received 2",
-        ),
-        (
-            "--gain-at -1",
-            "--gain-at: expected 0 to 1, the number of updates, received -1",
-        ),
+        ("--samples 0", "--samples. Must be > 0"),
+        ("--reads -1", "--reads. Must be >= 0"),
+        ("--gain-copies 1", "--gain-copies. Must be >= 4"),
+        ("--seeds 0", "--seeds: expected int >= 1, received 0"),
+        ("--gain-at 0 --group-size 1", "--group-size: expected an integer of at least 2, received 1"),
+        ("--gain-at 2", "--gain-at: expected 0 to 1, the number of updates, received 2"),
+        ("--gain-at -1", "--gain-at: expected 0 to 1, the number of updates, received -1"),
     ],
 )
 def test_wrong_numbers_are_reported_before_anything_is_written(options, line, tmp_path):
-    with pytest.raises(InputError, match=re.escape(line)):
-        invoke(
-            *LEVERS,
-            "-e",
-            "grpo",
-            *options.split(),
-            "--out",
-            tmp_path / "out",
-        )
+    code, printed = outcome(*LEVERS, "-e", "grpo", *options.split(), "--out", tmp_path / "out")
+    assert (code, printed.count("\n")) == (2, 1)
+    assert line in printed
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_the_command_writes_curves_tables_and_pictures(tmp_path):
     out = tmp_path / "out"
-    small = [
-        "--tasks",
-        2,
-        "--seeds",
-        2,
-        "--iterations",
-        2,
-        "--evaluation",
-        2,
-        "--out",
-        out,
-    ]
+    small = [*["--tasks", "2", "--seeds", "2", "--iterations", "2", "--evaluation", "2", "--out"], out]
     names = "grpo,hgpo:mode=mean_norm,adaptive"
-    gains = [
-        "--samples",
-        2,
-        "--task-sets",
-        2,
-        "--gain-at",
-        1,
-        "--gain-copies",
-        4,
-    ]
+    gains = ["--samples", "2", "--task-sets", "2", "--gain-at", "1", "--gain-copies", "4"]
     output = invoke("learn-tabular", "-e", names, *gains, *small)
     assert "hgpo:mode=mean_norm" in output
     files = {path.name for path in out.iterdir()}
@@ -173,12 +96,4 @@ def test_the_command_writes_curves_tables_and_pictures(tmp_path):
     with pytest.raises(InputError, match="has results already"):
         invoke("learn-tabular", "-e", "grpo", *small)
     with pytest.raises(InputError, match="use another folder"):
-        invoke(
-            "learn-tabular",
-            "-e",
-            "grpo",
-            *small,
-            "--overwrite",
-            "--memory",
-            0,
-        )
+        invoke("learn-tabular", "-e", "grpo", *small, "--overwrite", "--memory", 0)

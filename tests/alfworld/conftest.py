@@ -1,8 +1,7 @@
 """Games for tests: the bundled ones, and the recorded and official ones where available."""
 
-import tarfile
-
 import pytest
+from unusual import unpacked
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 
@@ -16,11 +15,7 @@ def bundled():
 @pytest.fixture(scope="session")
 def golden_games(shared, tmp_path_factory):
     """Return the folder of 30 recorded games, generated from the alfworld package's layouts and rules."""
-    folder = tmp_path_factory.mktemp("golden") / "games"
-    with tarfile.open(shared / "golden/alfworld/generated-games.tar.xz") as packed:
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
-        packed.extractall(folder)
-    return folder
+    return unpacked(shared / "golden/alfworld/generated-games.tar.xz", tmp_path_factory.mktemp("golden") / "games")
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +24,4 @@ def official(shared, tmp_path_factory):
     archive = shared / "data/alfworld/official-games.tar.xz"
     if not archive.exists():
         pytest.skip("no official games")
-    folder = tmp_path_factory.mktemp("official") / "games"
-    with tarfile.open(archive) as packed:
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
-        packed.extractall(folder)
-    return folder
+    return unpacked(archive, tmp_path_factory.mktemp("official") / "games")

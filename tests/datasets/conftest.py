@@ -27,7 +27,7 @@ def raw_run(tmp_path: Path) -> Callable[..., Path]:
         header = manifest.Header(run, depth, schema.VERSION, "test", {})
         text, check = manifest.encode_line(header, "")
         for number, frame in enumerate(frames):
-            name = manifest.file_name(number)
+            name = f"steps-{number:06d}.parquet"
             data = shards.encode(frame, shards.metadata_of(header))
             (folder / "steps" / name).write_bytes(data)
             digest = hashlib.sha256(data).hexdigest()

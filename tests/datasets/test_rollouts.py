@@ -153,9 +153,28 @@ def test_files_of_one_task_are_groups_of_their_own(tmp_path) -> None:
 
 
 def test_what_estimators_miss_is_named(tmp_path) -> None:
-    path = lines(tmp_path / "a.jsonl", {"messages": [message("user", "Go."), message("assistant", "no")]})
+    turn = [message("user", "Go."), message("assistant", "no")]
+    path = lines(tmp_path / "a.jsonl", {"messages": turn})
     missing = " ".join(import_rollouts(path, tmp_path / "run").missing)
     assert all(word in missing for word in ("rewards", "second rollout", "states", "token ids"))
+    # Where no rollout has a reward, none is left out for it.
+    path = lines(tmp_path / "b.jsonl", {"messages": turn * 2}, {"messages": turn * 2, "reward": None})
+    missing = import_rollouts(path, tmp_path / "more").missing
+    assert [words.split()[0] for words in missing] == ["rewards", "token"]
+    assert not scan_steps(tmp_path / "more").collect()["aborted"].any()
+    path = lines(tmp_path / "c.jsonl", {"messages": turn, "reward": None, "score": 0.5})
+    assert imported(path, tmp_path / "c")["reward"].to_list() == [0.5]
+
+
+def test_outputs_of_verl_are_in_the_order_of_their_numbers(tmp_path) -> None:
+    uids = ["a_0_1", "a_1_0", "a_0_0", "a_0_10", "a_0_2"]
+    records = [{"input": "q", "output": uid, "score": float(uid[2] == "0"), "step": 3, "uid": uid} for uid in uids]
+    steps = imported(lines(tmp_path / "3.jsonl", *records), tmp_path, format="verl")
+    assert steps["action"].to_list() == ["a_0_0", "a_0_1", "a_0_2", "a_0_10", "a_1_0"]
+    assert steps["reward"].to_list() == [0, 0, 0, 1, 0]
+    twice = lines(tmp_path / "twice.jsonl", *records, records[0])
+    with pytest.raises(InputError, match="line 6: expected each uid once, received 'a_0_1' again"):
+        import_rollouts(twice, tmp_path / "twice", format="verl")
 
 
 def bomb(path: Path) -> Path:

@@ -153,6 +153,7 @@ def test_pickles_contain_no_data(doors_id):
         ({"history_length": 2.5}, "history_length: expected an integer of at least 0, received 2.5"),
         ({"max_steps": 0}, "max_steps: expected an integer of at least 1, received 0"),
         ({"action_format": "comand"}, "unknown action_format 'comand'; did you mean 'command'? Known: command, resp"),
+        ({"action_format": np.array(["a", "b"])}, "unknown action_format array(['a', 'b'], dtype='<U1'). Known: comma"),
         ({"sampling": "shufled"}, "unknown sampling 'shufled'; did you mean 'shuffled'?"),
         ({"split": "valid"}, "unknown split 'valid'"),
         ({"render_mode": "rgb_array"}, "unknown render_mode 'rgb_array'. Known: "),

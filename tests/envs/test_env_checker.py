@@ -3,7 +3,6 @@
 import random
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from command import invoke
+from unusual import Endless, boxed, in_box
 
 from hgpo_envs import env_checker, env_findings, environment_spec
 from hgpo_envs.engine import State, Task
@@ -19,7 +19,7 @@ from hgpo_envs.env_findings import Play
 from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError, UnknownTask
-from hgpo_envs.responses import Response, tool_calls
+from hgpo_envs.responses import tool_calls
 from hgpo_envs.sources import SharedSource, Split
 
 
@@ -77,20 +77,9 @@ class Drawing(Corridor):
         return replace(state, text=f"A voice says {random.choice('abcdefghijk')}.") if state.valid else state
 
 
-class Raising(Corridor):
-    def act(self, command):
-        ["go on", "go back", "Look"].index(command)
-        return super().act(command)
-
-
 class Mute(Corridor):
     def state(self, **flags):
         return replace(super().state(**flags), actions=[])
-
-
-class Silent(Mute):
-    def start(self, task_id):
-        return replace(super().start(task_id), actions=["go on"])
 
 
 class Counting(Corridor):
@@ -120,26 +109,7 @@ class Entangled(Corridor):
         return self
 
 
-class Exiting(Corridor):
-    def act(self, command):
-        raise SystemExit(3)
-
-
-class Listless(Corridor):
-    def state(self, **flags):
-        state = super().state(**flags)
-        return replace(state, actions=np.array(state.actions))
-
-
-class Ended(Corridor):
-    def start(self, task_id):
-        self.place = 3
-        return self.state()
-
-
-class Hanging(Corridor):
-    def act(self, command):
-        time.sleep(5)
+ERRORS = {"exits": SystemExit(3), "breaks": OSError("no such room")}
 
 
 class Faulty(Corridor):
@@ -154,13 +124,17 @@ class Faulty(Corridor):
         if self.fault == "one game":
             task_id = "0"
         state = super().start(task_id)
-        if self.fault == "keeps" and self.left:
-            self.place = 1
+        if self.fault == "ends at its start" or (self.fault == "keeps" and self.left):
+            self.place = 1 if self.left else 3
             state = self.state()
         return replace(state, reward=5.0) if self.fault == "reward at start" else state
 
     def act(self, command):
         self.left = True
+        if self.fault == "hangs":
+            time.sleep(5)
+        if self.fault in ERRORS:
+            raise ERRORS[self.fault]
         if self.place == 3 and self.fault == "goes on after the end":
             self.place = 0
         if command == "dance":
@@ -179,6 +153,8 @@ class Faulty(Corridor):
         changes = {
             "lists what it does not do": {"actions": [] if ended else [*actions, "dance"]},
             "lists twice": {"actions": actions + actions[:1]},
+            "lists nothing later": {"actions": [] if self.left else ["go on"]},
+            "lists an array": {"actions": np.array(actions)},
             "changes a list": {"actions": self.listed},
             "percent": {"score": state.score * 100},
             "negative score": {"score": state.score - 1},
@@ -214,10 +190,17 @@ class Source:
         return Task(task_id, "train", "Walk on.", "walk")
 
 
+@pytest.fixture(autouse=True)
+def one_process(request, monkeypatch):
+    """Other processes take seconds."""
+    if "test_the_own" not in request.node.name:
+        monkeypatch.setattr(env_checker, "HASH_SEEDS", ())
+
+
 def findings(engine, tasks=None, **functions):
     settings = settings_for("Corridor", max_steps=12, **functions)
     source = SharedSource(Source(engine))
-    found = check_environment(source, settings, tasks or source.source.ids("train"), processes=False)
+    found = check_environment(source, settings, tasks or source.source.ids("train"))
     return {each.check: each for each in found}
 
 
@@ -234,21 +217,20 @@ def test_a_sound_environment_passes():
         (Shuffled, "replay", "fail", "text has its lines in another order (sort them, or set state_key='sort-lines'"),
         (Shared, "many at a time", "fail", "engines share what must be their own alone"),
         (Drawing, "replay", "fail", "text is 'A voice says"),
-        (Raising, "odd commands", "fail", "ValueError"),
         (Mute, "admissible actions", "warning", 'the environment lists none; list them in info["admissible_actions"]'),
-        (Silent, "admissible actions", "fail", "step 1 after 'go on': no admissible"),
+        ("lists nothing later", "admissible actions", "fail", "step 1 after 'go on': no admissible"),
         (Counting, "repeated states", "warning", "set state_key='mask-numbers'"),
         ("tags in actions", "parser", "fail", "</action></action>', is parsed as 'say'"),
         ("won unknown", "success", "warning", "do not say whether they were won"),
         (Limited, "step limit", "warning", "set max_steps=4 in the specification"),
         (Entangled, "fork", "fail", "after a copy played on"),
         ("won as a number", "values", "fail", "won: expected bool, received int"),
-        (Exiting, "plays", "fail", "SystemExit: 3; every task and text must be answered"),
+        ("exits", "plays", "fail", "SystemExit: 3; every task and text must be answered"),
         ("no text", "values", "fail", "text: expected str, received NoneType"),
         ("no text", "repeated states", "fail", "TypeError"),
-        (Listless, "plays", "fail", "actions: expected a list of texts, received ndarray"),
-        (Ended, "plays", "fail", "task 0 ends at its start"),
-        (Hanging, "plays", "fail", "no answer in 0.3 s"),
+        ("lists an array", "plays", "fail", "actions: expected a list of texts, received ndarray"),
+        ("ends at its start", "plays", "fail", "task 0 ends at its start"),
+        ("hangs", "plays", "fail", "no answer in 0.3 s"),
         ("lists what it does not do", "admissible actions", "fail", "'dance' is listed, and not executed"),
         ("lists twice", "admissible actions", "warning", "is listed twice"),
         ("changes a list", "kept states", "fail", "return a new State and a new list"),
@@ -270,20 +252,10 @@ def test_a_sound_environment_passes():
     ],
 )
 def test_faults_are_named_with_their_repair(engine, check, verdict, message, monkeypatch):
-    monkeypatch.setattr(env_checker, "ANSWER_SECONDS", 0.3 if engine is Hanging else 60)
+    monkeypatch.setattr(env_checker, "ANSWER_SECONDS", 0.3 if engine == "hangs" else 60)
     found = findings(partial(Faulty, engine) if isinstance(engine, str) else engine)[check]
     assert found.verdict == verdict
     assert message in found.message
-
-
-class Endless(Sequence):
-    """More ids than memory could hold; iterating over all of them never ends."""
-
-    def __len__(self):
-        return 1 << 62
-
-    def __getitem__(self, place):
-        return [str(number) for number in range(1 << 62)[place]] if isinstance(place, slice) else str(place)
 
 
 class EndlessSource(Source):
@@ -325,11 +297,6 @@ class Walker:
         return next(self.next)
 
 
-def boxed(text):
-    found = re.search(r"\\boxed\{(.*?)\}", text)
-    return Response(found[1], True, "") if found else Response("", False, "no box")
-
-
 def walk(where: Literal["go on", "go back", "Look"]) -> str:
     """Walk, or look.
 
@@ -345,14 +312,14 @@ def rooms_seen(past, state):
 CORRIDOR = EnvironmentSpec(id="Test/Corridor-v0", source=Source, max_steps=12)
 
 
-def checked(engine, source=Source, *, processes=False, **changes):
+def checked(engine, source=Source, **changes):
     """The findings of a corridor with a specification."""
     spec = replace(CORRIDOR, **changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(environment_spec._added, spec.id, spec)
         shared = SharedSource(source(engine))
         settings = settings_for("Corridor", max_steps=12)
-        found = check_environment(shared, settings, Split(shared, "train"), processes=processes)
+        found = check_environment(shared, settings, Split(shared, "train"))
         return {each.check: each for each in found}
 
 
@@ -363,7 +330,7 @@ UNLISTED = {"admissible_actions": False}
     ("engine", "source", "changes"),
     [
         (Slippery, Source, {"stochastic": True}),
-        (Corridor, Source, {"parse_response": boxed, "format_response": lambda action: f"\\boxed{{{action}}}"}),
+        (Corridor, Source, {"parse_response": boxed, "format_response": in_box}),
         (Corridor, EndlessSource, {}),
         (Unlisted, Source, {"tools": [walk], **UNLISTED}),
         (Graded, Source, {}),
@@ -550,8 +517,9 @@ class Unsorted(Corridor):
 
 
 @pytest.mark.slow
-def test_the_order_of_sets_is_found_in_other_processes():
-    found = checked(Unsorted, processes=True)
+def test_the_order_of_sets_is_found_in_other_processes(monkeypatch):
+    monkeypatch.setattr(env_checker, "HASH_SEEDS", ("1", "2", "3"))
+    found = checked(Unsorted)
     assert (found["replay"].verdict, found["other processes"].verdict) == ("pass", "fail")
     assert "sort them" in found["other processes"].message
 
@@ -565,16 +533,13 @@ def test_numbers_that_are_the_state_are_not_masked():
 
 
 def test_an_engine_that_fails_ends_the_checks():
-    class Broken(Corridor):
-        def act(self, command):
-            raise OSError("no such room")
-
-    assert list(findings(Broken)) == ["tasks", "unknown tasks", "plays"]
-    assert "OSError: no such room; every task and text" in findings(Broken)["plays"].message
+    found = findings(partial(Faulty, "breaks"))
+    assert list(found) == ["tasks", "unknown tasks", "plays"]
+    assert "OSError: no such room; every task and text" in found["plays"].message
 
 
 def test_an_array_of_actions_is_named():
-    episode = Episode(SharedSource(Source(Listless)), settings_for("Corridor"))
+    episode = Episode(SharedSource(Source(partial(Faulty, "lists an array"))), settings_for("Corridor"))
     episode.start("0")
     with pytest.raises(InputError, match=r"^actions: expected a list of texts, received ndarray$"):
         episode.prompt()

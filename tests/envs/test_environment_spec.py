@@ -13,6 +13,7 @@ import pytest
 from command import environment, python
 from distribution import write_distribution
 from doors import DoorsSource, solution
+from unusual import boxed, in_box
 
 from hgpo_envs import environment_spec
 from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, make_player
@@ -164,15 +165,6 @@ def test_what_is_no_benchmark(nothing_added):
 FIND = {"type": "function", "function": {"name": "find", "description": "Find.", "parameters": {"type": "object"}}}
 
 
-def boxed(text):
-    found = re.search(r"\\boxed\{(.*)\}", text)
-    return Response(found[1], True, "") if found else Response("", False, "no box")
-
-
-def in_box(action):
-    return rf"\boxed{{{action}}}"
-
-
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
@@ -206,7 +198,8 @@ def test_a_tool_of_another_form_is_named_with_its_repair(tools, message):
 def test_prompt_parser_and_players_follow_the_specification(fields, asked, action):
     spec = EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, **fields)
     register(spec)
-    prompt = load_template(None, "Doors").render("Go.", "A door.", ["open red"], [], 0, 9, "response")
+    shown = {"task": "Go.", "observation": "A door.", "max_steps": 9, "action_format": "response"}
+    prompt = load_template(None, "Doors").render(admissible_actions=["open red"], pairs=[], steps_taken=0, **shown)
     assert asked in prompt
     assert ("<action>" in prompt) == (not fields)
     assert spec.parser(spec.respond(action)) == Response(action, True, "")
@@ -217,4 +210,4 @@ def test_every_field_of_a_specification_is_documented():
     page = (Path(__file__).parents[2] / "docs/environments.md").read_text("utf-8")
     table = page[page.index("| field | meaning |") :].split("\n\n")[0]
     named = {name for line in table.split("\n") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
-    assert named == {field.name for field in dataclasses.fields(EnvironmentSpec)}
+    assert named == {field.name for field in dataclasses.fields(EnvironmentSpec) if field.init}

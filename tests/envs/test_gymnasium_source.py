@@ -10,11 +10,12 @@ from gymnasium.envs.registration import EnvSpec
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.reader import step_files
+from hgpo_envs.engine import State
 from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.gymnasium_source import SEEDS, GymnasiumEngine, GymnasiumSource
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.validation import checked_state
+from hgpo_train.policies.validation import checked
 from hgpo_train.rollout.collection import collect
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import RolloutError
@@ -61,16 +62,28 @@ def test_gymnasium_environments_are_played(step, threshold, expected):
     env.spec = EnvSpec("Odd-v0", reward_threshold=threshold)
     engine = GymnasiumEngine(env)
     engine.start("0")
-    state = checked_state(engine.act("x"))  # as the collector validates it
+    state = checked(State, engine.act("x"))  # as the collector validates it
     assert (state.reward, state.valid, state.terminated, state.truncated, state.won) == expected
     assert (state.text, type(state.reward), type(state.terminated)) == ("x", float, bool)
 
 
+def played(rewards, threshold=None, **info):
+    """Return the last state of the second of two episodes with these rewards: each begins anew."""
+    env = Odd()
+    env.spec = EnvSpec("Odd-v0", reward_threshold=threshold)
+    engine = GymnasiumEngine(env)
+    for _ in range(2):
+        engine.start("0")
+        for number, reward in enumerate(rewards, 1):
+            env.given["step"] = "x", reward, number == len(rewards), False, info
+            state = engine.act("x")
+    return checked(State, state)
+
+
 @pytest.mark.parametrize(("given", "score"), [(0.25, 0.25), (1, 1), (40, 0.5), (-2.0, 0.5), (None, 0.5)])
+@pytest.mark.filterwarnings("ignore:.*without a reward of 1")
 def test_points_are_no_score(given, score):
-    engine = GymnasiumEngine(Odd(step=("x", 0.5, True, False, {"score": given})))
-    engine.start("0")
-    assert checked_state(engine.act("x")).score == score
+    assert played([0.5], score=given).score == score
 
 
 @pytest.mark.parametrize(
@@ -86,29 +99,15 @@ def test_points_are_no_score(given, score):
     ],
 )
 def test_a_threshold_is_one_of_the_return(rewards, threshold, won):
-    env = Odd()
-    env.spec = EnvSpec("Odd-v0", reward_threshold=threshold)
-    engine = GymnasiumEngine(env)
-    for _ in range(2):  # the return begins anew with each episode
-        engine.start("0")
-        for number, reward in enumerate(rewards, 1):
-            env.given["step"] = "x", reward, number == len(rewards), False, {}
-            state = engine.act("x")
-        assert state.won is won
-        assert 0 <= state.score <= 1
+    state = played(rewards, threshold)
+    assert state.won is won
+    assert 0 <= state.score <= 1
 
 
 @pytest.mark.parametrize("rewards", [[0.82], [0.25] * 4, [-1.0, -1.0], [0.5, 0.0]])
 def test_success_that_no_reward_of_one_shows_is_warned_of(rewards):
-    env = Odd()
-    engine = GymnasiumEngine(env)
-    engine.start("0")
-    for reward in rewards[:-1]:
-        env.given["step"] = "x", reward, False, False, {}
-        engine.act("x")
-    env.given["step"] = "x", rewards[-1], True, False, {}
     with pytest.warns(UserWarning, match="with rewards but without a reward of 1"):
-        engine.act("x")
+        played(rewards)
 
 
 @pytest.mark.parametrize("key", ["instruction", "task", "mission"])

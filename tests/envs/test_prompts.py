@@ -222,8 +222,6 @@ gymnasium.register_envs(hgpo_envs)
 DOORS = "doors_env:HGPO-Test/Doors-v0"
 GUESS = "foreign:Foreign/Guess-v0"
 BAD = {
-    "reaches Python": "{{ task.__class__.__mro__ }}",
-    "changes what it is given": "{{ admissible_actions.append('x') }}",
     "not there": "{{ admissible_actions[999] }}",
     "fails after a step": "{% if steps_taken %}{{ pairs[7].action }}{% endif %}",
 }

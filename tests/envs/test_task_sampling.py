@@ -4,13 +4,13 @@ import copy
 import json
 import pickle
 import subprocess
-from collections.abc import Sequence
 from itertools import islice
 
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from unusual import Endless
 
 from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler, permuted, shuffled, task_stream, verl_agent
 
@@ -79,16 +79,6 @@ def test_copies_of_a_sampler_continue_at_the_same_draw(name):
     following = [draws.draw() for _ in range(10)]
     assert first + following == list(islice(task_stream(name, ids, 11), 20))
     assert all([twin.draw() for _ in range(10)] == following for twin in twins)
-
-
-class Endless(Sequence):
-    """2^62 ids, of which none is stored."""
-
-    def __len__(self):
-        return 1 << 62
-
-    def __getitem__(self, index):
-        return str(range(1 << 62)[index])
 
 
 @pytest.mark.parametrize("order", ["random", "sweep", "shuffled"])

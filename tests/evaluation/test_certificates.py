@@ -115,6 +115,15 @@ def test_an_untouched_certificate_has_no_difference(check, played):
     assert problem.startswith("panel: not known here (unknown panel 'small@1'")
 
 
+def test_code_that_an_unknown_panel_names_is_not_run(played, tmp_path, monkeypatch):
+    (tmp_path / "strangers_code.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = changed(played, tmp_path, with_settings(env="strangers_code:SPEC"))
+    result = check_certificate(path, played, replay=1)
+    assert any(problem.startswith("panel: not known here") for problem in result.problems)
+    assert result.replayed == 0
+
+
 def at(path: str, **values: object) -> Callable[[Document], object]:
     """Return a function that changes values of the table at a path of a document."""
 

@@ -82,16 +82,64 @@ def dump_seeds(_: Path) -> Sequence[bytes]:
     return [b"".join(json.dumps(one).encode() + b"\n" for one in (named, {**named, "traj_uid": "b", "rewards": 10.0}))]
 
 
-def read_dump(data: bytes, folder: Path) -> None:
-    from hgpo_datasets.interchange.rollouts import import_rollouts
+SAMPLES = Path(__file__).parents[1] / "datasets/samples"
+ROLLOUTS = {
+    "inspect": "inspect/*",
+    "openai": "",
+    "rllm": "rllm*/**/episode_*",
+    "skyrl": "skyrl/*/toy*",
+    "trl": "trl/*/*",
+    "verifiers": "verifiers/**/traces.jsonl",
+    "verl": "verl*/*",
+    "verl-agent": "",
+}
+"""The formats of rollouts, each with the samples that its program wrote."""
 
-    path = folder / "7.jsonl"
-    path.write_bytes(data)
-    import_rollouts(path, folder / "run", format="verl-agent")
+
+def talk_seeds(_: Path) -> Sequence[bytes]:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    talk = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": [{"type": "text", "text": "A door."}], "tool_call_id": "c"},
+        {"role": "assistant", "content": "open door"},
+    ]
+    steps = [{"step": 0, "prompt_token_ids": [1], "response_token_ids": [2, 3], "response_logprobs": [-0.5, -1.0]}, {}]
+    records = (
+        {"messages": talk, "task_id": 7, "reward": 1, "group": 0, "iteration": 2, "steps": steps},
+        {"messages": talk, "trajectory": "x", "rewards": [0.5, 0.25], "truncated": True, "error": None},
+    )
+    return [b"".join(json.dumps(record).encode() + b"\n" for record in records)]
+
+
+def sample_seeds(pattern: str) -> Sequence[bytes]:
+    """Return samples; a JSON file in one line, so that its values are mutated."""
+    files = [path for path in sorted(SAMPLES.glob(pattern)) if path.is_file()]
+    return [json.dumps(json.loads(f.read_bytes())).encode() if f.suffix == ".json" else f.read_bytes() for f in files]
+
+
+def rollouts_target(name: str) -> Target:
+    from hgpo_datasets.interchange.rollouts import FORMATS, import_rollouts
+
+    own = {"openai": talk_seeds, "verl-agent": dump_seeds}
+
+    def read_rollouts(data: bytes, folder: Path) -> None:
+        from hgpo_datasets import scan_steps, verify
+
+        is_archive = name == "inspect" and data[:2] != b"PK"
+        path = folder / f"7{FORMATS[name].suffixes[-1 if is_archive else 0]}"
+        path.write_bytes(data)
+        import_rollouts(path, folder / "run", format=name)
+        assert verify(folder / "run", processes=1).ok
+        scan_steps(folder / "run").collect()
+
+    seeds = own.get(name, lambda _: sample_seeds(ROLLOUTS[name]))
+    words = (b"Your task is to: ", b"observation is: ", b'"role": "assistant"', b"PK\x01\x02", b"PAR1")
+    return Target(f"rollouts of {name}", seeds, read_rollouts, 40, words)
 
 
 TARGETS = (
     Target("manifests", manifest_seeds, read_manifest, 600, (b'"file":"', b'"config":', b'"check":"'), chained),
     Target("shards", shard_seeds, read_shard, 10, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00")),
-    Target("rollouts of verl-agent", dump_seeds, read_dump, 40, (b"Your task is to: ", b"observation is: ")),
+    *map(rollouts_target, ROLLOUTS),
 )

@@ -22,7 +22,7 @@ from hgpo_train.policies import http_client
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.server import ServerPolicy
-from hgpo_train.policies.validation import checked_reply
+from hgpo_train.policies.validation import checked
 
 KEY = "sk-secret-of-the-test"
 
@@ -367,7 +367,7 @@ def test_the_forms_of_answers_that_servers_send(api):
     with contextlib.closing(policy_of(api)) as policy:
         for body, response in FORMS:
             api.answer = lambda *_, body=body: (200, body)
-            reply = checked_reply(*asked.ask(policy, [request()]))
+            reply = checked(Reply, *asked.ask(policy, [request()]))
             assert isinstance(reply, Reply), (body, reply)
             assert (reply.response, reply.response_logprobs) == (response, None)
 
@@ -378,10 +378,10 @@ def test_an_invalid_answer_is_a_failure_with_its_reason(api):
     with contextlib.closing(policy_of(api, logprobs=True, token_ids=True, retries=0)) as policy:
         for body, reason in (*ODD_BODIES, *choices):
             api.answer = lambda *_, body=body: (200, body)
-            checked = checked_reply(*asked.ask(policy, [request()]))
-            assert isinstance(checked, Failure), body
-            assert checked.category == "PolicyFailed"
-            assert reason in checked.message
+            answer = checked(Reply, *asked.ask(policy, [request()]))
+            assert isinstance(answer, Failure), body
+            assert answer.category == "PolicyFailed"
+            assert reason in answer.message
 
 
 @pytest.mark.parametrize("key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"])
@@ -402,7 +402,7 @@ def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api):
     api.answer = echo
     failed, said = ask(api, request(0, "error"), request(1, "say"))
     assert "bad header Bearer ***" in str(failed)
-    told = checked_reply(said)
+    told = checked(Reply, said)
     assert (told.response, told.finish_reason) == ("<action>Bearer ***</action>", "Bearer ***")
 
 

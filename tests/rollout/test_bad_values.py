@@ -19,7 +19,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.sources import SharedSource, Split
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply
 from hgpo_train.policies.scripted import RandomPolicy
-from hgpo_train.policies.validation import checked_reply, checked_state, checked_task
+from hgpo_train.policies.validation import checked
 from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.run import collect_groups
@@ -213,7 +213,7 @@ def test_invalid_replies_name_the_value():
         ({"response_token_ids": [1, 2], "response_logprobs": [-0.5]}, "expected one log-probability for each of 2 tok"),
         ({"cut_tokens": 2.0}, "cut_tokens: expected an integer from 0 to 2147483647, received float 2.0"),
     ):
-        failure = checked_reply(Reply(**{"response": "look", **fields}))
+        failure = checked(Reply, Reply(**{"response": "look", **fields}))
         assert isinstance(failure, Failure)
         assert str(failure).startswith(f"PolicyFailed: {line}")
 
@@ -224,24 +224,24 @@ def test_invalid_states_name_the_value():
         ({"actions": "look"}, "admissible actions: expected a list of texts, received str 'look'"),
         ({"actions": ["look", 3]}, "admissible actions: expected text, received int 3"),
         ({"reward": 1e308}, "reward: expected a finite number, received float 1e+308"),
-        ({"score": math.nan}, "score: expected a finite number, received float nan"),
+        ({"score": math.nan}, "score: expected a number in [0, 1], received float nan"),
         ({"score": 100}, "score: expected a number in [0, 1], received int 100"),
         ({"won": 1}, "won: expected true or false, received int 1"),
     ):
-        assert checked_state(State(**{"text": "here", "actions": [], **fields})) == Failure("EnvironmentFailed", line)
+        assert checked(State, State(**{"text": "here", "actions": [], **fields})) == Failure("EnvironmentFailed", line)
 
 
 def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_characters():
     reply = Reply("look", "p", [0, 2**31 - 1], [5], [-math.inf], None, 0, 3)
-    assert checked_reply(reply) == reply
+    assert checked(Reply, reply) == reply
     numbers = Reply("look", None, np.arange(2), (np.int32(5),), np.array([-0.5], dtype=np.float32))
-    assert checked_reply(numbers) == Reply("look", None, [0, 1], [5], [-0.5])
+    assert checked(Reply, numbers) == Reply("look", None, [0, 1], [5], [-0.5])
     state = State("here", ("look",), np.bool_(True), False, False, 1, np.float64(0.5), {"any": object()})
-    assert checked_state(state) == dataclasses.replace(state, reward=1.0)
+    assert checked(State, state) == dataclasses.replace(state, reward=1.0)
     task = Task("t", "train", "do it", "kind", {"a": "1"})
-    assert checked_task(task) == task
-    assert checked_reply(Reply("a\ud800b\udfff \ud83d\ude00")).response == "a\ufffdb\ufffd \U0001f600"
-    state = checked_state(State("\udc80", ["go \udfff"]))
+    assert checked(Task, task) == task
+    assert checked(Reply, Reply("a\ud800b\udfff \ud83d\ude00")).response == "a\ufffdb\ufffd \U0001f600"
+    state = checked(State, State("\udc80", ["go \udfff"]))
     assert (state.text, state.actions) == ("\ufffd", ("go \ufffd",))
 
 

@@ -65,11 +65,46 @@ def test_rows_do_not_depend_on_how_branches_are_played(saved, tmp_path, monkeypa
 
 
 class Interrupted:
-    """Interrupts a collection when half of its branches have ended."""
+    """Interrupts a collection when so many rollouts and branches have ended."""
+
+    def __init__(self, after=30):
+        self.after = after
 
     def __call__(self, tally):
-        if tally.trajectories > 30:
+        if tally.trajectories > self.after:
             raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [4, 18, None])
+def test_rollouts_branch_in_their_own_run(saved, tmp_path, after):
+    """Half of a group are the rollouts that a run without branches has, and the branches are those of `branch_run`."""
+    wanted = {"tasks": 4, "group_size": 6, "max_steps": 7, "branch": "first-visits", "width": 2}
+    if after is not None:  # while rollouts are played, and while branches are
+        with pytest.raises(KeyboardInterrupt):
+            collect(DOORS_ID, "random", tmp_path / "run", **wanted, slots=4, progress=Interrupted(after))
+        assert (scan_steps(tmp_path / "run").filter(IS_BRANCH).collect().height > 0) == (after > 12)
+    run = collect(DOORS_ID, "random", tmp_path / "run", **wanted, **QUIET)
+    expected = rows_of(branch_run(saved, "first-visits", width=2, **QUIET))
+    assert rows_of(run).drop("run").equals(expected.drop("run"))
+    assert run.rollouts.height == 12
+
+
+def test_too_many_failures_are_repeated_before_rollouts_branch(tmp_path):
+    broken = {1}
+
+    def policy(request):
+        if request.seed % 3 in broken:
+            raise ConnectionError("down")
+        return request.rng.choice(request.admissible_actions)
+
+    policy.reproducible = True
+    wanted = {"tasks": 3, "group_size": 4, "branch": "uniform", **QUIET}
+    with pytest.raises(RolloutError, match="rollouts failed"):
+        collect(DOORS_ID, policy, tmp_path / "run", **wanted, slots=64)
+    assert not scan_steps(tmp_path / "run").filter(IS_BRANCH).collect().height
+    broken.clear()
+    run = collect(DOORS_ID, policy, tmp_path / "run", **wanted)
+    assert rows_of(run).equals(rows_of(collect(DOORS_ID, policy, tmp_path / "whole" / "run", **wanted)))
 
 
 def test_failed_branches_are_played_again(saved, tmp_path):
@@ -153,6 +188,13 @@ def test_wrong_input_is_named(saved, tmp_path):
     ):
         with pytest.raises(InputError, match=line):
             branch_run(saved, **{"out": tmp_path / "new", **arguments}, **QUIET)
+    for arguments, line in (
+        ({"branch": "entropy"}, "expected one that reads no scores"),
+        ({"branch": "uniform", "group_size": 1}, "expected at least 2 with branches"),
+        ({"branch": "uniform", "workers": True}, "leave workers out"),
+    ):
+        with pytest.raises(InputError, match=line):
+            collect(DOORS_ID, "random", tmp_path / "new", tasks=1, **arguments, **QUIET)
     assert not (tmp_path / "new").exists()
     config = {"env": {"id": DOORS_ID, "split": "train"}, "policy": {"name": "random"}}
     wrong = rows_of(saved).drop("run", "state_hash").with_columns(state=pl.col("state") + " ")
@@ -163,6 +205,17 @@ def test_wrong_input_is_named(saved, tmp_path):
         branch_run(tmp_path / "wrong", **QUIET)
     with pytest.raises(InputError, match="expected the folder of a saved run"):
         branch_run(tmp_path, **QUIET)
+
+
+def test_code_that_a_run_names_needs_permission(tmp_path, hgpo):
+    config = {"env": {"id": DOORS_ID, "memory": "strangers_code:memory"}, "policy": {"name": "random"}}
+    with StepWriter(tmp_path / "saved", config=config):
+        pass
+    line = "names the memory 'strangers_code:memory', which would run as code; if you trust it, add --allow"
+    with pytest.raises(InputError, match=line):
+        branch_run(tmp_path / "saved", **QUIET)
+    _, _, errors = hgpo("branch", tmp_path / "saved", "--allow", "strangers_code:memory")
+    assert "No module named 'strangers_code'" in errors
 
 
 def test_advantages_that_a_choice_by_outcomes_biases_are_named(hgpo, tmp_path):

@@ -147,6 +147,9 @@ def test_every_flag_has_its_effect(play, tmp_path, hgpo):
     assert play("--env-option", "history_depth=3")[1]["env"]["history_depth"] == 3
     assert play("--policy", "expert")[1]["policy"] == {"name": "expert"}
     assert play("--dynamic", 4, "--tasks", 2)[1]["dynamic"]
+    tree = play("--group-size", 4, "--branch", "uniform", "--width", 3)[0]
+    assert tree.filter(pl.col("parent").is_null()).equals(base)
+    assert tree.drop_nulls("parent")["trajectory"].n_unique() % 3 == 0
     assert play("--slots", 1)[0].equals(base)
     assert play("--workers", 2)[0].equals(base)
     assert play("--no-retry-failed", "--max-failed", 0)[0].equals(base)

@@ -37,20 +37,20 @@ def ahead(config, monkeypatch):
 def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypatch):
     begun: dict[int, Event] = defaultdict(Event)
     module = trainer_module._target()
-    collect = module.Trainer.collect
+    collect = module.stages.collect
     update = module.stages.update
     overlaps = []
 
-    def announced(self, state, *progress):
+    def announced(run, state, *progress, **others):
         begun[state.iteration].set()
-        return collect(self, state, *progress)
+        return collect(run, state, *progress, **others)
 
     def waits(run, rows):
         iteration = run.state.iteration
         overlaps.append(begun[iteration + 1].wait(60 if iteration < 2 else 0))
         return update(run, rows)
 
-    monkeypatch.setattr(module.Trainer, "collect", announced)
+    monkeypatch.setattr(module.stages, "collect", announced)
     monkeypatch.setattr(module.stages, "update", waits)
     trainer = runs.train(ahead)
     assert overlaps == [True, True, False]  # nothing is collected after the last iteration
@@ -68,11 +68,11 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
 def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monkeypatch, failing):
     """The rollouts end before the folder is unlocked, and a resumed run trains on each group once."""
     module = trainer_module._target()
-    collect = module.Trainer.collect
+    collect = module.stages.collect
     update = module.stages.update
 
-    def fails(self, state, *progress):
-        steps = collect(self, state, *progress)
+    def fails(run, state, *progress, **others):
+        steps = collect(run, state, *progress, **others)
         if failing == "collect" and state.iteration == 2:
             raise RolloutError("too many failures")
         return steps
@@ -84,7 +84,7 @@ def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(module.stages, "update", stops)
-        patch.setattr(module.Trainer, "collect", fails)
+        patch.setattr(module.stages, "collect", fails)
         with pytest.raises((RolloutError, RuntimeError), match=r"the update failed|too many failures"):
             runs.train(ahead)
     trainer = runs.train(ahead, resume=True)

@@ -208,6 +208,23 @@ def test_what_cannot_be_scored_is_an_error_and_leaves_nothing(run, settings, cha
     assert get("entropy").summary.startswith("Score each response by the mean entropy")
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"policy": {"temperature": -0.5}}, "--temperature: expected a positive number, received -0.5"),
+        ({"policy": {"temperature": 0}}, "--temperature: expected a positive number, received 0"),
+        ({"policy": ["x"], "training": {"rollout.temperature": "hot"}}, "expected a number as temperature, .*'hot'"),
+        ({"policy": [], "training": None}, "has no token ids"),
+    ],
+)
+def test_temperatures_and_tables_are_checked_before_a_model_is_loaded(tmp_path, settings, config, message):
+    row = {"task_id": "a", "trajectory": "x", "step": 0, "state": "s", "reward": 1.0, "action_valid": True}
+    with StepWriter(tmp_path / "run", config=config) as writer:
+        writer.add_group([row])
+    with pytest.raises(InputError, match=message):
+        score_run(tmp_path / "run", ["entropy"], replace(settings, model={"path": "no/such/model"}))
+
+
 def test_the_command_scores_and_says_what_is_next(run, tiny, hgpo):
     settings = ("--set", "model.compute_dtype=float32", "--set", "model.device=cpu")
     code, output, errors = hgpo("score", run, "--model", tiny, "-s", "entropy", *settings)

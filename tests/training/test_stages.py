@@ -9,6 +9,7 @@ from lazily import Lazy
 
 from examples.entropy_estimator import entropy_grpo
 from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import IS_BRANCH
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.row_tables import files_of, read_metadata, read_table
 from hgpo_envs.errors import InputError
@@ -191,3 +192,43 @@ def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(small, r
     index = read_index(step_files(folder))
     shown = [estimate(index, number, entropy_grpo)["columns"]["advantage"] for number in range(2)]
     assert sorted(shown[0] + shown[1]) == sorted(trained.to_list())
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_its_branches_are_committed_ends_in_the_same_bytes(small, runs, monkeypatch):
+    """In the second iteration, whose rollouts are committed."""
+    rollout = {"branch": "uniform", "tasks": 3, "group_size": 4}
+    config = replace(small, rollout=rollout, advantage={"estimator": "tree_grpo"}, environment={"max_steps": 5})
+    runs.train(config, "whole")
+    branches = Lazy("hgpo_train.rollout.branch_groups").Branches
+    commit = branches._commit
+    calls = []
+
+    def killed(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise Killed
+        commit(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(branches, "_commit", killed)
+        with pytest.raises(Killed):
+            runs.train(config)
+    steps = scan_steps(runs.folder / "run").group_by("iteration").agg(IS_BRANCH.any()).sort("iteration").collect()
+    assert steps.rows() == [(0, True), (1, False)]
+    runs.train(config, resume=True)
+    assert runs.weights("run") == runs.weights("whole")
+    rows = [scan_steps(runs.folder / name).sort("trajectory", "step").collect() for name in ("run", "whole")]
+    assert rows[0].drop("policy_s", "environment_s").equals(rows[1].drop("policy_s", "environment_s"))
+    assert not [problem for report in verify_run(runs.folder / "run") for problem in report.problems]
+
+
+def test_estimators_and_rules_that_do_not_fit_branches_are_refused_before_rollouts(small, runs):
+    for rule, estimator, line in (
+        ("uniform", "grpo", "expected one over trees with rollout.branch = 'uniform'"),
+        ("entropy", "tree_grpo", "expected one that reads no scores"),
+        ("unifrm", "tree_grpo", "did you mean 'uniform'"),
+    ):
+        with pytest.raises(InputError, match=line):
+            runs.trainer(replace(small, rollout={"branch": rule}, advantage={"estimator": estimator}))
+    assert not (runs.folder / "run").exists()

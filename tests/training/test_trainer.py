@@ -467,18 +467,18 @@ def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
 
 @pytest.mark.slow
 def test_advantages_are_normalised_over_the_groups_that_are_trained_on(config, runs, monkeypatch):
-    from hgpo_train.training.trainer import Trainer
+    from hgpo_train.training import stages
 
-    collect = Trainer.collect
+    collect = stages.collect
 
-    def collected(self, *arguments):  # all rollouts of two groups win, and one of the third
-        steps = collect(self, *arguments)
+    def collected(*arguments, **others):  # all rollouts of two groups win, and one of the third
+        steps = collect(*arguments, **others)
         first = (pl.col("group") == 0) & (pl.col("task_id") == steps["task_id"][0])
         won = ~first | (pl.col("trajectory") == steps.filter(first)["trajectory"][0])
         reward = pl.when(won & (pl.col("step") == 0)).then(1.0).otherwise(0.0)
         return steps.with_columns(reward=reward, episode_return=won.cast(pl.Float64))
 
-    monkeypatch.setattr(Trainer, "collect", collected)
+    monkeypatch.setattr(stages, "collect", collected)
     config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"filter_groups": True})
     parameters = {"invalid_action_penalty": 0.0, "gamma": 1.0}
     runs.train(replace(config, advantage={"estimator": "reinforce_pp", "parameters": parameters}))

@@ -131,20 +131,16 @@ def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> 
     document = get(small_run, tmp_path / "other", six_tasks)
     seen = document("runs/0/against/1")
     assert seen["total"] == 1
-    bounds = pytest.approx(paired_interval([1 / 3]))
-    difference = {"mean": pytest.approx(1 / 3), "interval": bounds, "tasks": 1, "higher": 1, "lower": 0}
-    assert seen["differences"]["success"] == difference
+    difference = seen["differences"]["success"]
+    assert [difference["low"], difference["high"]] == pytest.approx(paired_interval([1 / 3]))
+    assert difference["difference"] == pytest.approx(1 / 3)
+    assert (difference["tasks"], difference["better"], difference["worse"]) == (1, 1, 0)
     ((ours, theirs),) = (task["sides"] for task in seen["tasks"])
     assert (ours["success"], theirs["success"], ours["number"], theirs["number"]) == (pytest.approx(2 / 3), 1.0, 1, 0)
     assert document("runs/0/against/2") == {"differences": {}, "total": 0, "tasks": []}
-    same = document("runs/2/against/2")
-    assert same["differences"]["success"] == {
-        "mean": 0,
-        "interval": list(paired_interval([0.0] * 6)),
-        "tasks": 6,
-        "higher": 0,
-        "lower": 0,
-    }
+    same = document("runs/2/against/2")["differences"]["success"]
+    assert (same["low"], same["high"]) == paired_interval([0.0] * 6)
+    assert (same["difference"], same["tasks"], same["better"], same["worse"]) == (0, 6, 0, 0)
 
 
 def test_a_group_is_its_rows(rich_run, get) -> None:
@@ -180,7 +176,11 @@ def test_a_step_is_its_row(rich_run, get, tmp_path: Path, env_id: str) -> None:
         collect(env_id, "random", run, tasks=3)
     document = get(run)
     table = scan_steps(run).collect()
-    documents = [step for row in range(0, table.height, 3) for step in document(f"runs/0/steps/{row}", steps=3)]
+    documents = [
+        step
+        for row in range(0, table.height, 3)
+        for step in document(f"runs/0/steps/{row}/{min(3, table.height - row)}")
+    ]
     for seen, row in zip(documents, table.iter_rows(named=True), strict=True):
         for name in ("trajectory", "step", "state", "action", "prompt", "response", "admissible_actions"):
             assert seen[name] == row[name]
@@ -244,14 +244,20 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, get) -> None:
 
 
 def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
-    """The evaluation inside of the folder, which is opened with it, and one of a checkpoint elsewhere."""
+    """One of a checkpoint elsewhere; and that inside of the folder, which begins when the page is open."""
     checkpoint = {"policy": {"name": f"transformers:{training_run}/checkpoints/000002"}}
-    for folder, config in ((training_run / "evaluation", {}), (training_run.parent / "later", checkpoint)):
-        with StepWriter(folder, config=config) as writer:
-            writer.add_group(small_rows("omega"))
-    runs = get(training_run, training_run.parent / "later")("runs")["runs"]
-    trainers = {run["name"]: run["trainer"] for run in runs}
-    assert trainers == {"training": None, "later": "training", "training/evaluation": "training"}
+    later = training_run.parent / "later"
+    with StepWriter(later, config=checkpoint) as writer:
+        writer.add_group(small_rows("omega"))
+    document = get(training_run, later)
+    before = document("versions")
+    with StepWriter(training_run / "evaluation") as writer:
+        writer.add_group(small_rows("omega"))
+    assert document("versions")[:2] == before
+    for runs in (document("runs")["runs"], get(training_run, later)("runs")["runs"]):
+        trainers = {run["name"]: run["trainer"] for run in runs}
+        assert trainers == {"training": None, "later": "training", "training/evaluation": "training"}
+    assert document("runs/2/overview")["total"]["episodes"] == 4
 
 
 # ----------------------------------------------------------------------------------------------------------- notes
@@ -318,7 +324,7 @@ def test_long_texts_are_cut(hostile_run, get) -> None:
     states = document("runs/0/groups/0")["states"]
     assert {"cut": large[:20_000], "length": len(large)} in states
     row = 2 * list(HOSTILE).index("large") + 1
-    assert document(f"runs/0/steps/{row}")[0]["prompt"]["length"] == len(large)
+    assert document(f"runs/0/steps/{row}/1")[0]["prompt"]["length"] == len(large)
 
 
 # ----------------------------------------------------------------------------------------------------------- rules
@@ -336,7 +342,7 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
     client = client_of(small_run)
     refused = ("/", "/api/runs", "/the-toke/api/runs", "/the-tokenn/", "/the-token%00/", "/the-token/../etc/passwd")
     absent = ["%2e%2e/%2e%2e/etc/passwd", "static/index.html", "page.py", f"api/runs/{'9' * 5000}/overview"]
-    absent += [f"api/runs/0/{part}/{'9' * 5000}" for part in ("groups", "against", "steps")]
+    absent += [f"api/runs/0/{part}/{'9' * 5000}" for part in ("groups", "against", "steps", "steps/0")]
     for path, status in (*((path, 403) for path in refused), *((f"/the-token/{path}", 404) for path in absent)):
         assert client.get(path, follow_redirects=False).status_code == status, path
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost.evil"):
@@ -354,9 +360,8 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
     [
         ("runs/1/overview", "run: expected a number below 1, received 1"),
         ("runs/0/groups/2", "group: expected a number from 0 to 1, received 2"),
-        ("runs/0/steps/22", "row: expected a number from 0 to 21, received 22"),
-        ("runs/0/steps/0?steps=51", "steps: expected a number from 1 to 50, received 51"),
-        (f"runs/0/steps/0?steps={'9' * 5000}", "steps: expected a number of at most 15 digits"),
+        ("runs/0/steps/22/1", "row: expected a number from 0 to 21, received 22"),
+        ("runs/0/steps/0/51", "steps: expected a number from 1 to 50, received 51"),
         (f"runs/0/groups/0/estimates?set=gamma={'9' * 5000}", "parameter gamma: expected float"),
         ("runs/0/results?rows=", "expected at least one rollout"),
         ("runs/0/results?rows=é", "expected bits in base64"),
@@ -417,7 +422,7 @@ def test_a_run_that_is_deleted_is_missing_alone(small_run, six_tasks) -> None:
 def test_hostile_texts_are_json(hostile_run) -> None:
     """Nothing of a run is ever sent as a page."""
     client = client_of(hostile_run)
-    for path in ("rollouts", "groups/0", "steps/1", "overview", "search?text=script"):
+    for path in ("rollouts", "groups/0", "steps/1/1", "overview", "search?text=script"):
         answer = client.get(f"/{TOKEN}/api/runs/0/{path}")
         assert answer.headers["content-type"] == "application/json"
         json.loads(answer.content)
@@ -471,7 +476,7 @@ def test_a_hostile_manifest_disables_no_list(small_run, six_tasks, training: str
     assert answer.status_code == 200
     first, second = answer.json()["runs"]
     assert (first["name"], second["name"], second["problem"]) == ("small", "six", None)
-    for path in ("overview", "curves", "levels", "rollouts", "steps/0"):
+    for path in ("overview", "curves", "levels", "rollouts", "steps/0/1"):
         shown = client.get(f"/{TOKEN}/api/runs/0/{path}")
         assert shown.status_code == 200 or (shown.status_code == 400 and "\n" not in shown.json()["error"])
         assert client.get(f"/{TOKEN}/api/runs/1/{path}").status_code == 200

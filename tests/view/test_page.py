@@ -14,9 +14,7 @@ from viewed import HOSTILE, data_of
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
-from hgpo_train.view.overview import overview_document
 from hgpo_train.view.page import MB, write_page
-from hgpo_train.view.rollouts import selected
 from hgpo_train.view.sources import open_sources
 
 
@@ -182,39 +180,3 @@ def test_all_tasks_are_in_the_page_unless_it_says_so(rich_run, six_tasks, tmp_pa
     assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 6, "of": 6}] * 2
     write_page(sources, file, tasks=2)
     assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 2, "of": 6}] * 2
-
-
-@pytest.fixture
-def branched_run(tmp_path):
-    """One task: a rollout that lost, one that won, and two branches of the first one, of which one won."""
-    same = {"task_id": "t", "group": 0, "action": "go", "reward": 0.0, "action_valid": True, "won": False}
-    roots = [same | {"trajectory": "a", "step": step, "state": f"s{step}"} for step in range(2)]
-    won = {"terminated": True, "won": True, "reward": 1.0}
-    roots.append(same | won | {"trajectory": "b", "step": 0, "state": "s0"})
-    branch = same | {"step": 1, "state": "s1", "parent": "a", "branch_step": 1}
-    branches = [branch | {"trajectory": "c"}, branch | won | {"trajectory": "d"}]
-    with StepWriter(tmp_path / "branched", config={"branches": {"at": "uniform"}}) as writer:
-        writer.add_group([*roots, *branches])
-    return tmp_path / "branched"
-
-
-def test_a_run_with_branches_is_shown_with_estimators_over_trees(branched_run, tmp_path) -> None:
-    """Estimators of whole rollouts refuse branches, and all tasks would be left out."""
-    written = write_page(open_sources([str(branched_run)]), tmp_path / "page.html")
-    assert (written.tasks, written.problems) == (1, [])
-
-
-def test_branches_are_in_no_result(branched_run) -> None:
-    """One of two rollouts won, whatever branches did."""
-    (source,) = open_sources([str(branched_run)])
-    index = source.index()
-    assert source.document()["branched"] is True
-    group = index.groups.row(0, named=True)
-    assert (group["size"], group["roots"], group["rollouts"], group["won"], group["mean_return"]) == (4, 2, 2, 1, 0.5)
-    overview = overview_document(source, index)
-    assert (overview["total"]["success"], overview["total"]["episodes"]) == (0.5, 2)
-    assert overview["outcomes"] == {"none": 0, "partly": 1, "all": 0}
-    every = base64.b64encode(bytes([0b1111])).decode()
-    assert selected(index, every)["trajectory"].to_list() == ["a", "b"]
-    with pytest.raises(InputError, match="expected at least one rollout"):
-        selected(index, base64.b64encode(bytes([0b1100])).decode())

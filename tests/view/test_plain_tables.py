@@ -37,7 +37,7 @@ def test_the_six_columns_suffice(tmp_path: Path) -> None:
     before = path.read_bytes()
     source = opened(path)
     seen = overview_document(source, source.index())
-    assert seen["name"] == "mine.parquet"
+    assert source.document()["name"] == "mine.parquet"
     assert seen["total"].items() >= {"tasks": 2, "episodes": 4, "steps": 8}.items()
     assert seen["total"]["success"] is None, "the table does not say which rollouts were won"
     group = group_document(source.index(), 1)

@@ -16,7 +16,7 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.view.sources import open_sources
-from hgpo_train.view.terminal.app import Step, TerminalViewer
+from hgpo_train.view.terminal.app import TerminalViewer
 from hgpo_train.view.terminal.texts import block, line, visible
 
 
@@ -69,15 +69,15 @@ async def test_a_person_walks_to_a_step(small_run: Path, size: tuple[int, int]) 
         for text in ("67% won  find the key of alpha", "return 0.67"):
             assert text in shown
         shown = await press(pilot, "enter")
-        assert [row.split(" · ")[2].split()[:2] for row in shown.splitlines() if "…x" in row] == [["3", "steps"]]
+        assert [row.split(" · ")[2].split()[:2] for row in shown.splitlines() if "alpha/0/x" in row] == [["3", "steps"]]
         await press(pilot, "down", "enter", "down")
-        assert "alpha/0/w · step 0 of 3" in shown_step(app)
+        assert "alpha/0/w · return 1 · 3 steps\nstep 0 ·" in shown_step(app)
         shown = await press(pilot, "down")
-        assert "step 1 of 3" in shown
+        assert "step 1 ·" in shown
         for text in ("room b", "go 1", "k = 0 same state: 4 steps", "k = 1 and the same 1 state before: 2 steps"):
             assert text in shown_step(app)
         await press(pilot, "down")
-        assert "State after the last step" in shown_step(app)
+        assert "Next state\nthe end" in shown_step(app)
         assert await press(pilot, "tab", "pagedown") != shown
         await press(pilot, "q")
     assert app.return_code == 0
@@ -89,9 +89,9 @@ async def test_the_advantages_are_those_of_the_estimators(small_run: Path) -> No
     app = viewer(small_run, estimators=("hgpo:history_length=1", "grpo"))
     async with app.run_test(size=(140, 45)) as pilot:
         await press(pilot, "enter", "down", "enter", "down", "down")
-        for letter, name, given in [("A", "hgpo", {"history_length": 1}), ("B", "grpo", {})]:
+        for name, given in [("hgpo", {"history_length": 1}), ("grpo", {})]:
             expected = compute(steps, name, reward_scale=10, **given).collect()["advantage"][1]
-            row = next(row for row in shown_step(app).splitlines() if row.startswith(f"{letter} {name}"))
+            row = next(row for row in shown_step(app).splitlines() if row.startswith(name))
             assert f" {expected:+.3f} " in row
         assert "k = 2" not in shown_step(app)
 
@@ -99,33 +99,41 @@ async def test_the_advantages_are_those_of_the_estimators(small_run: Path) -> No
 @pytest.mark.slow
 async def test_a_training_run_begins_with_what_it_was_trained_on(trained_run: Path) -> None:
     app = viewer(trained_run)
-    assert [compared.name for compared in app.compared] == ["trained", "gigpo"]
-    assert app.compared[1].estimator.parameters.gamma == 0.5
-    assert [compared.name for compared in viewer(trained_run, estimators=("grpo",)).compared] == ["grpo"]
+    assert list(app.compared) == ["trained", "gigpo"]
+    assert app.compared["gigpo"].parameters.gamma == 0.5
+    assert list(viewer(trained_run, estimators=("grpo",)).compared) == ["grpo"]
     async with app.run_test(size=(140, 45)) as pilot:
         await press(pilot, "enter", "down", "enter", "down", "down")
-        assert "A trained +1.250  R 5" in shown_step(app)
+        assert "trained +1.250  R 5" in shown_step(app)
 
 
 @pytest.mark.slow
-async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
-    app = viewer(small_run)
-    async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await press(pilot, "enter", "down", "enter", "down", "down", "e")
-        await write(pilot, "rlooo")
-        shown = await press(pilot, "enter")
-        assert "unknown estimator 'rlooo'" in shown
-        await write(pilot, "hgpo:history_length=1 rloo")
-        await press(pilot, "enter")
-        assert [compared.name for compared in app.compared] == ["hgpo:history_length=1", "rloo"]
-        assert "B rloo" in shown_step(app)
-        await press(pilot, "e")
-        await write(pilot, "hgpo:history_length=99 trained")
-        await press(pilot, "enter")
+async def test_estimators_are_refused_at_once_or_where_they_have_no_depth(small_run: Path) -> None:
+    with pytest.raises(InputError, match="unknown estimator 'rlooo'"):
+        viewer(small_run, estimators=("rlooo",))
+    app = viewer(small_run, estimators=("hgpo:history_length=99",))
+    async with app.run_test(size=(140, 45)) as pilot:
+        await press(pilot, "enter", "down", "enter", "down", "down")
         assert "expected at most 8, the depth of the stored contexts, received 99" in shown_step(app)
-        assert "expected the advantages of a training run" in shown_step(app)
-        await press(pilot, "e", "escape")
-        assert isinstance(app.focused, Tree)
+
+
+@pytest.mark.slow
+async def test_branches_are_below_their_parents(branched_run: Path) -> None:
+    app = viewer(branched_run)
+    assert list(app.compared) == ["tree_hgpo", "tree_grpo"]
+    async with app.run_test(size=(140, 45)) as pilot:
+        shown = await press(pilot, "enter")
+        assert "50% won" in shown, "of the rollouts"
+        labels = [row.partition("▶ ")[2].partition(" · ")[0].strip() for row in shown.splitlines() if "▶" in row]
+        assert labels == [
+            "lost a",
+            "└ lost c",
+            "└ won e",
+            "└ won d",
+            "won b",
+        ]
+        await press(pilot, "down", "down", "enter", "down")
+        assert "lost c · return 0 · 2 steps · from step 1 of a\nstep 1 ·" in shown_step(app)
 
 
 @pytest.mark.slow
@@ -138,7 +146,7 @@ async def test_the_tree_finds_tasks_and_follows_several_runs(small_run: Path, tm
         app = viewer(small_run, training)
         async with app.run_test(size=(80, 48)) as pilot:
             shown = await press(pilot, "end", "enter")
-            for text in ("small", "training", "…w", "1 more: find a task"):
+            for text in ("small", "training", "alpha/0/w", "1 more: find a task"):
                 assert text in shown
             assert "key of omega" not in shown
             monkeypatch.setattr("hgpo_train.view.terminal.app.GROUPS", 2)
@@ -180,7 +188,6 @@ async def test_a_hostile_run_is_shown(hostile_run: Path) -> None:
             await pilot.pause()
             app.screen.query_one(Tree).move_cursor(rollout.children[1])
             shown = await press(pilot)
-            assert isinstance(app.step, Step)
             assert "State" in shown_step(app)
             assert not {one for one in shown if unicodedata.category(one) in ("Cc", "Cf", "Cs")} - {"\n"}
     assert app.return_code in (0, None)

@@ -10,7 +10,7 @@ from viewed import data_of, small_rows
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.advantage_tables import trained_advantages
-from hgpo_train.view.estimates import trained_estimate
+from hgpo_train.view.estimates import estimate
 from hgpo_train.view.page import write_page
 from hgpo_train.view.sources import open_sources
 
@@ -29,7 +29,7 @@ def test_the_stored_advantages_are_those_of_the_run(trained_run: Path) -> None:
     index = source.index()
     assert source.document()["stored"]
     for number in range(6):
-        seen = trained_estimate(trained_run, index, number)
+        seen = estimate(index, number, None)
         trained = [0.25, 1.25, 2.25] * 3 + [None, None]  # z was aborted
         assert seen["columns"]["advantage"] == (trained if number in (0, 2) else [None] * 11)
         gamma = 0.5 if number < 4 else 0.95  # of the iteration's table, or the default
@@ -43,7 +43,7 @@ def test_a_run_without_stored_advantages_has_none(small_run: Path) -> None:
     assert not source.document()["stored"]
     assert trained_advantages(small_run) is None
     with pytest.raises(InputError, match="expected the advantages of a training run in the folder 'advantages'"):
-        trained_estimate(small_run, source.index(), 0)
+        estimate(source.index(), 0, None)
 
 
 @pytest.mark.parametrize("damage", ["bytes", "another table", "rows twice", "texts"])
@@ -63,7 +63,7 @@ def test_damaged_advantages_are_one_line_with_their_place(trained_run: Path, dam
         file.parent.mkdir()
         table.with_columns(advantage=pl.lit("much")).write_parquet(file, metadata=metadata)
     with pytest.raises(InputError, match=r"advantages") as raised:
-        trained_estimate(trained_run, source.index(), 0)
+        estimate(source.index(), 0, None)
     assert str(raised.value).startswith(str(trained_run / "advantages"))
     assert "\n" not in str(raised.value)
 
@@ -83,8 +83,8 @@ def test_a_page_has_the_estimator_of_the_training_run(tmp_path: Path) -> None:
     write_page(sources, tmp_path / "page.html")
     answers = data_of(tmp_path / "page.html")["answers"]
     for name in ("rloo", "gigpo"):
-        estimate = answers[f"runs/0/groups/0/estimates/{name}"]
-        assert estimate["parameters"]["reward_scale"] == 1.0
+        seen = answers[f"runs/0/groups/0/estimates/{name}"]
+        assert seen["parameters"]["reward_scale"] == 1.0
 
 
 @pytest.mark.parametrize(

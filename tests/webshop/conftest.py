@@ -1,10 +1,10 @@
 """Catalogues for tests: the one of the recordings, and a small one of edge cases."""
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
+from unusual import unpacked
 
 from hgpo_envs.webshop.data.build import build
 
@@ -74,11 +74,7 @@ def awkward_few(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory) -> Path:
     """Return the recordings of the original, unpacked. Their origin is documented in tests/golden/README.md."""
-    folder = tmp_path_factory.mktemp("golden")
-    with tarfile.open(Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz") as packed:
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
-        packed.extractall(folder)
-    return folder
+    return unpacked(Path(__file__).parents[1] / "golden/webshop/recordings.tar.xz", tmp_path_factory.mktemp("golden"))
 
 
 @pytest.fixture(scope="session")

@@ -46,33 +46,35 @@ def test_from_a_folder(tmp_path):
     assert [path.name for path in paths] == list(CONTENT)
     assert [path.read_bytes() for path in paths] == list(CONTENT.values())
     (tmp_path / "have/items_human_ins.json").unlink()
-    with pytest.raises(InputError, match=r"no items_human_ins\.json in"):
-        release.fetch_release("small", tmp_path / "other", local=tmp_path / "have")
-    with pytest.raises(InputError, match=r"no items_shuffle\.json in .*; it has those of --size small"):
-        release.fetch_release("full", tmp_path / "other", local=tmp_path / "have")
-    with pytest.raises(InputError, match="nowhere: there is no such folder"):
-        release.fetch_release("small", tmp_path / "other", local=tmp_path / "nowhere")
-    with pytest.raises(InputError, match="size: expected 'small' or 'full', received 'huge'"):
-        release.fetch_release("huge", tmp_path / "other")
+    for size, folder, line in (
+        ("small", "have", r"no items_human_ins\.json in"),
+        ("full", "have", r"no items_shuffle\.json in .*; it has those of --size small"),
+        ("small", "nowhere", "nowhere: there is no such folder"),
+        ("huge", "have", "size: expected 'small' or 'full', received 'huge'"),
+    ):
+        with pytest.raises(InputError, match=line):
+            release.fetch_release(size, tmp_path / "other", local=tmp_path / folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["page", "none"])
-def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first):
+def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first, monkeypatch):
     root, _ = server
     sources = (f"{root}/{first}/download?id=", f"{root}/ok/")
-    paths = release.fetch_release("small", tmp_path, sources=sources, tries=1)
+    monkeypatch.setattr(release, "SOURCES", sources)
+    paths = release.fetch_release("small", tmp_path)
     assert [path.read_bytes() for path in paths] == list(CONTENT.values())
+    monkeypatch.setattr(release, "SOURCES", sources[:1])
     with pytest.raises(InputError, match=r"^no source provides items_shuffle_1000.json[^\n]*--from FOLDER[^\n]*$"):
-        release.fetch_release("small", tmp_path / "none", sources=sources[:1], tries=1)
+        release.fetch_release("small", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow
-def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path):
-    sources = ("http://no-such-host.invalid/?id=", "http://127.0.0.1:9/")
+def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(release, "SOURCES", ("http://no-such-host.invalid/?id=", "http://127.0.0.1:9/"))
     with pytest.raises(NoConnection) as caught:
-        release.fetch_release("small", tmp_path / "new/webshop", sources=sources)
+        release.fetch_release("small", tmp_path / "new/webshop")
     for part in ("no-such-host.invalid", "127.0.0.1", "--from FOLDER", "bundled catalogue"):
         assert part in str(caught.value)
     assert list(tmp_path.iterdir()) == []

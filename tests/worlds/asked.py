@@ -14,7 +14,8 @@ def request(
     tools: tuple[dict, ...] = (),
 ) -> Request:  # fmt: skip
     """Return a request of a trajectory with this seed, by default its number."""
-    task, state = Task("t", "train", instruction, "kind"), State("a room", actions, True, False, False, 0.0, 0.0, {})
+    task = Task("t", "train", instruction, "kind")
+    state = State("a room", actions, True, False, False, 0.0, 0.0, {})
     return Request(
         number, prompt, number if seed is None else seed, slot, step, task, state, None, shorter, tools=tools
     )
@@ -33,11 +34,15 @@ def ask(policy: object, requests: Sequence[Request]) -> list[Reply | Failure]:
 class Failing(BatchPolicy):
     """Random play that fails where `fails(request)` returns a reason, and raises what it returns as an exception."""
 
-    name, reproducible = "failing", True
+    name = "failing"
+    reproducible = True
 
     def __init__(self, fails: Callable[[Request], object] = lambda _: None, batch_size: int | None = None) -> None:
         super().__init__()
-        self.fails, self.batch_size, self.asked, self._play = fails, batch_size, 0, RandomPolicy("response")
+        self.fails = fails
+        self.batch_size = batch_size
+        self.asked = 0
+        self._play = RandomPolicy("response")
 
     def respond(self, requests: Sequence[Request]) -> list[Reply | Failure]:
         self.asked += len(requests)

@@ -24,7 +24,9 @@ class DoorsEngine:
         if task_id not in self.tasks:
             raise KeyError(f"unknown task id {task_id!r} in the house of doors")
         self.goal = 1 + int(task_id.rsplit("-", 1)[1]) % (len(ROOMS) - 1)
-        self.place, self.opened, self.finished = 0, set(), False
+        self.place = 0
+        self.opened = set()
+        self.finished = False
         return self._state(f"You are in the {ROOMS[0]}. Your task is to: {self.tasks[task_id].instruction}", True)
 
     def act(self, command: str) -> State:

@@ -13,14 +13,16 @@ class Guess(gymnasium.Env):
         text = spaces.Text(200, min_length=0, charset=string.printable)
         self.observation_space = spaces.Dict({"text": text}) if keyed else text
         self.action_space = spaces.Text(20, min_length=0)
-        self.limit, self.keyed = limit, keyed
+        self.limit = limit
+        self.keyed = keyed
 
     def _show(self, text: str):
         return {"text": text} if self.keyed else text
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.number, self.left = int(self.np_random.integers(3)), self.limit
+        self.number = int(self.np_random.integers(3))
+        self.left = self.limit
         return self._show("Guess a number from 0 to 2."), {"admissible_commands": ["0", "1", "2"]}
 
     def step(self, action):

@@ -22,7 +22,8 @@ class FragileEngine(DoorsEngine):
     taken: int = 0
 
     def start(self, task_id: str) -> State:
-        self.task_id, self.taken = task_id, 0
+        self.task_id = task_id
+        self.taken = 0
         self._perhaps_fail()
         return super().start(task_id)
 

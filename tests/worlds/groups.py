@@ -60,7 +60,8 @@ def rich_group(task: str, seed: int, members: int = 3, length: int = 5, **more: 
 
 def with_checks(lines: Rows) -> bytes:
     """Return a manifest of these lines, whatever they contain, with correct checks."""
-    check, text = "", b""
+    check = ""
+    text = b""
     for line in lines:
         values = {name: value for name, value in line.items() if name != "check"}
         check = xxhash.xxh3_64_hexdigest(check.encode() + manifest.canonical(values))

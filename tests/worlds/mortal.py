@@ -29,7 +29,8 @@ class MortalEngine(DoorsEngine):
 class MortalSource(DoorsSource):
     def __init__(self, count: int = 10, ends: str = "state") -> None:
         super().__init__(count)
-        self.ends, self.failing_act_loses = ends, ends in ("raise", "die")
+        self.ends = ends
+        self.failing_act_loses = ends in ("raise", "die")
 
     def engine(self) -> MortalEngine:
         engine = MortalEngine(self._tasks)

@@ -90,7 +90,7 @@ export function Chart({ title, axis = "iteration", xs, curves, share, pick }: Pr
       <div ref={place} role="img" aria-label={`${title} by ${axis}; the table below has the numbers`} />
       <ul class="keys">
         {shown.map((curve) => (
-          <li><span class="key" style={{ background: `var(--curve-${curve.colour % 6})` }} /> {curve.name}, last: <b>{format(curve.values.findLast((value) => value !== null) ?? null)}</b></li>
+          <li><Key at={curve.colour} /> {curve.name}, last: <b>{format(curve.values.findLast((value) => value !== null) ?? null)}</b></li>
         ))}
       </ul>
       <details>
@@ -111,6 +111,12 @@ export function Chart({ title, axis = "iteration", xs, curves, share, pick }: Pr
       </details>
     </figure>
   );
+}
+
+/** The colour of a curve, with gaps where its line is dashed: colours are used again from the seventh on. */
+export function Key({ at }: { at: number }) {
+  const colour = `var(--curve-${at % 6})`;
+  return <span class="key" style={{ background: at < 6 ? colour : `repeating-linear-gradient(90deg, ${colour} 0 5px, transparent 5px 8px)` }} aria-hidden="true" />;
 }
 
 /** As many decimals as three digits of the largest value need; none for counts. */

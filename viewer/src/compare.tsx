@@ -1,10 +1,11 @@
 // Runs side by side: results, curves, the tasks that two of them share, and what differs in their configurations.
 import { useEffect, useState } from "preact/hooks";
+import { Key } from "./chart";
 import { CurvesPart, withTrainers } from "./curves";
 import { get, useDocument } from "./data";
 import type { Comparison, Group, Head, Measure, Overview, Run } from "./documents";
 import { type Chosen, chosenOf, useEstimate } from "./estimators";
-import { counted, integer, number, percent, signed } from "./format";
+import { counted, flat, integer, number, percent, signed } from "./format";
 import { GroupHead, Strips } from "./group";
 import { Interval } from "./overview";
 import { change, links } from "./route";
@@ -75,7 +76,7 @@ function Results({ runs, overviews }: { runs: Run[]; overviews: (Overview | null
             const of = overviews[at]?.total;
             return (
               <tr>
-                <th scope="row" class="whole"><span class="key" style={{ background: `var(--curve-${at % 6})` }} aria-hidden="true" /> <a href={links.overview(run.name)}><Line text={run.name} most={40} /></a></th>
+                <th scope="row" class="whole"><Key at={at} /> <a href={links.overview(run.name)}><Line text={run.name} most={40} /></a></th>
                 {!of ? <td colSpan={8} class="none">cannot be read</td> : (
                   <>
                     <td class="figure">{percent(of.success, 1)}</td><td><Interval of={of} colour={`var(--curve-${at % 6})`} /></td>
@@ -112,8 +113,8 @@ function SameTasks({ runs, place, other, settings, version, head }: TasksProps) 
           const change = (amount: number) => (SHARES.includes(name) ? `${signed(100 * amount, 1)} points` : signed(amount));
           return of && (
             <li>
-              {NAMES[name]}: <strong>{change(of.mean)}</strong> in <Line text={names[1]} most={40} />
-              {of.interval && ` (95%: ${change(of.interval[0])} to ${change(of.interval[1])})`}; higher in {of.higher} of {counted(of.tasks, "task")}, lower in {of.lower}
+              {NAMES[name]}: <strong>{change(of.difference)}</strong> in <Line text={names[1]} most={40} />
+              {of.low !== null && of.high !== null && ` (95%: ${change(of.low)} to ${change(of.high)})`}; higher in {of.better} of {counted(of.tasks, "task")}, lower in {of.worse}
             </li>
           );
         })}
@@ -159,15 +160,8 @@ function OneGroup({ path, run, at, version, chosen }: { path: string; run: strin
 
 // ----------------------------------------------------------------------------------------------------- configurations
 
-function flat(value: unknown, name: string, into: Map<string, string>): Map<string, string> {
-  if (value !== null && typeof value === "object" && !Array.isArray(value)) {
-    for (const [key, inner] of Object.entries(value)) flat(inner, name ? `${name}.${key}` : key, into);
-  } else into.set(name, typeof value === "string" ? value : JSON.stringify(value));
-  return into;
-}
-
 function Configurations({ runs, overviews }: { runs: Run[]; overviews: (Overview | null)[] }) {
-  const values = overviews.map((of) => flat(of?.config ?? {}, "", new Map()));
+  const values = overviews.map((of) => flat(of?.config ?? {}));
   const names = [...new Set(values.flatMap((of) => [...of.keys()]))].sort();
   const different = names.filter((name) => new Set(values.map((of) => of.get(name))).size > 1);
   return (

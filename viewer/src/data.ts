@@ -1,5 +1,6 @@
 // Where documents come from: the server, or the file itself (`hgpo view -o`).
 import { useEffect, useState } from "preact/hooks";
+import { TOGETHER } from "./documents";
 import type { Estimate, Group, Head, RolloutEstimates, Rollouts, Step } from "./documents";
 
 export type Query = Record<string, string | string[] | undefined>;
@@ -112,10 +113,10 @@ function estimatesOf({ answers }: Embedded, run: string, name: string): RolloutE
   });
   const tokens = columns.row.map((row, at) => {
     let sum: number | null = null;
-    for (let start = row; start < row + (columns.length[at] as number); ) {
-      const steps = answers[`${run}/steps/${start}`] as Step[];
+    const end = row + (columns.length[at] as number);
+    for (let start = row; start < end; start += TOGETHER) {
+      const steps = answers[`${run}/steps/${start}/${Math.min(TOGETHER, end - start)}`] as Step[];
       for (const step of steps) if (step.response_tokens !== null) sum = (sum ?? 0) + step.response_tokens;
-      start += steps.length;
     }
     return sum;
   });

@@ -11,7 +11,7 @@ export type Run = {
   stored: boolean; // whether the advantages of training are stored
   live: boolean; // whether it is being written
   notable: boolean; // whether notes can be saved
-  branched: boolean; // whether it is one of hgpo branch
+  usual: string[]; // the estimators that are shown first
   trainer: string | null; // the training run whose policy it played
   selection?: { tasks: number; of: number }; // of a page without a server
 };
@@ -42,12 +42,9 @@ export type Results = Record<Measure, number | null> & {
   intervals: Record<Measure, [number, number] | null>;
   bounds: [number, number] | null;
   aborted: number;
-  truncated: number;
 };
 
 export type Overview = {
-  name: string;
-  path: string;
   environments: string[];
   splits: string[];
   groups: number;
@@ -55,7 +52,6 @@ export type Overview = {
   depth: number;
   iterations: number[];
   config: Record<string, unknown>;
-  training: boolean;
   evaluation: boolean; // then an iteration is a seed
   total: Results;
   task_types: (Results & { task_type: string | null })[];
@@ -67,7 +63,7 @@ type Side = Record<Measure, number | null> & { number: number };
 
 /** Two runs on the tasks that both contain. */
 export type Comparison = {
-  differences: Partial<Record<Measure, { mean: number; interval: [number, number] | null; tasks: number; higher: number; lower: number }>>;
+  differences: Partial<Record<Measure, { difference: number; low: number | null; high: number | null; tasks: number; better: number; worse: number }>>;
   total: number;
   tasks: { task_id: string; task: string; sides: [Side, Side] }[];
 };
@@ -102,7 +98,7 @@ export type Bounds = { low: number | null; high: number | null; chance: number |
 export type Rollouts = {
   total: number;
   tasks: { env_id: string | null; task_id: string; task_type: string | null; task: Text }[];
-  columns: { [Name in keyof Omit<Trajectory, "error" | "policy">]: Trajectory[Name][] } & Record<"number" | "iteration" | "group" | "task", number[]>;
+  columns: { [Name in keyof Omit<Trajectory, "error">]: Trajectory[Name][] } & Record<"number" | "iteration" | "group" | "task", number[]>;
 };
 
 export type RolloutEstimates = { spread: Series; tokens: Series };
@@ -125,7 +121,6 @@ export type Trajectory = {
   truncated: boolean;
   invalid: number;
   error: Text;
-  policy: number;
 };
 
 /** The number of a trajectory's step: those of a branch go on from its parent's. */
@@ -135,12 +130,11 @@ export type Group = {
   number: number;
   run: string;
   iteration: number;
-  env_id?: string;
+  env_id: string | null;
   task_id: string;
   group: number;
-  split?: string;
-  task_type?: string;
-  task?: Text;
+  task_type: string | null;
+  task: Text;
   row: number;
   rows: number;
   size: number;
@@ -149,12 +143,12 @@ export type Group = {
   aborted: number;
   truncated: number;
   invalid: number;
-  mean_return?: number;
-  mean_length?: number;
+  mean_return: number | null;
   depth: number;
   states: Text[];
   actions: Text[];
   trajectories: Trajectory[];
+  tree: { order: number[]; parent: (number | null)[] }; // positions in trajectories
   steps: {
     trajectory: number[];
     step: number[];
@@ -174,6 +168,9 @@ export type Estimate = {
   columns: Record<string, Series>;
 };
 
+/** Steps whose texts are requested together. */
+export const TOGETHER = 50;
+
 export type Step = {
   row: number;
   trajectory: string;
@@ -190,9 +187,7 @@ export type Step = {
   admissible_count: number | null;
   finish_reason: string | null;
   cut_pairs: number | null;
-  cut_tokens: number | null;
   policy_version: number;
-  environment_s: number | null;
   policy_s: number | null;
   prompt_tokens: number | null;
   response_tokens: number | null;

@@ -26,10 +26,7 @@ export function chosenOf(settings: URLSearchParams, run: Run, head: Head): Chose
   const { trained } = run;
   const known = estimatorsOf(run, head);
   const names = known.map((one) => one.name);
-  const usual = run.branched ? ["tree_hgpo", "tree_grpo"] : ["hgpo", "gigpo"]; // the usual ones refuse branches
-  const others = [...usual, ...names].filter((name) => name !== trained?.name && name !== AS_TRAINED.name);
-  const ofTraining = run.stored ? AS_TRAINED.name : (trained?.name ?? (usual[0] as string));
-  const first = [...new Set([...head.opened, ofTraining, ...others])].filter((name) => names.includes(name));
+  const first = [...new Set([...head.opened, ...run.usual, ...names])].filter((name) => names.includes(name));
   const initial = (name: string): Chosen => {
     const has = known.find((one) => one.name === name)?.parameters.map((one) => one.name) ?? [];
     const set = Object.fromEntries(Object.entries(trained?.set ?? {}).filter(([key]) => has.includes(key)));
@@ -67,6 +64,10 @@ export function choose(letter: "a" | "b", { name, set }: Chosen): void {
 export const asQuery = (chosen: Chosen): Query => ({
   estimator: chosen.name, set: Object.entries(chosen.set).map(([name, value]) => `${name}=${JSON.stringify(value)}`),
 });
+
+/** The largest absolute value of a column in a group. */
+export const largest = (estimate: Estimate | null, column = "advantage"): number =>
+  Math.max(0, ...(estimate?.columns[column] ?? []).map((value) => Math.abs(value ?? 0)));
 
 export function useEstimate(path: string, group: number | null, chosen: Chosen, version: number): Loaded<Estimate> {
   const address = group === null ? null : `${path}/groups/${group}/estimates`;

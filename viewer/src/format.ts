@@ -38,3 +38,11 @@ export function shade(value: number | null | undefined, most: number): string | 
   const share = Math.round(8 + 40 * Math.min(1, Math.abs(value) / most));
   return `color-mix(in srgb, var(--${value > 0 ? "plus" : "minus"}) ${share}%, var(--panel))`;
 }
+
+/** The values of nested settings by their names, such as `policy.name`. */
+export function flat(value: unknown, name = "", into = new Map<string, string>()): Map<string, string> {
+  if (value !== null && typeof value === "object" && !Array.isArray(value)) {
+    for (const [key, inner] of Object.entries(value)) flat(inner, name ? `${name}.${key}` : key, into);
+  } else into.set(name, typeof value === "string" ? value : JSON.stringify(value));
+  return into;
+}

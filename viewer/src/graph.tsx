@@ -1,7 +1,9 @@
 // A group's rollouts as a graph of states: columns by the fewest steps from the start, edges are actions.
 import { useMemo, useState } from "preact/hooks";
-import type { Estimate, Group } from "./documents";
+import type { Estimate, Group, Trajectory } from "./documents";
+import { largest } from "./estimators";
 import { counted, number, shade, signed } from "./format";
+import { moveFocus } from "./keys";
 import { links } from "./route";
 import { Line, Outcome, plain, shortNames, Wide } from "./texts";
 
@@ -240,32 +242,38 @@ function curve([x1, y1]: [number, number], [x2, y2]: [number, number], edge: Edg
 }
 
 function StateFacts({ run, group, node, estimate }: { run: string; group: Group; node: Node; estimate: Estimate | null }) {
-  const most = Math.max(0, ...(estimate?.columns.advantage ?? []).map((value) => Math.abs(value ?? 0)));
-  const shown = node.rows.slice(0, 30);
   return (
     <section class="state-facts" aria-label="Selected state" aria-live="polite">
       <div class="text" dir="auto"><Line text={group.states[node.state]} most={1200} /></div>
       <p class="note">{counted(node.visits, "visit")}, mean R {number(node.value)}</p>
-      {shown.length > 0 && (
-        <table class="members">
-          <thead><tr><th scope="col">step</th><th scope="col">action</th><th scope="col" class="figure">R</th><th scope="col" class="figure">A</th></tr></thead>
-          <tbody>
-            {shown.map((row) => {
-              const one = group.trajectories[group.steps.trajectory[row] as number];
-              const action = group.steps.action[row];
-              const value = estimate?.columns.advantage?.[row];
-              return one && (
-                <tr>
-                  <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, group.steps.step[row] as number)}><Line text={shortNames(group.trajectories)[group.steps.trajectory[row] as number]} most={28} /> · {group.steps.step[row]}</a></th>
-                  <td><Line text={action === null || action === undefined ? "" : group.actions[action]} most={80} /></td>
-                  <td class="figure">{number(estimate?.columns.return?.[row])}</td>
-                  <td class="figure" style={{ background: shade(value, most) ?? "" }}>{signed(value)}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      )}
+      {node.rows.length > 0 && <StepTable {...{ run, group, estimate }} rows={node.rows.slice(0, 30)} />}
     </section>
+  );
+}
+
+/** Some steps of a group with their actions, returns and advantages. */
+export function StepTable({ run, group, rows, estimate, current }: { run: string; group: Group; rows: number[]; estimate: Estimate | null; current?: number }) {
+  const most = largest(estimate);
+  const names = shortNames(group.trajectories);
+  return (
+    <table class="members">
+      <thead><tr><th scope="col">step</th><th scope="col">action</th><th scope="col" class="figure">R</th><th scope="col" class="figure">A</th></tr></thead>
+      <tbody onKeyDown={moveFocus}>
+        {rows.map((row) => {
+          const place = group.steps.trajectory[row] as number;
+          const one = group.trajectories[place] as Trajectory;
+          const action = group.steps.action[row];
+          const value = estimate?.columns.advantage?.[row];
+          return (
+            <tr class={row === current ? "own" : ""}>
+              <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, group.steps.step[row] as number)} title={one.trajectory}><Line text={names[place]} most={28} /> · {group.steps.step[row]}</a></th>
+              <td><Line text={action === null || action === undefined ? "" : group.actions[action]} most={80} /></td>
+              <td class="figure">{number(estimate?.columns.return?.[row])}</td>
+              <td class="figure" style={{ background: shade(value, most) ?? "" }}>{signed(value)}</td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </table>
   );
 }

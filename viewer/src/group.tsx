@@ -4,10 +4,11 @@ import { alignedSteps, repeats } from "./align";
 import { useDocument } from "./data";
 import { numbered } from "./documents";
 import type { Estimate, Group, Overview, Trajectory } from "./documents";
-import { type Chosen, useEstimate } from "./estimators";
+import { type Chosen, largest, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
 import { Graph } from "./graph";
-import { onKey } from "./keys";
+import { moveFocus, onKey } from "./keys";
+import { lanesOf } from "./lanes";
 import { change, go, links, type Tab } from "./route";
 import { Line, Marked, Outcome, plain, shortNames, Wide } from "./texts";
 import { useGroupsOfTask, useWholeTask } from "./whole_task";
@@ -37,7 +38,7 @@ export function GroupPage({ path, run, version, number: at, tab, chosen, colours
       <GroupHead path={path} run={run} version={version} group={found} />
       <div class="row tools">
         <nav class="tabs" aria-label="Of this group">
-          <a href={links.group(run, at)} aria-current={tab === "trajectories" ? "page" : undefined}>Trajectories</a>
+          <a href={links.group(run, at)} aria-current={tab === "trajectories" ? "page" : undefined}>{found.trajectories.some((one) => one.parent !== null) ? "Tree of rollouts" : "Trajectories"}</a>
           <a href={links.graph(run, at)} aria-current={tab === "graph" ? "page" : undefined}>Graph of states</a>
           {groups.length > 1 && (
             <a href={links.taskGraph(run, at)} aria-current={tab === "task-graph" ? "page" : undefined}>Graph of all {groups.length} groups</a>
@@ -97,9 +98,6 @@ export function GroupHead({ path, run, version, group, inner }: HeadProps) {
   );
 }
 
-export const largest = (estimate: Estimate | null, column = "advantage"): number =>
-  Math.max(0, ...(estimate?.columns[column] ?? []).map((value) => Math.abs(value ?? 0)));
-
 export function Legend({ most }: { most: number }) {
   return (
     <span class="legend" aria-hidden="true">
@@ -110,59 +108,89 @@ export function Legend({ most }: { most: number }) {
 
 type StripsProps = { run: string; group: Group; estimate: Estimate | null; current?: { trajectory: number; step: number } };
 
-/** The rollouts below each other, aligned where their states agree: each step in the colour of its advantage. */
+/**
+ * The rollouts below each other, each step in the colour of its advantage: aligned where their states agree, or as lanes
+ * that leave their parents if there are branches.
+ */
 export function Strips({ run, group, estimate, current }: StripsProps) {
   const names = shortNames(group.trajectories);
   const first = current?.trajectory ?? 0;
-  const places = useMemo(() => alignedSteps(group, first), [group, first]);
+  const lanes = useMemo(() => lanesOf(group), [group]);
+  const places = useMemo(() => lanes?.places ?? alignedSteps(group, first), [group, lanes, first]);
   const again = useMemo(() => repeats(group), [group]);
   const scroller = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const element = scroller.current;
     const cell = element?.querySelector<HTMLElement>("[aria-current]");
-    if (element && cell) element.scrollLeft += cell.getBoundingClientRect().left - element.getBoundingClientRect().left - element.clientWidth / 2;
+    if (!element || !cell) return;
+    const [inner, outer] = [cell.getBoundingClientRect(), element.getBoundingClientRect()];
+    element.scrollLeft += inner.left - outer.left - element.clientWidth / 2;
+    element.scrollTop += inner.top - outer.top - element.clientHeight / 2;
   }, [current?.trajectory, current?.step, places]);
-  const order = current ? [first, ...group.trajectories.keys()].filter((value, at, all) => all.indexOf(value) === at) : [...group.trajectories.keys()];
+  const order = lanes?.order ?? [...new Set([first, ...group.trajectories.keys()])];
+  const figures: [string, (one: Trajectory) => string][] = [
+    ["return", (one) => number(one.episode_return)], ["steps", (one) => String(one.length)],
+    lanes ? ["first A", (one) => signed(estimate?.columns.advantage?.[one.row - group.row])] : ["invalid", (one) => String(one.invalid || "")],
+  ];
   return (
     <>
-      <Wide label="Trajectories" element={scroller}>
-        <table class="strips">
+      <Wide label="Trajectories" element={scroller} tall={lanes !== null}>
+        <table class={lanes ? "strips lanes" : "strips"}>
           <thead>
-            <tr><th scope="col">trajectory</th>{!current && <><th scope="col" class="figure">return</th><th scope="col" class="figure">steps</th><th scope="col" class="figure">invalid</th></>}<th scope="col">advantage of each step</th></tr>
+            <tr>
+              <th scope="col">trajectory</th>{!current && figures.map(([name]) => <th scope="col" class="figure">{name}</th>)}
+              <th scope="col">{lanes ? <Axis places={places} /> : "advantage of each step"}</th>
+            </tr>
           </thead>
-          <tbody>
+          <tbody onKeyDown={moveFocus}>
             {order.map((place) => {
               const one = group.trajectories[place] as Trajectory;
+              const name = lanes && one.parent !== null ? `↳ ${one.trajectory.replace(one.parent, "").replace(/^\W+/, "")}` : names[place];
               return (
-                <tr>
-                  <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, 0)} title={one.trajectory}><Line text={names[place]} most={current ? 14 : 40} /></a>
+                <tr class={place === current?.trajectory ? "own" : ""}>
+                  <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, one.branch_step ?? 0)} title={one.trajectory}><Line text={name} most={current ? 14 : 40} /></a>
                     {one.error !== null && !current && <p class="error" title={plain(one.error)}><Line text={one.error} /></p>}
                   </th>
-                  {!current && <><td class="figure">{number(one.episode_return)}</td><td class="figure">{one.length}</td><td class="figure">{one.invalid || ""}</td></>}
-                  <td><Strip {...{ run, group, one, estimate, again }} steps={places[place] ?? []} current={place === current?.trajectory ? current.step : undefined} /></td>
+                  {!current && figures.map(([, figure]) => <td class="figure">{figure(one)}</td>)}
+                  <td>
+                    <Strip
+                      {...{ run, group, one, estimate, again }} steps={places[place] ?? []} lines={lanes?.lines[place]}
+                      current={place === current?.trajectory ? current.step : undefined}
+                    />
+                  </td>
                 </tr>
               );
             })}
           </tbody>
         </table>
       </Wide>
-      <p class="note">Steps in one column are in the same state. Dashed: invalid action. Underlined: a state that the rollout was in before.</p>
+      <p class="note">
+        {lanes ? "A branch leaves its parent after the steps that both share. + and − are the signs of advantages; first A is that of the first step that a rollout has alone. " : "Steps in one column are in the same state. "}
+        Dashed: invalid action. Underlined: a state that the rollout was in before.
+      </p>
     </>
   );
 }
 
+/** The numbers of steps above lanes. */
+function Axis({ places }: { places: (number | null)[][] }) {
+  const most = Math.max(...places.map((steps) => steps.length)) - 1;
+  return <span class="strip"><span class="gap">step</span>{Array.from({ length: most }, (_, step) => <span class="gap" aria-hidden="true">{step}</span>)}</span>;
+}
+
 type StripProps = {
   run: string; group: Group; one: Trajectory; estimate: Estimate | null; again: (number | null)[]; steps: (number | null)[];
-  current: number | undefined;
+  lines: Set<number> | undefined; current: number | undefined;
 };
 
-function Strip({ run, group, one, estimate, again, steps, current }: StripProps) {
+function Strip({ run, group, one, estimate, again, steps, lines, current }: StripProps) {
   const most = largest(estimate);
   const first = one.row - group.row;
   return (
     <span class="strip">
-      {steps.map((step) => {
-        if (step === null) return <span class="gap" />;
+      {steps.map((step, column) => {
+        const leaves = one.parent !== null && steps[column + 1] === 0;
+        if (step === null) return <span class={lines ? `gap ${lines.has(column) ? "line" : ""} ${leaves ? "leaves" : ""}` : "gap"} />;
         const row = first + step;
         const value = estimate?.columns.advantage?.[row] ?? null;
         const action = group.steps.action[row];
@@ -176,10 +204,11 @@ function Strip({ run, group, one, estimate, again, steps, current }: StripProps)
             title={`step ${numbered(one, step)}: ${text}${said}, advantage ${signed(value)}`}
             aria-label={`step ${numbered(one, step)}, advantage ${signed(value)}${said}`}
           >
-            {numbered(one, step)}
+            {lines ? signed(value).replace(/[\d.]+|–/, "") : numbered(one, step)}
           </a>
         );
       })}
+      {lines && <span aria-hidden="true"><Outcome of={one} /></span>}
     </span>
   );
 }

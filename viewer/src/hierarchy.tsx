@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import type { Estimate, Group } from "./documents";
 import { counted, number, shade, signed } from "./format";
-import { largest } from "./group";
+import { largest } from "./estimators";
 import { links } from "./route";
 import { Diff, Line, Outcome, plain, shortNames, Wide } from "./texts";
 

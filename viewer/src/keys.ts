@@ -7,7 +7,7 @@ export const SHORTCUTS: [string, string][] = [
   ["g", "the group of the step"],
   ["s", "the group's graph of states"],
   ["t", "the table of rollouts"],
-  ["↑ ↓", "the rollout above or below in the table"],
+  ["↑ ↓ ← →", "in a table of rollouts, the link above, below or beside"],
   ["← →", "the next bar of a histogram; with Shift, choose up to it; Enter chooses one, Escape none"],
   ["/", "filter rollouts"],
   ["o", "overview of the run"],
@@ -20,6 +20,26 @@ export function focusSoon(selector: string, tries = 200): void {
   const found = document.querySelector<HTMLElement>(selector);
   if (found) found.focus();
   else if (tries) requestAnimationFrame(() => focusSoon(selector, tries - 1));
+}
+
+/** Move the focus to the link beside, or to the next one above or below, in a table. */
+export function moveFocus(event: KeyboardEvent): void {
+  const from = document.activeElement as HTMLElement;
+  const step = { ArrowDown: 1, ArrowUp: -1, ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const row = from.closest("tr");
+  if (!step || !row || from.tagName !== "A") return;
+  event.preventDefault();
+  const linksOf = (part: Element) => [...part.querySelectorAll<HTMLElement>("a")];
+  if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+    linksOf(row)[linksOf(row).indexOf(from) + step]?.focus();
+    return;
+  }
+  const left = from.getBoundingClientRect().left;
+  const rows = [...(event.currentTarget as HTMLElement).children];
+  for (let at = rows.indexOf(row) + step; rows[at]; at += step) {
+    const found = linksOf(rows[at] as Element).find((link) => Math.abs(link.getBoundingClientRect().left - left) < 3);
+    if (found) return found.focus();
+  }
 }
 
 /** Call the action of a key that is pressed outside of inputs. Returns a function that ends it. */

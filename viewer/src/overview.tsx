@@ -4,14 +4,14 @@ import { Chart } from "./chart";
 import { isFile, useDocument } from "./data";
 import { CurvesPart, withTrainers } from "./curves";
 import type { Bounds, Curves, Head, Level, Levels, Overview, Results, Run } from "./documents";
-import { counted, integer, number, percent } from "./format";
+import { counted, flat, integer, number, percent } from "./format";
 import { quoted } from "./filter";
 import { links } from "./route";
 import { Line, Marked, Wide } from "./texts";
 
 type Props = { path: string; run: Run; runs: Run[]; settings: URLSearchParams; version: number; pick: (iteration: string) => void };
 
-export function OverviewPage({ path, run: { name: run, trainer }, runs, settings, version, pick }: Props) {
+export function OverviewPage({ path, run: { name: run, path: folder, trainer }, runs, settings, version, pick }: Props) {
   const overview = useDocument<Overview>(`${path}/overview`, {}, version, path);
   const curves = useDocument<Curves>(`${path}/curves`, {}, version, path);
   if (overview.error) return <p class="error page" role="alert">{overview.error}</p>;
@@ -22,8 +22,8 @@ export function OverviewPage({ path, run: { name: run, trainer }, runs, settings
   return (
     <article class="page overview">
       <div class="head">
-        <h1><Line text={seen.name} /></h1>
-        <p class="note"><bdi><Marked text={seen.path} /></bdi></p>
+        <h1><Line text={run} /></h1>
+        <p class="note"><bdi><Marked text={folder} /></bdi></p>
       </div>
       <dl class="tiles">
         <Tile name="success" value={percent(seen.total.success, 1)} note={interval(seen.total)} />
@@ -262,7 +262,6 @@ function LevelCell({ value, format, bounds }: { value: number | null; format: (v
 }
 
 function Configuration({ of }: { of: Overview }) {
-  const entries = Object.entries(of.config);
   return (
     <details>
       <summary>Configuration</summary>
@@ -270,9 +269,7 @@ function Configuration({ of }: { of: Overview }) {
         <div><dt>environment</dt><dd>{of.environments.join(", ") || "unknown"} ({of.splits.join(", ") || "split unknown"})</dd></div>
         <div><dt>stored contexts</dt><dd>to depth {of.depth}</dd></div>
         <div><dt>files</dt><dd>{of.files}</dd></div>
-        {entries.map(([name, value]) => (
-          <div><dt><Line text={name} /></dt><dd><Line text={typeof value === "string" ? value : JSON.stringify(value)} most={2000} /></dd></div>
-        ))}
+        {[...flat(of.config)].map(([name, value]) => <div><dt><Line text={name} /></dt><dd><Line text={value} most={2000} /></dd></div>)}
       </dl>
     </details>
   );

@@ -6,6 +6,7 @@ import { downloadCsv, downloadJson } from "./download";
 import { asQuery, type Chosen } from "./estimators";
 import { compile, type Kind, quoted, type Value } from "./filter";
 import { counted, integer, number, percent } from "./format";
+import { moveFocus } from "./keys";
 import { type Bins, binsOf, Histogram, isWithin, type Range, type Values } from "./histogram";
 import { change, links } from "./route";
 import { Line, Marked, Outcome, plain, Wide } from "./texts";
@@ -141,7 +142,7 @@ export function RolloutsPage({ path, run, version, settings, chosen }: Props) {
       <h1 class="skip">Rollouts</h1>
       <Bar text={text} search={search} by={by} />
       {(filter.error ?? found.error ?? problem) && <p class="error" role="alert">{filter.error ?? found.error ?? problem}</p>}
-      {found.value && <Hits run={run.name} found={found.value} text={search} />}
+      {found.value && <Hits run={run.name} found={found.value} text={search} kept={kept} />}
       <div class="histograms">
         {COLUMNS.map(({ name }) => {
           const of = bins.get(name);
@@ -281,14 +282,6 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
   const shown = COLUMNS.filter(({ name, digits }) => digits !== undefined && rows.some((row) => row[name] !== null && !nothing[name]?.(row)));
   const hasNotes = rows.some((row) => row.note);
   const names = ["task", ...(by ? ["rollouts"] : []), ...shown.map(({ name }) => name), ...(hasNotes ? ["note"] : [])];
-  const move = (event: KeyboardEvent) => {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    const all = [...(event.currentTarget as HTMLElement).querySelectorAll<HTMLElement>("th a")];
-    const at = all.indexOf(document.activeElement as HTMLElement);
-    if (!step || at < 0) return;
-    event.preventDefault();
-    all[at + step]?.focus();
-  };
   const link = (row: Row) => {
     if (!by) return links.step(run, row.trajectory, 0);
     return by === "task" ? links.rollouts(run, { by: "group", filter: `task_id = ${quoted(String(row.task_id))}`, bars: null }) : links.group(run, row.number);
@@ -319,12 +312,12 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
               ))}
             </tr>
           </thead>
-          <tbody onKeyDown={move}>
+          <tbody onKeyDown={moveFocus}>
             {rows.slice(0, count).map((row) => (
               <tr key={row.trajectory}>
                 <th scope="row">
                   <a href={link(row)} title={by ? undefined : row.trajectory}><Line text={String(row.task)} most={200} /></a>{" "}
-                  <small>{!by && `rollout ${row.member}`}{!by && row.type && " · "}<Line text={String(row.type ?? "")} most={40} /></small>
+                  <small>{!by && `${row.parent === null ? "rollout" : "branch"} ${row.member}`}{!by && row.type && " · "}<Line text={String(row.type ?? "")} most={40} /></small>
                 </th>
                 {by && <td class="figure">{integer(Number(row.rollouts))}</td>}
                 {shown.map((column) => <td class="figure">{figure(column, row)}</td>)}
@@ -339,11 +332,13 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
   );
 }
 
-function Hits({ run, found, text }: { run: string; found: Search; text: string }) {
-  const shown = found.hits.slice(0, 200);
+function Hits({ run, found, text, kept }: { run: string; found: Search; text: string; kept: Row[] }) {
+  const rollouts = new Set(kept.map((row) => row.trajectory));
+  const within = found.hits.filter((hit) => rollouts.has(hit.trajectory));
+  const shown = within.slice(0, 200);
   return (
     <details class="hits" open={found.rollouts.length < 20}>
-      <summary>{counted(found.steps, "step")} in {counted(found.rollouts.length, "rollout")}</summary>
+      <summary>{counted(found.steps, "step")} in {counted(found.rollouts.length, "rollout")}{within.length < found.hits.length && `, ${counted(within.length, "step")} within the filter`}</summary>
       <ul>
         {shown.map((hit: Hit) => (
           <li>
@@ -352,7 +347,7 @@ function Hits({ run, found, text }: { run: string; found: Search; text: string }
           </li>
         ))}
       </ul>
-      {found.steps > shown.length && <p class="note">The first {shown.length} are listed.</p>}
+      {(within.length > shown.length || found.steps > found.hits.length) && <p class="note">The first {shown.length} are listed.</p>}
     </details>
   );
 }

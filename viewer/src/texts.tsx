@@ -82,7 +82,7 @@ export function Diff({ ours, theirs }: { ours: Text; theirs: Text }) {
 }
 
 /** A part that scrolls sideways, and shows at its edges that there is more. */
-export function Wide({ label, element, children }: { label: string; element?: RefObject<HTMLDivElement | null>; children: ComponentChildren }) {
+export function Wide({ label, element, tall, children }: { label: string; element?: RefObject<HTMLDivElement | null>; tall?: boolean; children: ComponentChildren }) {
   const own = useRef<HTMLDivElement>(null);
   const place = element ?? own;
   useEffect(() => {
@@ -100,7 +100,7 @@ export function Wide({ label, element, children }: { label: string; element?: Re
       part.removeEventListener("scroll", look);
     };
   }, []);
-  return <div class="table-scroll" role="region" aria-label={label} tabIndex={0} ref={place}>{children}</div>;
+  return <div class={tall ? "table-scroll tall" : "table-scroll"} role="region" aria-label={label} tabIndex={0} ref={place}>{children}</div>;
 }
 
 /** The names of trajectories without the part that all of them begin with. */
@@ -113,9 +113,22 @@ export function shortNames(all: Trajectory[]): string[] {
   return names.map((name) => (cut > 0 && name.length > cut ? `…${name.slice(cut)}` : name));
 }
 
-export function Outcome({ of }: { of: Pick<Trajectory, "aborted" | "won" | "truncated"> }) {
-  if (of.aborted) return <span class="mark aborted" role="img" aria-label="aborted" title="aborted">!</span>;
-  if (of.won) return <span class="mark won" role="img" aria-label="won" title="won">✓</span>;
-  if (of.won === null) return <span class="mark" role="img" aria-label="success unknown" title="success unknown">?</span>;
-  return <span class="mark lost" role="img" aria-label={of.truncated ? "step limit" : "not won"} title={of.truncated ? "step limit" : "not won"}>{of.truncated ? "…" : "✗"}</span>;
+const OUTCOMES = {
+  aborted: ["!", "aborted"], won: ["✓", "won"], unknown: ["?", "success unknown"], cut: ["…", "step limit"], lost: ["✗", "not won"],
+} as const;
+
+type Ended = Pick<Trajectory, "aborted" | "won" | "truncated">;
+
+/** How a rollout ended: the name of its colour, and the key of `OUTCOMES`. */
+export function outcomeOf({ aborted, won, truncated }: Ended): keyof typeof OUTCOMES {
+  if (aborted) return "aborted";
+  if (won === null) return "unknown";
+  if (won) return "won";
+  return truncated ? "cut" : "lost";
+}
+
+export function Outcome({ of }: { of: Ended }) {
+  const kind = outcomeOf(of);
+  const [mark, meaning] = OUTCOMES[kind];
+  return <span class={`mark ${kind}`} role="img" aria-label={meaning} title={meaning}>{mark}</span>;
 }

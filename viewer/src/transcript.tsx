@@ -2,19 +2,18 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { repeats } from "./align";
 import { useDocument } from "./data";
-import { numbered } from "./documents";
+import { numbered, TOGETHER } from "./documents";
 import type { Estimate, Estimator, Group, Rollouts, Step, Trajectory } from "./documents";
-import { type Chosen, choose, Picker, useEstimate } from "./estimators";
+import { type Chosen, choose, largest, Picker, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
-import { GroupHead, largest, Strips } from "./group";
+import { StepTable } from "./graph";
+import { GroupHead, Strips } from "./group";
 import { Hierarchy } from "./hierarchy";
 import { onKey } from "./keys";
+import { forksOf } from "./lanes";
 import { go, links, replace } from "./route";
 import { NoteEditor } from "./notes";
-import { Block, Line, Marked, Outcome, plain, Response } from "./texts";
-
-/** Steps whose texts are requested together. */
-const TOGETHER = 50;
+import { Block, Line, Marked, Outcome, plain, Response, Wide } from "./texts";
 
 type Props = {
   path: string;
@@ -97,7 +96,13 @@ export function TranscriptPage({ path, run, notable, version, trajectory, step, 
           inner={<> › <Outcome of={one} /> <Line text={trajectory} most={60} /> › step {numbered(one, current)} of {numbered(one, one.length)}</>}
         />
         <p class="note">Bars of A and B have one scale: half a bar is {number(Math.max(largest(a.value), largest(b.value)))}, the group's largest advantage.</p>
-        <p class="note">return {number(one.episode_return)} · {counted(one.length, "step")}{one.parent !== null && <> · leaves <a href={links.step(run, one.parent, one.branch_step ?? 0)}><Line text={one.parent} most={60} /></a> at step {one.branch_step}</>}{one.invalid > 0 && ` · ${counted(one.invalid, "invalid action")}`}{one.truncated && " · ended by the step limit"}</p>
+        <p class="note">return {number(one.episode_return)} · {counted(one.length, "step")}{one.invalid > 0 && ` · ${counted(one.invalid, "invalid action")}`}{one.truncated && " · ended by the step limit"}</p>
+        {one.parent !== null && (
+          <p class="branch">
+            This branch leaves <a href={links.step(run, one.parent, one.branch_step ?? 0)}><Line text={one.parent} most={60} /></a> at step {one.branch_step}; the steps
+            before are those of that rollout.
+          </p>
+        )}
         {one.error !== null && <p class="error">{one.aborted ? "Aborted: " : ""}<Line text={one.error} most={400} /></p>}
         <Turns {...{ path, run, version, one, current, followed, names }} group={group.value} a={a.value} b={b.value} />
       </div>
@@ -163,6 +168,7 @@ type TurnsProps = {
 
 function Turns({ path, run, version, group, one, current, followed, names, a, b }: TurnsProps) {
   const again = useMemo(() => repeats(group), [group]);
+  const forks = useMemo(() => forksOf(group), [group]);
   const list = useRef<HTMLDivElement>(null);
   const starts = Array.from({ length: Math.ceil(one.length / TOGETHER) }, (_, block) => block * TOGETHER);
   const [seen, setSeen] = useState<Set<string>>(new Set());
@@ -188,7 +194,7 @@ function Turns({ path, run, version, group, one, current, followed, names, a, b 
     <div ref={list}>
       {starts.map((start) => (
         <Together
-          key={key(start)} {...{ path, run, version, group, one, current, names, a, b, again, start }}
+          key={key(start)} {...{ path, run, version, group, one, current, names, a, b, again, forks, start }}
           wanted={start === wanted || seen.has(key(start))} ready={start === wanted ? setLoaded : undefined}
         />
       ))}
@@ -197,12 +203,12 @@ function Turns({ path, run, version, group, one, current, followed, names, a, b 
 }
 
 type TogetherProps = Omit<TurnsProps, "followed"> & {
-  again: (number | null)[]; start: number; wanted: boolean; ready: ((row: number) => void) | undefined;
+  again: (number | null)[]; forks: number[][]; start: number; wanted: boolean; ready: ((row: number) => void) | undefined;
 };
 
-function Together({ path, run, version, group, one, current, names, a, b, again, start, wanted, ready }: TogetherProps) {
+function Together({ path, run, version, group, one, current, names, a, b, again, forks, start, wanted, ready }: TogetherProps) {
   const steps = Math.min(TOGETHER, one.length - start);
-  const texts = useDocument<Step[]>(wanted ? `${path}/steps/${one.row + start}` : null, { steps: String(steps) }, version);
+  const texts = useDocument<Step[]>(wanted ? `${path}/steps/${one.row + start}/${steps}` : null, {}, version);
   const row = one.row + start;
   useEffect(() => {
     if (texts.value) ready?.(row); // heights have changed: the current step is scrolled to again
@@ -213,7 +219,7 @@ function Together({ path, run, version, group, one, current, names, a, b, again,
       {Array.from({ length: steps }, (_, place) => (
         <Turn
           key={place} {...{ run, group, names, a, b }} step={start + place} texts={texts.value?.[place] ?? null}
-          row={row + place - group.row} again={again[row + place - group.row] ?? null} one={one} current={start + place === current}
+          row={row + place - group.row} again={again[row + place - group.row] ?? null} fork={forks[row + place - group.row] ?? []} one={one} current={start + place === current}
         />
       ))}
     </div>
@@ -222,10 +228,10 @@ function Together({ path, run, version, group, one, current, names, a, b, again,
 
 type TurnProps = {
   run: string; group: Group; one: Trajectory; step: number; row: number; texts: Step | null;
-  again: number | null; current: boolean; names: string[]; a: Estimate | null; b: Estimate | null;
+  again: number | null; fork: number[]; current: boolean; names: string[]; a: Estimate | null; b: Estimate | null;
 };
 
-function Turn({ run, group, one, step, row, texts, again, current, names, a, b }: TurnProps) {
+function Turn({ run, group, one, step, row, texts, again, fork, current, names, a, b }: TurnProps) {
   const { steps } = group;
   const at = numbered(one, step);
   const most = Math.max(largest(a), largest(b));
@@ -234,6 +240,7 @@ function Turn({ run, group, one, step, row, texts, again, current, names, a, b }
   const next = steps.next[row];
   const last = step + 1 === one.length;
   const valid = steps.valid[row];
+  const won = fork.filter((other) => group.trajectories[steps.trajectory[other] as number]?.won).length;
   return (
     <section class={`turn ${current ? "current" : ""} ${valid ? "" : "invalid"}`} data-step={step} aria-label={`Step ${at}`} aria-current={current ? "step" : undefined}>
       <div class="margin">
@@ -250,6 +257,11 @@ function Turn({ run, group, one, step, row, texts, again, current, names, a, b }
             <summary>The same state as at step {again}: <Line text={state} most={60} /></summary>
             <Block text={state} label={`State of step ${at}`} />
           </details>
+        )}
+        {fork.length > 1 && (
+          <Folded title={`${counted(fork.length, "rollout")} of the tree continue from here, ${won} won`} open={step === 0 && one.parent !== null}>
+            {() => <Wide label={`Branches at step ${at}`} tall><StepTable {...{ run, group }} rows={fork} estimate={a} current={row} /></Wide>}
+          </Folded>
         )}
         {texts && texts.prompt !== null && (
           <Folded title={`Prompt${texts.prompt_tokens === null ? "" : `, ${counted(texts.prompt_tokens, "token")}`}`}>
@@ -282,9 +294,9 @@ function Turn({ run, group, one, step, row, texts, again, current, names, a, b }
 }
 
 /** A part that is built when it is opened. */
-function Folded({ title, children }: { title: string; children: () => preact.ComponentChildren }) {
-  const [open, setOpen] = useState(false);
-  return <details onToggle={(event) => setOpen(event.currentTarget.open)}><summary>{title}</summary>{open && children()}</details>;
+function Folded({ title, open: first = false, children }: { title: string; open?: boolean; children: () => preact.ComponentChildren }) {
+  const [open, setOpen] = useState(first);
+  return <details open={open} onToggle={(event) => setOpen(event.currentTarget.open)}><summary>{title}</summary>{open && children()}</details>;
 }
 
 /** An action on one line; a call of a tool as its name and arguments. */

@@ -238,12 +238,13 @@ def _set_rewards(rows: list[Row], weights: Mapping[str, float]) -> bool:
             for row in rollout:
                 row["reward"] = 0.0
             rollout[-1]["reward"] = sum(weight * named[name] for name, weight in weights.items())
-    is_known = any(row["reward"] is not None for row in rows)
-    for rollout in rollouts.values():
-        is_unknown = any(row["reward"] is None for row in rollout)
+    # Of an unknown reward, the steps before the last have 0.
+    unknown_ones = {name for name, rollout in rollouts.items() if any(row["reward"] is None for row in rollout)}
+    is_known = len(unknown_ones) < len(rollouts)
+    for name, rollout in rollouts.items():
         for row in rollout:
             row["reward"] = row["reward"] or 0.0
-        if is_unknown and is_known:
+        if name in unknown_ones and is_known:
             error = rollout[-1].get("error") or "the file has no reward for it"
             rollout[-1] |= {"aborted": True, "error": error, "terminated": False, "truncated": False}
     return is_known

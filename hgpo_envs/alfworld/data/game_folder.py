@@ -110,7 +110,8 @@ def _unreadable(error: OSError) -> None:
 
 def _task_id(place: Path, *, alone: bool) -> str | None:
     """Return the last three folder names. A single game outside any split belongs to train."""
-    *_, split, task, trial = ("", "", *place.absolute().parts)
+    parts = ("", "", *place.absolute().parts)
+    split, task, trial = parts[-3:]
     if split in SPLITS:
         return f"{split}/{task}/{trial}"
     return f"train/{task}/{trial}" if alone else None

@@ -193,6 +193,7 @@ def _kept(trajectory: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if trajectory is None:
         return None
     kept = {key: trajectory[key] for key in _KEPT_OF_TRAJECTORY if key in trajectory}
-    if isinstance(kept.get("scene"), dict):
-        kept["scene"] = {key: kept["scene"][key] for key in ("floor_plan", "scene_num") if key in kept["scene"]}
+    scene = kept.get("scene")
+    if isinstance(scene, dict):
+        kept["scene"] = {key: scene[key] for key in ("floor_plan", "scene_num") if key in scene}
     return kept

@@ -6,19 +6,19 @@ games (`hgpo-source.json`) records each archive with its checksum.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.alfworld.data.game_folder import SPLITS
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.download import NoConnection, download
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.files.unpack import unpack
-from hgpo_envs.files.untrusted_files import open_regular, writing
+from hgpo_envs.files.untrusted_files import sha256 as file_sha256
+from hgpo_envs.files.untrusted_files import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +39,7 @@ def fetch_release(
     urls: Sequence[str] | None = None,
     sha256: str | None = None,
     *,
+    local: Sequence[Path] = (),
     trajectories: bool = False,
     downloading: Callable[[str], Progress] | None = None,
     unpacking: Callable[[int], object] | None = None,
@@ -49,6 +50,7 @@ def fetch_release(
         out: A new or empty folder.
         urls: The addresses to use instead of the official ones.
         sha256: The expected SHA-256 of the archive, if there is only one.
+        local: Archives that are here, which are kept. Nothing is downloaded then.
         trajectories: Whether to include `TRAJECTORIES` in the official release.
         downloading: Returns the progress callback for an archive's name.
         unpacking: Called with the number of files unpacked so far.
@@ -62,18 +64,17 @@ def fetch_release(
     """
     urls = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        raise InputError(f"--sha256: expected 64 hexadecimal digits, received {sha256!r}")
+        raise InputError(f"--sha256: expected 64 hexadecimal digits, received {sha256!r:.80}")
     if sha256 is not None and len(urls) > 1:
         raise InputError(f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum")
-    if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        raise InputError(f"sha256: expected 64 hexadecimal digits, received {one_line(repr(sha256))}")
     with writing(out), new_folder(out) as folder:
-        archives = {}
-        for number, url in enumerate(urls):
-            archives[url] = folder / f".archive-{number}"
+        if local:
+            return _install(folder, {path.name: path for path in local}, None, unpacking)
+        archives = {url: folder / f".archive-{number}" for number, url in enumerate(urls)}
+        for url, path in archives.items():
             progress = downloading(url.rsplit("/", 1)[-1]) if downloading else None
             try:
-                download(url, archives[url], progress=progress)
+                download(url, path, progress=progress)
             except NoConnection as error:
                 raise NoConnection(f"{error}. {_offline(urls)}") from None
         counts = _install(folder, archives, sha256, unpacking)
@@ -90,35 +91,14 @@ def _offline(urls: Sequence[str]) -> str:
     )
 
 
-def install_files(
-    out: Path, archives: Sequence[Path], unpacking: Callable[[int], object] | None = None
-) -> dict[str, int]:
-    """Unpack local archives, which are kept.
-
-    Args:
-        out: A new or empty folder.
-        archives: The archives.
-        unpacking: Called with the number of files unpacked so far.
-
-    Returns:
-        The number of games in each split.
-
-    Raises:
-        InputError: If an archive is damaged or contains no games, or if the folder cannot be written.
-    """
-    with writing(out), new_folder(out) as folder:
-        return _install(folder, {path.name: path for path in archives}, None, unpacking)
-
-
 def _install(
     folder: Path, archives: Mapping[str, Path], sha256: str | None, unpacking: Callable[[int], object] | None
 ) -> dict[str, int]:
     """Unpack archives into an empty folder, check that it contains games, and write the note about their sources."""
     sources = []
     for address, path in archives.items():
-        with open_regular(path, "zip file of ALFWorld games") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            sources.append({"source": redact(address), "size": file.tell(), "sha256": digest})
+        digest = file_sha256(path, "zip file of ALFWorld games")
+        sources.append({"source": redact(address), "size": path.stat().st_size, "sha256": digest})
         if sha256 is not None and digest != sha256.lower():
             raise InputError(f"{redact(address)}: expected SHA-256 {sha256.lower()}, received {digest}")
         try:

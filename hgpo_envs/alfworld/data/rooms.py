@@ -74,8 +74,10 @@ class Room:
     @cached_property
     def by_kind(self) -> dict[str, tuple[int, ...]]:
         """The indices of the receptacles of each kind."""
-        kinds = dict.fromkeys(receptacle.kind for receptacle in self.receptacles)
-        return {kind: tuple(i for i, r in enumerate(self.receptacles) if r.kind == kind) for kind in kinds}
+        found: dict[str, tuple[int, ...]] = {}
+        for index, receptacle in enumerate(self.receptacles):
+            found[receptacle.kind] = (*found.get(receptacle.kind, ()), index)
+        return found
 
     @property
     def has_lamp(self) -> bool:

@@ -14,7 +14,7 @@ from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.game import Game, compile_game
 from hgpo_envs.alfworld.engine.grammar import GRAMMARS, convert, recognise, split_task
 from hgpo_envs.engine import Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.errors import InputError, UnknownTask, check_known, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +39,7 @@ class ALFWorldSource:
     name = "ALFWorld"
 
     def __init__(self, data: str | Path | None = None, *, grammar: str | None = None, keep: int = 256) -> None:
-        if grammar is not None and grammar not in GRAMMARS:
-            raise InputError(unknown("grammar", grammar, GRAMMARS))
+        check_known("grammar", grammar, (*GRAMMARS, None))
         bundled = resources.files("hgpo_envs.alfworld") / "bundled" / BUNDLED
         path = Path(str(bundled)) if data is None else Path(data).expanduser()
         if not path.exists():
@@ -57,12 +56,11 @@ class ALFWorldSource:
 
     def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
         data, grammar, keep = self._arguments
-        return partial(ALFWorldSource, grammar=grammar, keep=keep), (data,)
+        return partial(type(self), grammar=grammar, keep=keep), (data,)
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the sorted task ids of a split. The split `all` contains every task."""
-        if split != "all" and split not in SPLITS:
-            raise InputError(unknown("split", split, [*SPLITS, "all"]))
+        check_known("split", split, [*SPLITS, "all"])
         return [task_id for task_id in self.store.ids() if split == "all" or task_id.startswith(f"{split}/")]
 
     def task(self, task_id: str) -> Task:

@@ -76,12 +76,15 @@ class Commands:
 
         They are sorted in parts: clean, close, cool and examine, then go, heat, help, inventory, look, then the rest.
         """
-        game, held, text = self._game, game_state.held, self._text
+        game = self._game
+        held = game_state.held
+        text = self._text
         first: list[str] = []
         heat: list[str] = []
         rest: list[str] = []
         for r in game.receptacles_at[game_state.location]:
-            closed, contents = game.openable[r] and not game_state.opened[r], game_state.contents[r]
+            closed = game.openable[r] and not game_state.opened[r]
+            contents = game_state.contents[r]
             first.append(text("inspect", r))
             if game.openable[r]:
                 (rest if closed else first).append(text("open" if closed else "close", r))

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.engine.grammar_parts import bundled, domain_parts, grammar_parts
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.task_wordings import Wording
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ _UNUSED: Final = re.compile(r"ReceptacleObject|overview_|overview\(o, r\)|notImp
 def _known() -> tuple[dict[str, str], dict[str, str]]:
     """Return the parts of a domain and of a grammar that the engine implements and that must not differ."""
     domain, grammar = bundled()
-    actions, parts = domain_parts(domain), grammar_parts(split_task(grammar)[0])
+    actions = domain_parts(domain)
+    parts = grammar_parts(split_task(grammar)[0])
     return (
         {name: part for name, part in actions.items() if name == "types" or name.startswith("action")},
         {name: part for name, part in parts.items() if name not in _WORDING and not _UNUSED.search(name)},
@@ -176,7 +177,8 @@ def recognise(domain: str, grammar: str) -> Grammar:
     bundled_domain, bundled_grammar = bundled()
     if domain == bundled_domain and grammar == split_task(bundled_grammar)[0]:
         return MOVE  # a fast path for most games
-    actions, parts = domain_parts(domain), grammar_parts(grammar)
+    actions = domain_parts(domain)
+    parts = grammar_parts(grammar)
     has_help = "action help" in actions
     known_actions, known_parts = _known()
     _compare("domain", actions, {k: v for k, v in known_actions.items() if has_help or k != "action help"})
@@ -242,9 +244,9 @@ def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         InputError: If there is no such wording, or if the file's wording is unknown.
     """
-    if name not in GRAMMARS:
-        raise InputError(unknown("grammar", name, GRAMMARS))
-    domain, grammar = file["pddl_domain"], file["grammar"]
+    check_known("grammar", name, GRAMMARS)
+    domain = file["pddl_domain"]
+    grammar = file["grammar"]
     wording, _ = split_task(grammar)
     if recognise(domain, wording).name != name:
         for move, put in _REWORDED:
@@ -254,11 +256,14 @@ def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
             grammar = re.sub(r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)", "", grammar, flags=re.DOTALL)
         elif "action help" not in domain_parts(domain):
             head, _, tail = domain.rpartition(")")
-            domain, grammar = f"{head}{_HELP_ACTION}){tail}", grammar + _HELP_TEXT
+            domain = f"{head}{_HELP_ACTION}){tail}"
+            grammar += _HELP_TEXT
     converted = {**file, "pddl_domain": domain, "grammar": grammar}
     if file.get("walkthrough"):
-        pattern, words = r"^put (.+) in/on (.+)$", r"move \1 to \2"
+        pattern = r"^put (.+) in/on (.+)$"
+        words = r"move \1 to \2"
         if name == "put":
-            pattern, words = r"^move (.+) to (.+)$", r"put \1 in/on \2"
+            pattern = r"^move (.+) to (.+)$"
+            words = r"put \1 in/on \2"
         converted["walkthrough"] = [re.sub(pattern, words, command) for command in file["walkthrough"]]
     return converted

@@ -71,7 +71,8 @@ def grammar_parts(grammar: str) -> dict[str, str]:
         elif token["word"] == "action":
             opening = True
         elif opening and token["word"]:
-            action, opening = token["word"], False
+            action = token["word"]
+            opening = False
         elif token["word"] in ("template", "feedback"):
             field = token["word"]
     return parts

@@ -63,11 +63,14 @@ def receptacle(game: Game, game_state: GameState, index: int, *_: int) -> str:
 
 def thing(game: Game, game_state: GameState, index: int, *_: int) -> str:
     """Return the description of an object."""
-    name, ability, trait = game.object_names[index], game.abilities[index], game_state.traits[index]
+    name = game.object_names[index]
+    ability = game.abilities[index]
+    trait = game_state.traits[index]
     if ability & Ability.CONTAINER:
         inside = listing(game.object_names[o] for o in game.nested.get(index, ()))
         return f"This is a normal {name}. In it, you see {inside}."
-    clean, sliced = bool(trait & Trait.CLEAN), bool(trait & Trait.SLICED)
+    clean = bool(trait & Trait.CLEAN)
+    sliced = bool(trait & Trait.SLICED)
     warmth = "hot" if trait & Trait.HOT else "cool" if trait & Trait.COOL else ""
     if clean or warmth:
         if warmth == "cool" and not clean and not sliced:

@@ -116,7 +116,8 @@ DECIDES_LIGHT: Final = frozenset({"go", "take", "use"})
 
 def won(game: Game, game_state: GameState) -> bool:
     """Return whether the goal is satisfied."""
-    goal, traits = game.goal, game_state.traits
+    goal = game.goal
+    traits = game_state.traits
     if goal.lamp_type:
         return game_state.held in game.wanted and any(
             o in game.lamps and traits[o] & _TOGGLED

@@ -22,9 +22,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from hgpo_envs.alfworld.data.game_folder import SPLITS
-from hgpo_envs.alfworld.data.rooms import UNSEEN, Room, Rooms, load_rooms, room_kind
+from hgpo_envs.alfworld.data.rooms import UNSEEN, Room, load_rooms, room_kind
 from hgpo_envs.alfworld.engine.goals import TASK_TYPES
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import check_known
 from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
@@ -140,23 +140,23 @@ class GameDraft:
 def possible_tasks(split: str, task_type: str) -> tuple[TaskTemplate, ...]:
     """Return all possible tasks of a type in a split, sorted."""
     rooms = load_rooms()
-    tasks = (
+    tasks = [
         TaskTemplate(task_type, kind, place, scene)
         for kind, places in rooms.goals[task_type].items()
         for place in places
         for scene in rooms.rooms
-    )
-    return tuple(sorted(task for task in tasks if task.split == split and _possible(task, rooms)))
+    ]
+    return tuple(sorted([task for task in tasks if task.split == split and _possible(task)]))
 
 
-def _possible(task: TaskTemplate, rooms: Rooms) -> bool:
+def _possible(task: TaskTemplate) -> bool:
     """Return whether a room has what a task needs, and a place for its object that does not solve the task."""
-    room = rooms.rooms[task.scene]
-    if task.object not in room.objects or STATION.get(task.task_type, "") not in ("", *room.by_kind):
+    room = load_rooms().rooms[task.scene]
+    station = STATION.get(task.task_type)
+    if task.object not in room.objects or (station and station not in room.by_kind):
         return False
-    if task.task_type == LIGHT:
-        return room.has_lamp and bool(_places_of(task.object, room, rooms))
-    return task.place in room.by_kind and bool(_places_of(task.object, room, rooms, avoid=_avoided(task)))
+    there = room.has_lamp if task.task_type == LIGHT else task.place in room.by_kind
+    return there and bool(_places_of(task.object, room, _avoided(task)))
 
 
 def _avoided(task: TaskTemplate) -> str:
@@ -164,15 +164,21 @@ def _avoided(task: TaskTemplate) -> str:
     return task.place if task.task_type in ("pick_and_place_simple", "pick_two_obj_and_place") else ""
 
 
-def _places_of(kind: str, room: Room, rooms: Rooms, avoid: str = "") -> dict[str, int]:
+def _places_of(kind: str, room: Room, avoid: str = "") -> dict[str, int]:
     """Return the kinds of receptacles that contain a kind of object in official games, with their frequencies.
 
     If there are none, return those that accept the object, with frequency 1.
     """
-    seen = rooms.where[room_kind(room.scene)].get(kind, {})
-    weights = {place: games for place, games in seen.items() if place in room.by_kind and place != avoid}
-    could = {place: 1 for place in sorted(room.by_kind) if kind in rooms.holds.get(place, ()) and place != avoid}
-    return weights or could
+    places = [place for place in sorted(room.by_kind) if place != avoid]
+    seen = _frequencies(kind, room)
+    weights = {place: games for place, games in seen.items() if place in places}
+    holds = load_rooms().holds
+    return weights or {place: 1 for place in places if kind in holds.get(place, ())}
+
+
+def _frequencies(kind: str, room: Room) -> Mapping[str, int]:
+    """Return where a kind of object lies in official games, in rooms of this kind; "" is the floor."""
+    return load_rooms().where[room_kind(room.scene)].get(kind, {})
 
 
 class _RandomChoices:
@@ -210,9 +216,7 @@ def draft_game(split: str, index: int, seed: int) -> GameDraft:
     Raises:
         InputError: If the split is unknown.
     """
-    if split not in SPLITS:
-        raise InputError(unknown("split", split, SPLITS))
-    rooms = load_rooms()
+    check_known("split", split, SPLITS)
     draws = _RandomChoices(f"hgpo/{seed}/{split}/{index}")
     tasks: Sequence[TaskTemplate] = possible_tasks(split, TASK_TYPES[index % len(TASK_TYPES)])
     kind = draws.choice(sorted({task.object for task in tasks}))
@@ -220,82 +224,85 @@ def draft_game(split: str, index: int, seed: int) -> GameDraft:
     place = draws.choice(sorted({task.place for task in tasks}))
     task = draws.choice([task for task in tasks if task.place == place])
     when = datetime(2026, 1, 1) + timedelta(seconds=index)  # noqa: DTZ001 (used for a name only)
-    return _furnish(task, f"trial_T{when:%Y%m%d_%H%M%S}_{draws.number(0, 999_999):06d}", draws, rooms)
+    return _furnish(task, f"trial_T{when:%Y%m%d_%H%M%S}_{draws.number(0, 999_999):06d}", draws)
 
 
-def _furnish(task: TaskTemplate, trial: str, draws: _RandomChoices, rooms: Rooms) -> GameDraft:
+def _furnish(task: TaskTemplate, trial: str, draws: _RandomChoices) -> GameDraft:
+    rooms = load_rooms()
     room = rooms.rooms[task.scene]
     names: set[str] = set()
     things: list[PlacedObject] = []
     for kind in room.objects:
         if kind == task.object:
-            spots = _target_spots(task, draws, rooms)
+            spots = _target_spots(task, draws)
         else:
-            spots = [_spot(kind, room, draws, rooms) for _ in range(draws.weighted(rooms.copies[kind]))]
+            copies = draws.weighted(rooms.copies[kind])
+            spots = [_spot(kind, room, draws) for _ in range(copies)]
         for lies_on in spots:
             name = _name(kind, lies_on, room, names, draws)
             things.append(PlacedObject(kind, name, lies_on))
+    # The draws follow in this order: the sentence, the start, cold things, nested things.
+    sentence = draws.choice(SENTENCES[task.task_type])
+    start = _start(room, draws)
+    cold = [thing.name for thing in things if _may_be_cold(thing, task, room) and draws.chance(COLD_SHARE)]
     return GameDraft(
         task=task,
         trial=trial,
-        sentence=draws.choice(SENTENCES[task.task_type]).format(object=task.object.lower(), place=task.place.lower()),
+        sentence=sentence.format(object=task.object.lower(), place=task.place.lower()),
         room=room,
         things=tuple(things),
-        start=_start(room, draws),
-        cold=frozenset(
-            thing.name
-            for thing in things
-            if "coolable" in rooms.attributes[thing.kind]
-            and any(room.receptacles[i].kind == "Fridge" for i in thing.lies_on)
-            and thing.kind != task.object
-            and draws.chance(COLD_SHARE)
-        ),
-        nested=tuple(_nested(things, draws, rooms)),
+        start=start,
+        cold=frozenset(cold),
+        nested=tuple(_nested(things, draws)),
     )
 
 
-def _spot(
-    kind: str, room: Room, draws: _RandomChoices, rooms: Rooms, avoid: str = "", *, floor: bool = True
-) -> tuple[int, ...]:
+def _may_be_cold(thing: PlacedObject, task: TaskTemplate, room: Room) -> bool:
+    in_fridge = any(room.receptacles[i].kind == "Fridge" for i in thing.lies_on)
+    return in_fridge and thing.kind != task.object and "coolable" in load_rooms().attributes[thing.kind]
+
+
+def _spot(kind: str, room: Room, draws: _RandomChoices, avoid: str = "", *, floor: bool = True) -> tuple[int, ...]:
     """Draw the receptacles of one object.
 
     Args:
         kind: The object's kind.
         room: The room.
         draws: The random choices.
-        rooms: The frequencies in official games.
         avoid: A kind of receptacle where it must not lie, or "".
         floor: Whether it may lie on the floor, out of reach.
 
     Returns:
         The indices of the receptacles. Empty for the floor.
     """
-    weights = _places_of(kind, room, rooms, avoid)
+    weights = _places_of(kind, room, avoid)
     if floor:
-        weights[""] = rooms.where[room_kind(room.scene)].get(kind, {}).get("", 0 if weights else 1)
+        weights[""] = _frequencies(kind, room).get("", 0 if weights else 1)
     place = draws.weighted(weights)
     if not place:
         return ()
     first = draws.choice(room.by_kind[place])
-    others = [i for i, share in room.overlaps.get(first, ()) if draws.chance(share)]
-    return tuple(sorted({first, *(i for i in others if room.receptacles[i].kind != avoid)}))
+    overlaps = room.overlaps.get(first, ())
+    others = [i for i, share in overlaps if draws.chance(share) and room.receptacles[i].kind != avoid]
+    return tuple(sorted({first, *others}))
 
 
-def _target_spots(task: TaskTemplate, draws: _RandomChoices, rooms: Rooms) -> list[tuple[int, ...]]:
+def _target_spots(task: TaskTemplate, draws: _RandomChoices) -> list[tuple[int, ...]]:
     """Draw places for the copies of the task's object: enough of them within reach and outside the target place."""
-    room = rooms.rooms[task.scene]
+    room = load_rooms().rooms[task.scene]
     avoid = _avoided(task)
     two = task.task_type == "pick_two_obj_and_place"
     needed = 2 if two else 1
-    spots = [_spot(task.object, room, draws, rooms, avoid, floor=False) for _ in range(needed)]
+    spots = [_spot(task.object, room, draws, avoid, floor=False) for _ in range(needed)]
     for extra in range(draws.number(0, TARGET_COPIES - needed)):
         there = two and not extra and draws.chance(THERE_SHARE)
-        spots.append(_spot(task.object, room, draws, rooms, "" if there else avoid))
+        spots.append(_spot(task.object, room, draws, "" if there else avoid))
     return spots
 
 
-def _nested(things: Sequence[PlacedObject], draws: _RandomChoices, rooms: Rooms) -> Iterator[tuple[str, str]]:
-    containers = [thing for thing in things if "isReceptacleObject" in rooms.attributes[thing.kind]]
+def _nested(things: Sequence[PlacedObject], draws: _RandomChoices) -> Iterator[tuple[str, str]]:
+    attributes = load_rooms().attributes
+    containers = [thing for thing in things if "isReceptacleObject" in attributes[thing.kind]]
     for thing in things:
         beside = [outer for outer in containers if outer.lies_on and outer.lies_on == thing.lies_on and outer != thing]
         if beside and thing not in containers and draws.chance(NESTED_SHARE):

@@ -160,10 +160,13 @@ def _place_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
         }
         lacking = [(o, r) for o, r in candidates if o not in done]
         for chosen in permutations(lacking, max(0, goal.count - len(done))):
-            if len({o for o, _ in chosen}) < len(chosen) or any(r == NOTHING for _, r in chosen[1:]):
-                continue  # the same object twice, or the held object not first
+            objects = {o for o, _ in chosen}
+            held_later = any(r == NOTHING for _, r in chosen[1:])
+            if len(objects) < len(chosen) or held_later:
+                continue
+            is_ready = all(_treated(game, game_state, o) for o in objects)
             for station in stations or [NOTHING]:
-                if verb and station == NOTHING and not all(_treated(game, game_state, o) for o, _ in chosen):
+                if verb and station == NOTHING and not is_ready:
                     continue
                 plan = _fetch(game, game_state, chosen, target, verb, station)
                 if not plan.stuck:

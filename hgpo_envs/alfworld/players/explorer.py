@@ -7,6 +7,7 @@ account the commands of other players, as far as the texts show them.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -170,12 +171,10 @@ class _Memory:
 
     def copy(self) -> _Memory:
         """Return an independent copy."""
-        memory = _Memory("")
-        memory.contents = {name: None if inside is None else set(inside) for name, inside in self.contents.items()}
-        memory.shut = set(self.shut)
-        memory.treated = set(self.treated)
-        memory.held = self.held
-        memory.offered = self.offered
+        memory = copy.copy(self)
+        memory.contents = {name: copy.copy(inside) for name, inside in self.contents.items()}
+        memory.shut = self.shut.copy()
+        memory.treated = self.treated.copy()
         return memory
 
     def forget(self) -> None:
@@ -202,9 +201,9 @@ class ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
         player = ExplorerPlayer()
-        player._wish = self._wish
+        player.__dict__.update(self.__dict__)
         player._memory = self._memory.copy()
-        player._unfit = set(self._unfit)
+        player._unfit = self._unfit.copy()
         return player
 
     def act(self, state: State) -> str:
@@ -269,7 +268,11 @@ class ExplorerPlayer:
             action for action in sorted(self._memory.offered) if action.startswith((f"move {held} ", f"put {held} "))
         )
         usual = usual_places().get(_kind(held), {})
-        for target in sorted(self._memory.contents, key=lambda r: (r in self._memory.shut, -usual.get(_kind(r), 0))):
+
+        def preference(r: str) -> tuple[bool, float]:
+            return r in self._memory.shut, -usual.get(_kind(r), 0)
+
+        for target in sorted(self._memory.contents, key=preference):
             if not self._memory.is_here(target):
                 yield from self._put(held, target)
 

@@ -15,13 +15,12 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.plugins import install_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from hgpo_envs.alfworld.data.game_folder import GameStore
 
 
-class OriginalSource:
+class OriginalSource(ALFWorldSource):
     """The tasks of an ALFWorld data set, played by the original (`hgpo_envs.engine.TaskSource`).
 
     Args:
@@ -29,18 +28,9 @@ class OriginalSource:
         grammar: The grammar to which every game is converted, or None.
     """
 
-    name = "ALFWorld"
-
-    def __init__(self, data: str | Path | None = None, *, grammar: str | None = None) -> None:
-        self._source = ALFWorldSource(data, grammar=grammar)
-
-    def ids(self, split: str) -> Sequence[str]:
-        """Return the split's task ids, sorted. The split `all` contains every task."""
-        return self._source.ids(split)
-
     def task(self, task_id: str) -> Task:
         """Return a task's description. Unlike in the native engine, the grammar may be unknown."""
-        file = self._source.read(task_id)
+        file = self.read(task_id)
         wording, task = split_task(file["grammar"])
         try:
             grammar = recognise(file["pddl_domain"], wording).name
@@ -49,9 +39,9 @@ class OriginalSource:
         split, folder, _ = task_id.split("/")
         return Task(task_id, split, task, folder.split("-")[0], {"grammar": grammar, "backend": "original"})
 
-    def engine(self) -> OriginalEngine:
+    def engine(self) -> OriginalEngine:  # type: ignore[override]  # both are engines
         """Return a new engine over these games. It uses about 100 MB and takes seconds to start a task."""
-        return OriginalEngine(self._source)
+        return OriginalEngine(self)
 
 
 class OriginalEngine:

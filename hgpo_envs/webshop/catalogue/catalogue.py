@@ -17,7 +17,6 @@ A catalogue is a folder, built by `hgpo_envs.webshop.data.build`:
 
 from __future__ import annotations
 
-import hashlib
 import math
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy as np
 
 from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.files.untrusted_files import open_regular, parse_json, path_inside, read_bytes
+from hgpo_envs.files.untrusted_files import parse_json, path_inside, read_bytes, sha256
 from hgpo_envs.webshop.catalogue.products import HumanInstruction, Product, price_text
 from hgpo_envs.webshop.records import Labels, Records, mapped, report_damage
 from hgpo_envs.webshop.search.index import Index
@@ -156,9 +155,8 @@ class Catalogue:
         """Compare every file with its checksum. Raises InputError for the first that differs."""
         for name, (_, expected) in self.manifest["files"].items():
             path = path_inside(self.folder, name)
-            with open_regular(path, "catalogue's file") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                    raise InputError(f"{path} differs from its checksum; build the catalogue again")
+            if sha256(path, "catalogue's file") != expected:
+                raise InputError(f"{path} differs from its checksum; build the catalogue again")
 
     def __len__(self) -> int:
         return self._size

@@ -6,14 +6,13 @@ recorded nouns or the rule `stand_in_nouns` is used instead. The catalogue recor
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_bytes
+from hgpo_envs.files.untrusted_files import parse_json, read_bytes, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,8 +89,7 @@ def recorded_nouns(path: Path) -> tuple[str, NounFinder]:
                 raise InputError(f"{path} has no list of nouns for the title {title!r:.80}")
         return [recorded[title] for title in titles]
 
-    with open_regular(path) as file:
-        return f"file sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}", find
+    return f"file sha256:{sha256(path)[:16]}", find
 
 
 def noun_finder(nouns: str | Path | None) -> tuple[str, NounFinder]:

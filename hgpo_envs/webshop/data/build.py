@@ -15,7 +15,7 @@ import orjson
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
-from hgpo_envs.files.untrusted_files import writing
+from hgpo_envs.files.untrusted_files import sha256, writing
 from hgpo_envs.webshop.catalogue import products
 from hgpo_envs.webshop.catalogue.catalogue import FORMAT, MANIFEST
 from hgpo_envs.webshop.catalogue.nouns import noun_finder
@@ -93,7 +93,7 @@ def build(
                     raise InputError(f"{line}; correct it, or skip such records (--skip-unusable)") from None
                 maker.unusable(line)
         manifest = maker.finish(report_progress) | {"nouns": method}
-        manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
+        manifest["sources"] = {path.name: sha256(path) for path in (items, attributes, human)}
         return _seal(folder, manifest)
 
 
@@ -107,12 +107,6 @@ def _share(report_progress: Progress, stage: str, path: Path) -> Callable[[int],
         report_progress(stage, done, total)
 
     return advance
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _packed_attributes(path: Path, report_progress: Progress) -> dict[str, bytes]:
@@ -274,7 +268,7 @@ class _Maker:
 def _seal(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """Complete and write the manifest: every file's size and digest, and the id computed from them."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    manifest["files"] = {path.relative_to(folder).as_posix(): [path.stat().st_size, digest(path)] for path in paths}
+    manifest["files"] = {path.relative_to(folder).as_posix(): [path.stat().st_size, sha256(path)] for path in paths}
     content = orjson.dumps([manifest["format"], manifest["nouns"], manifest["files"]])
     manifest["id"] = hashlib.sha256(content).hexdigest()[:16]
     (folder / MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))

@@ -24,6 +24,9 @@ DRIVE: Final = "https://drive.usercontent.google.com/download?export=download&co
 MIRROR: Final = "https://huggingface.co/datasets/YWZBrandon/webshop-data/resolve/main/"
 """A copy on Hugging Face, used if Google Drive refuses the download because its quota is exceeded."""
 
+SOURCES: Final = (DRIVE, MIRROR)
+"""In this order. A file's identifier is appended to those that end in `id=`, and its name to others."""
+
 
 @dataclass(frozen=True, slots=True)
 class OfficialFile:
@@ -62,8 +65,6 @@ def fetch_release(
     out: Path,
     *,
     local: Path | None = None,
-    sources: tuple[str, ...] = (DRIVE, MIRROR),
-    tries: int = 8,
     progress: Callable[[str], Progress] | None = None,
 ) -> list[Path]:
     """Download the official files. Existing files are kept.
@@ -72,9 +73,6 @@ def fetch_release(
         size: `small` or `full`.
         out: The folder for the files.
         local: A folder that contains the files. They are copied from there, and nothing is downloaded.
-        sources: URL prefixes, tried in order. A Google Drive identifier is appended to those that end in `id=`, and the
-            file's name to others.
-        tries: The number of consecutive tries without progress for each source.
         progress: Returns the progress callback for a file's name.
 
     Returns:
@@ -96,13 +94,7 @@ def fetch_release(
             if local is not None:
                 _copy(file, local / file.name, content)
             else:
-                _download(
-                    file,
-                    content,
-                    sources,
-                    tries,
-                    progress(file.name) if progress else None,
-                )
+                _download(file, content, progress(file.name) if progress else None)
     return [out / file.name for file in FILES[size]]
 
 
@@ -110,7 +102,8 @@ def _check_local(size: str, local: Path, out: Path) -> None:
     """Raise InputError unless a folder has the files that are not in `out`."""
     if not local.is_dir():
         raise InputError(f"--from {local}: there is no such folder; expected that of the official files")
-    missing = [file.name for file in FILES[size] if not ((out / file.name).exists() or (local / file.name).exists())]
+    wanted = [file.name for file in FILES[size] if not (out / file.name).exists()]
+    missing = [name for name in wanted if not (local / name).exists()]
     if not missing:
         return
     others = [name for name, files in FILES.items() if name != size and (local / files[0].name).exists()]
@@ -124,13 +117,13 @@ def _copy(file: OfficialFile, source: Path, path: Path) -> None:
         shutil.copyfileobj(opened, copy)
 
 
-def _download(file: OfficialFile, path: Path, sources: tuple[str, ...], tries: int, progress: Progress | None) -> None:
+def _download(file: OfficialFile, path: Path, progress: Progress | None) -> None:
     """Download a file from the first source that has it."""
     refusals: list[InputError] = []
-    for source in sources:
+    for source in SOURCES:
         url = source + (file.drive if source.endswith("id=") else file.name)
         try:
-            download(url, path, tries=tries, progress=progress)
+            download(url, path, progress=progress)
             return _check(file, path, file.name)
         except InputError as error:
             refusals.append(error)

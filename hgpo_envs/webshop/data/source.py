@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hgpo_envs.engine import Task
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import check_known
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.engine import WebShopEngine
@@ -43,10 +43,30 @@ class TaskIds(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]  # as a list
 
 
-class WebShopSource:
-    """The tasks of one catalogue.
+class GoalTasks:
+    """Goals as tasks. A task's id is its goal's index in the original's shuffled order, as text."""
 
-    A task's id is its goal's index in the original's shuffled order, as text.
+    name: str = "WebShop"
+    splits: Mapping[str, range]
+    _versions: Mapping[str, str]
+
+    def ids(self, split: str) -> TaskIds:
+        """Return the task ids of `train`, `eval`, `test` or `all`, in the goals' order.
+
+        Raises:
+            InputError: There is no such split.
+        """
+        check_known("split", split, (*self.splits, "all"))
+        every = range(sum(map(len, self.splits.values())))  # they are disjoint and complete
+        return TaskIds(self.splits.get(split, every))
+
+    def _task(self, index: int, instruction: str, category: str) -> Task:
+        split = next(name for name, places in self.splits.items() if index in places)
+        return Task(str(index), split, instruction, category, self._versions)
+
+
+class WebShopSource(GoalTasks):
+    """The tasks of one catalogue.
 
     Args:
         data: A built catalogue; None is the bundled one.
@@ -63,8 +83,6 @@ class WebShopSource:
         InputError: There is no catalogue, it has no such goals, or an argument is unknown.
     """
 
-    name: str = "WebShop"
-
     def __init__(
         self,
         data: str | Path | None = None,
@@ -75,17 +93,17 @@ class WebShopSource:
         shuffle_seed: int = 233,
         **quirks: str | bool,
     ) -> None:
-        _one_of("observation_mode", observation_mode, get_args(ObservationMode))
-        _one_of("show_attributes", show_attributes, (True, False))
+        check_known("observation_mode", observation_mode, get_args(ObservationMode))
+        check_known("show_attributes", show_attributes, (True, False))
         self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), quirks
         catalogue = Catalogue.open(bundled_folder() if data is None else data)
         self.shop: Final = Shop(catalogue, goals, price_seed, shuffle_seed)
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
         for name, value in quirks.items():
-            _one_of(name, value, _QUIRKS[name])
+            check_known(name, value, _QUIRKS[name])
         self.quirks: Final = Quirks(**dict[str, Any](quirks))
-        self.splits: Final = split_ranges(len(self.shop.goals))
+        self.splits = split_ranges(len(self.shop.goals))
         self.files: Final = dict[str, str](catalogue.manifest["sources"])
         """SHA-256 of the files that the catalogue was built from, by name."""
         self._products = catalogue.manifest["products"]
@@ -104,17 +122,6 @@ class WebShopSource:
         arguments, quirks = self._arguments
         return partial(WebShopSource, **dict[str, Any](quirks)), arguments
 
-    def ids(self, split: str) -> Sequence[str]:
-        """Return the task ids of `train`, `eval`, `test` or `all`, in the goals' order.
-
-        Raises:
-            InputError: There is no such split.
-        """
-        if split == "all":
-            return TaskIds(range(len(self.shop.goals)))
-        _one_of("split", split, ("train", "eval", "test", "all"))
-        return TaskIds(self.splits[split])
-
     def task(self, task_id: str | int) -> Task:
         """Return a goal as a task, with the category of its product as type.
 
@@ -122,14 +129,7 @@ class WebShopSource:
             KeyError: There is no such goal.
         """
         goal = self.shop.goal(task_id)
-        split = next(name for name, places in self.splits.items() if goal.index in places)
-        return Task(
-            str(goal.index),
-            split,
-            goal.instruction,
-            goal.product.category,
-            self._versions,
-        )
+        return self._task(goal.index, goal.instruction, goal.product.category)
 
     def contents(self, task_id: str) -> dict[str, str]:
         """Return a goal, and what pages and rewards come from (`hgpo_envs.engine.TaskSource`).
@@ -162,8 +162,3 @@ _QUIRKS: Final[dict[str, Collection[object]]] = {
     "after_done": get_args(AfterDone),
     "reward_scale": get_args(RewardScale),
 }
-
-
-def _one_of(kind: str, value: object, known: Collection[object]) -> None:
-    if not any(value is each or (isinstance(value, str) and value == each) for each in known):  # 1 is no boolean
-        raise InputError(unknown(kind, value, map(str, known)))

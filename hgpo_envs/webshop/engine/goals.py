@@ -17,12 +17,12 @@ import random
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import numpy as np
 
 from hgpo_envs.caching import bounded_cache
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.webshop.records import report_damage
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class GoalSet:
         price_seed: int,
         shuffle_seed: int,
     ) -> None:
-        if kind not in ("synthetic", "human"):
-            raise InputError(unknown("kind of goals", kind, ("synthetic", "human")))
+        check_known("kind of goals", kind, get_args(GoalKind))
         price_seed = checked_seed("price_seed", price_seed)
         shuffle_seed = checked_seed("shuffle_seed", shuffle_seed)
         self.catalogue: Final = catalogue

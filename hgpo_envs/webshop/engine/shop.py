@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hgpo_envs.caching import bounded_cache
-from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.task_sampling import task_number
 from hgpo_envs.webshop.catalogue.catalogue import LONGEST_QUERY
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.goals import Goal, GoalKind, GoalSet
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Selection: TypeAlias = "tuple[int, ...] | NDArray[np.int64]"
 """Products as indices into the catalogue."""
+
+GOAL_INDEX: Final = "a WebShop task is a goal's index"
 
 KEPT_ITEMS: Final = 512
 LONGEST_ITEM: Final = 1 << 16
@@ -51,16 +53,7 @@ class Shop:
 
     def goal(self, task_id: str | int) -> Goal:
         """Return the goal with this task id. Raises UnknownTask if there is none."""
-        try:
-            index = int(task_id) if not isinstance(task_id, bool) else -1
-            if str(index) == str(task_id):
-                return self.goals.goal(index)
-        except InputError:  # the catalogue is damaged
-            raise
-        except (TypeError, ValueError, IndexError):
-            pass
-        last = len(self.goals) - 1
-        raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index, '0' to '{last}'")
+        return self.goals.goal(task_number(task_id, len(self.goals), GOAL_INDEX))
 
     def price(self, index: int) -> float:
         """Return a product's price in this shop in dollars. For a price range, the price is a draw from it."""

@@ -10,6 +10,7 @@ import itertools
 import math
 import random
 import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -79,9 +80,8 @@ def write_synthetic(
         (folder / NOTE).write_bytes(
             orjson.dumps({"made_by": "hgpo data synth webshop", "products": products, "seed": seed})
         )
-        files = [(folder / name).open("wb") for name in FILES]
-        try:
-            items, attributes, human = files
+        with ExitStack() as stack:
+            items, attributes, human = (stack.enter_context((folder / name).open("wb")) for name in FILES)
             items.write(b"[")
             attributes.write(b"{")
             human.write(b"{")
@@ -97,9 +97,6 @@ def write_synthetic(
             items.write(b"]")
             attributes.write(b"}")
             human.write(b"}")
-        finally:
-            for file in files:
-                file.close()
     report_progress(products)
 
 
@@ -217,7 +214,12 @@ class SyntheticProduct:
             "other": other,
             **self.known,
         }
-        return _GAP.sub(lambda gap: values.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
+
+        def filled(gap: re.Match[str]) -> str:
+            draw = _DRAWN.get(gap[1], SyntheticProduct.rare)  # the names of a series, place or artist
+            return values.get(gap[1]) or str(draw(self))
+
+        return _GAP.sub(filled, form)
 
     def _record(self, text: float) -> dict[str, Any]:
         kind = self.kind
@@ -312,10 +314,6 @@ class SyntheticProduct:
 
 _GAP: Final = re.compile(r"\{(\w+)\}")
 _DRAWN: Final[dict[str, Callable[[SyntheticProduct], object]]] = {
-    "series": SyntheticProduct.rare,
-    "other_series": SyntheticProduct.rare,
-    "place": SyntheticProduct.rare,
-    "artist": SyntheticProduct.rare,
     "mood": lambda product: product.pick(MOODS),
     "style": lambda product: product.pick(STYLES),
     "number": lambda product: round(product.random.uniform(1, 90), 1),
@@ -324,4 +322,4 @@ _DRAWN: Final[dict[str, Callable[[SyntheticProduct], object]]] = {
     "model": SyntheticProduct.model,
     "earlier": SyntheticProduct.model,
 }
-"""The random values for the remaining gaps of a sentence."""
+"""The random values for the remaining gaps of a sentence that are no names."""

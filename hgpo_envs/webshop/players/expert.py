@@ -6,6 +6,7 @@ makes the best purchase of the goal's own product.
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -64,10 +65,7 @@ class ExpertPlayer:
     def fork(self, engine: Engine | None) -> ExpertPlayer:
         """Return an independent copy. The engine is not used: the plan is complete."""
         del engine
-        player = ExpertPlayer()
-        player.plan = self.plan
-        player._done = self._done
-        return player
+        return copy.copy(self)
 
     def act(self, state: State) -> str:
         """Return the next action of the plan."""
@@ -124,9 +122,10 @@ def best_choices(product: Product, goal: Goal, engine: WebShopEngine) -> dict[st
         counted = {value: _satisfied(value, wanted) for value in values}
         for mask, clicks in list(found.items()):
             for value, bits in counted.items():
-                better = {**clicks, value: name}
-                if mask | bits != mask and len(better) < len(found.get(mask | bits, {**better, "": ""})):
-                    found[mask | bits] = better
+                more = mask | bits
+                fewest = len(found[more]) if more in found else len(clicks) + 2
+                if more != mask and len(clicks) + 1 < fewest:
+                    found[more] = {**clicks, value: name}
     return found[max(found, key=int.bit_count)]
 
 

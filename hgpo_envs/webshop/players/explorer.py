@@ -7,6 +7,7 @@ result on the current page is affordable.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -58,13 +59,10 @@ class ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
         player = ExplorerPlayer()
-        player._instruction = self._instruction
-        player._bound = self._bound
-        player._wanted = self._wanted
-        player._offers = list(self._offers)
-        player._opened = set(self._opened)
-        player._pages = self._pages
-        player._choices = None if self._choices is None else list(self._choices)
+        player.__dict__.update(self.__dict__)
+        player._offers = self._offers.copy()
+        player._opened = self._opened.copy()
+        player._choices = copy.copy(self._choices)
         return player
 
     def act(self, state: State) -> str:

@@ -13,17 +13,16 @@ import sys
 import tempfile
 import weakref
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast, get_args
+from typing import IO, Any, Final, cast, get_args
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
-from hgpo_envs.webshop.data.source import TaskIds
+from hgpo_envs.errors import InputError, check_known
+from hgpo_envs.task_sampling import task_number
+from hgpo_envs.webshop.data.source import GoalTasks
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.engine import RANDOM_QUERY_SEED, ObservationMode
 from hgpo_envs.webshop.engine.goals import SHUFFLE_SEED, GoalKind, checked_seed, split_ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from hgpo_envs.webshop.engine.shop import GOAL_INDEX
 
 INDEXES: Final = {
     None: "indexes",
@@ -43,7 +42,7 @@ _FIXES: Final = {
 }
 
 
-class OriginalSource:
+class OriginalSource(GoalTasks):
     """The tasks of a checkout of the original.
 
     Args:
@@ -61,8 +60,6 @@ class OriginalSource:
         InputError: If an argument is invalid, no checkout is given, or a part of it is missing.
     """
 
-    name: str = "WebShop"
-
     def __init__(
         self,
         data: str | Path | None = None,
@@ -76,13 +73,9 @@ class OriginalSource:
         num_products: int | None = None,
         nouns: str | Path | None = None,
     ) -> None:
-        for kind, value, known in (
-            ("kind of goals", goals, get_args(GoalKind)),
-            ("observation_mode", observation_mode, get_args(ObservationMode)),
-            ("num_products", num_products, INDEXES),
-        ):
-            if value not in known:
-                raise InputError(unknown(kind, value, map(str, known)))
+        check_known("kind of goals", goals, get_args(GoalKind))
+        check_known("observation_mode", observation_mode, get_args(ObservationMode))
+        check_known("num_products", num_products, INDEXES)
         if shuffle_seed != SHUFFLE_SEED:
             raise InputError(f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it")
         price_seed = checked_seed("price_seed", price_seed)
@@ -100,42 +93,21 @@ class OriginalSource:
         }
         self.process: Final = OriginalProcess(python or sys.executable, settings)
         self._goals = cast("list[list[str]]", self.process.answer["goals"])
-        self.splits: Final = split_ranges(len(self._goals))
+        self.splits = split_ranges(len(self._goals))
         self._versions = {
             "backend": f"original at {folder}",
             "nouns": str(nouns) if nouns else "spacy",
             "goals": f"{goals}, prices {price_seed}, order {shuffle_seed}",
         }
 
-    def ids(self, split: str) -> Sequence[str]:
-        """Return the split's task ids; see `hgpo_envs.webshop.data.source.WebShopSource.ids`."""
-        places = {
-            **self.splits,
-            "all": range(len(self._goals)),
-        }
-        if split not in places:
-            raise InputError(unknown("split", split, places))
-        return TaskIds(places[split])
-
     def index(self, task_id: str | int) -> int:
         """Return the index of a task's goal. Raises UnknownTask if there is none."""
-        text = str(task_id)
-        if not (text.isascii() and text.isdigit() and int(text) < len(self._goals) and text == str(int(text))):
-            raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index below {len(self._goals)}")
-        return int(text)
+        return task_number(task_id, len(self._goals), GOAL_INDEX)
 
     def task(self, task_id: str | int) -> Task:
         """Return a goal as a task. Raises UnknownTask if there is none."""
         index = self.index(task_id)
-        instruction, category = self._goals[index]
-        split = next(name for name, places in self.splits.items() if index in places)
-        return Task(
-            str(index),
-            split,
-            instruction,
-            category,
-            self._versions,
-        )
+        return self._task(index, *self._goals[index])
 
     def engine(self) -> OriginalEngine:
         """Return an engine that uses a new environment in the original's process."""
@@ -251,8 +223,7 @@ class OriginalProcess:
         assert sink
         assert source
         try:
-            sink.write(json.dumps(request) + "\n")
-            sink.flush()
+            print(json.dumps(request), file=sink, flush=True)
             line = source.readline()
         except (BrokenPipeError, ValueError):
             line = ""

@@ -103,28 +103,24 @@ class Original:
 
 def main() -> None:
     """Read the settings and then requests from standard input, and write answers to the original standard output."""
-    answers = os.fdopen(
-        os.dup(1),
-        "w",
-        encoding="utf-8",
-    )
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # because the original prints while it loads
+
+    def send(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
     try:
         original = Original(json.loads(sys.stdin.readline()))
     except BaseException as error:
-        answers.write(json.dumps({"failed": f"{type(error).__name__}: {error}"}) + "\n")
-        answers.flush()
+        send({"failed": f"{type(error).__name__}: {error}"})
         raise
-    answers.write(json.dumps({"goals": original.goals()}) + "\n")
-    answers.flush()
+    send({"goals": original.goals()})
     for line in sys.stdin:
         request = json.loads(line)
         if "goal" in request:
-            answer = original.start(request.get("environment"), request["goal"])
+            send(original.start(request["environment"], request["goal"]))
         else:
-            answer = original.act(request["environment"], request["command"])
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            send(original.act(request["environment"], request["command"]))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view.documents import group_document, step_documents
-from hgpo_train.view.estimates import AS_TRAINED, estimate, trained_estimate
-from hgpo_train.view.terminal.texts import block, branch_of, line, number, outcome, short_names, signed, visible
+from hgpo_train.view.estimates import AS_TRAINED, estimate
+from hgpo_train.view.terminal.texts import block, line, number, outcome, signed, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from textual.app import ComposeResult
     from textual.widgets.tree import TreeNode
@@ -31,62 +31,28 @@ if TYPE_CHECKING:
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
 
-    Node = TreeNode[Any]
-
-DEFAULT: Final = ("hgpo", "gigpo")
 GROUPS: Final = 500
 """Groups that the tree contains."""
+TEXTS: Final = ("state", "action", "next state", "response", "prompt")
 
-# The next step is usually of the same group.
-_estimate = lru_cache(16)(estimate)
-_trained_estimate = lru_cache(16)(trained_estimate)
-
-
-class Compared(NamedTuple):
-    """An estimator as it was written, with its parameters; None for the advantages of training."""
-
-    name: str
-    estimator: Estimator | None
+_estimate = lru_cache(16)(estimate)  # the next step is usually of the same group
 
 
 class Step(NamedTuple):
     """A step of the tree: a row of a group's document."""
 
-    source: Source
     run: Index
     group: dict[str, Any]
     row: int
 
 
-def read_two(texts: Sequence[str]) -> list[Compared]:
-    """Read the one or two estimators to compare, separated by commas or spaces: ``["hgpo, hgpo:history_length=4"]``.
-
-    Args:
-        texts: The estimators; ``trained`` stands for the advantages that a run was trained on.
-
-    Raises:
-        InputError: There are none or more than two, or an estimator or a parameter is unknown or invalid.
-
-    >>> [compared.name for compared in read_two(["hgpo:alpha=2 grpo:reward_scale=1"])]
-    ['hgpo:alpha=2', 'grpo:reward_scale=1']
-    """
-    names = [name for text in texts for name in text.replace(",", " ").split()]
-    if not 1 <= len(names) <= 2:
-        raise InputError(f"expected two estimators, such as hgpo gigpo; received {len(names)}")
-    computed = [name for name in names if name != AS_TRAINED]
-    variants = read_variants(computed) if computed else []
-    found = {variant.name: variant.estimator for variant in variants}
-    return [Compared(name, found.get(name)) for name in names]
-
-
 class TerminalViewer(App[None]):
-    """Tasks, rollouts, steps and advantages of runs in a terminal."""
+    """Tasks, rollouts, steps and advantages of runs in a terminal; an unknown estimator raises InputError."""
 
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 (as Textual declares it)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "find", "Find a task", key_display="/"),
-        Binding("e", "choose", "Estimators"),
         Binding("r", "fill", "Read new rows"),
         Binding("tab", "app.focus_next", "Tree or text", key_display="Tab"),
         Binding("escape", "leave", "All tasks", key_display="Esc"),
@@ -101,23 +67,18 @@ class TerminalViewer(App[None]):
     .-narrow Tree { width: 100%; height: 2fr; }
     .-narrow #text { width: 100%; height: 3fr; border-left: none; border-top: solid $panel; }
     Input { display: none; }
-    ToastRack { align: right top; }
     """
 
     def __init__(self, sources: Sequence[Source], estimators: Sequence[str] = ()) -> None:
         super().__init__()
         self.sources = sources
         self.searched = ""
-        self.step: Step | None = None
-        self._take: Callable[[str], object] = self._find
-        name, parameters = sources[0].trained() or (DEFAULT[0], {})
-        others = [other for other in DEFAULT if other != name]
-        variants = read_variants([name, others[0]], parameters)
-        self.compared = [Compared(variant.name, variant.estimator) for variant in variants]
-        if sources[0].stored():
-            self.compared[0] = Compared(AS_TRAINED, None)
-        if estimators:
-            self.compared = read_two(estimators)
+        first: dict[str, Any] = sources[0].document()
+        parameters = {} if estimators or first["trained"] is None else first["trained"]["set"]
+        names = estimators or first["usual"][:2]
+        variants = read_variants([name for name in names if name != AS_TRAINED], parameters)
+        self.compared: dict[str, Estimator | None] = {name: None for name in names if name == AS_TRAINED}
+        self.compared |= {variant.name: variant.estimator for variant in variants}
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
@@ -128,7 +89,7 @@ class TerminalViewer(App[None]):
             yield tree
             with VerticalScroll(id="text"):
                 yield Static(id="step", markup=False)
-        yield Input()
+        yield Input(placeholder="A part of a task's id or instruction")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -141,14 +102,7 @@ class TerminalViewer(App[None]):
         try:
             yield
         except (InputError, OSError) as error:
-            self.notify(
-                visible(str(error)).plain,
-                severity="error",
-                markup=False,
-                timeout=10,
-            )
-
-    # ----------------------------------------------------------------------------------------------------- the tree
+            self.notify(visible(str(error)).plain, severity="error", markup=False, timeout=10)
 
     def action_fill(self) -> None:
         """Read the groups of the tasks that contain the searched text."""
@@ -163,31 +117,34 @@ class TerminalViewer(App[None]):
         tree.focus()
         tree.move_cursor_to_line(0)
 
-    def _add_groups(self, source: Source, parent: Node) -> None:
+    def _add_groups(self, source: Source, parent: TreeNode[Any]) -> None:
         index = source.index()
         texts = [pl.col(name).fill_null("").str.to_lowercase() for name in ("task_id", "task")]
         contains = [text.str.contains(self.searched.lower(), literal=True) for text in texts]
         found = index.groups.filter(pl.any_horizontal(contains))
-        has_iterations = index.groups["iteration"].n_unique() > 1
         for group in found.head(GROUPS).iter_rows(named=True):
+            won = group["won"] / group["rollouts"] if group["rollouts"] and group["won"] is not None else None
             title = line(group["task_id"] if group["task"] is None else group["task"])
-            iteration = f" · iteration {group['iteration']}" if has_iterations else ""
-            load = partial(self._add_trajectories, source, index, group["number"])
-            parent.add(_label(_share_won(group) + title + iteration + _figures(group)), load)
+            about = f" · return {number(group['mean_return'])} · iteration {group['iteration']}"
+            load = partial(self._add_trajectories, index, group["number"])
+            share = "–" if won is None else f"{won:.0%}"
+            parent.add(_label(Content(f"{share:>4} won  ") + title + about), load)
         if found.height > GROUPS:
             parent.add_leaf(Text(f"… {found.height - GROUPS:,} more: find a task"))
 
-    def _add_trajectories(self, source: Source, index: Index, number_of_group: int, parent: Node) -> None:
+    def _add_trajectories(self, index: Index, number_of_group: int, parent: TreeNode[Any]) -> None:
+        """Add the rollouts of a group, each branch indented below its parent."""
         group = group_document(index, number_of_group)
-        names = short_names([trajectory["trajectory"] for trajectory in group["trajectories"]])
-        for trajectory, name in zip(group["trajectories"], names, strict=True):
-            about = f" · return {number(trajectory['episode_return'])} · {counted(trajectory['length'], 'step')}"
-            first = Step(source, index, group, trajectory["row"] - group["row"])
-            load = partial(self._add_steps, first, trajectory["length"])
-            label = outcome(trajectory) + " " + line(name) + about + branch_of(trajectory)
-            parent.add(_label(label), load)
+        tree = group["tree"]
+        depths: dict[int | None, int] = {None: -1}
+        for place in tree["order"]:
+            depths[place] = depths[tree["parent"][place]] + 1
+            first = Step(index, group, group["trajectories"][place]["row"] - group["row"])
+            load = partial(self._add_steps, first, group["trajectories"][place]["length"])
+            indent = "  " * (depths[place] - 1) + "└ " if depths[place] else ""
+            parent.add(_label(indent + _about_rollout(group["trajectories"][place])), load)
 
-    def _add_steps(self, first: Step, length: int, parent: Node) -> None:
+    def _add_steps(self, first: Step, length: int, parent: TreeNode[Any]) -> None:
         steps = first.group["steps"]
         for row in range(first.row, first.row + length):
             position = steps["action"][row]
@@ -202,94 +159,62 @@ class TerminalViewer(App[None]):
                 event.node.data(event.node)
 
     def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Any]) -> None:
-        """Show the step at the cursor."""
-        if isinstance(event.node.data, Step):
-            self.step = event.node.data
-            self.show()
-            self.query_one("#text").scroll_home(animate=False)
-
-    # ----------------------------------------------------------------------------------------------------- the step
-
-    def show(self) -> None:
-        """Show the step with the estimators that are compared."""
-        if self.step is None:
+        """Show the step at the cursor with the estimators that are compared."""
+        if not isinstance(event.node.data, Step):
             return
-        step = self.step
+        step = event.node.data
         with self._reporting():
             (document,) = step_documents(step.run, step.group["row"] + step.row)
-            estimates = []
-            lines = []
-            for letter, compared in zip("AB", self.compared, strict=False):
-                estimated, about = _estimated(step, compared)
-                estimates.append(estimated)
-                lines.append(Content.assemble((f"{letter} ", "bold"), visible(compared.name), " ", about))
-            parts = [
-                _head(step.group, step.row),
-                Content("\n").join(lines),
-                _levels(estimates, step.row),
-                *_texts(document, step.group, step.row),
-            ]
+            found = {name: _estimated(step, estimator) for name, estimator in self.compared.items()}
+            lines = [_about_step(step, name, columns) for name, columns in found.items()]
+            parts = [_head(step, document), Content("\n").join(lines)]
+            parts += [_levels(columns, step.row) for columns in found.values() if "size_k0" in columns][:1]
+            after = step.group["steps"]["next"][step.row]
+            texts = document | {"next state": None if after is None else step.group["states"][after]}
+            for name in TEXTS:
+                parts.append(Content.assemble((name.capitalize(), "bold underline"), "\n", block(texts[name])))
             self.query_one("#step", Static).update(Content("\n\n").join(parts))
+            self.query_one("#text").scroll_home(animate=False)
 
-    # ------------------------------------------------------------------------------------------------- the questions
-
-    def _ask(self, title: str, text: str, take: Callable[[str], object]) -> None:
-        """Show the line of input, whose text a function receives."""
-        self._take = take
+    def action_find(self) -> None:
+        """Ask for a text."""
         field = self.query_one(Input)
-        field.placeholder = title
-        field.value = text
         field.display = True
         field.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Hand over what was written; the line stays if it is refused."""
-        with self._reporting():
-            self._take(event.value.strip())
-            self._close()
-
-    def _close(self) -> None:
+        """Show the tasks that contain what was written."""
         self.query_one(Input).display = False
-        self.query_one(Tree).focus()
-
-    def action_leave(self) -> None:
-        """Leave the line of input, or show all tasks again."""
-        if self.query_one(Input).display:
-            self._close()
-        elif self.searched:
-            self._find("")
-
-    def action_find(self) -> None:
-        """Ask for a text, and show the tasks that contain it."""
-        self._ask("A part of a task's id or instruction", self.searched, self._find)
-
-    def _find(self, text: str) -> None:
-        self.searched = text
+        self.searched = event.value.strip()
         self.action_fill()
 
-    def action_choose(self) -> None:
-        """Ask for two estimators."""
-        names = " ".join(compared.name for compared in self.compared)
-        self._ask("Estimators A and B, such as hgpo:history_length=4 gigpo", names, self._compare)
+    def action_leave(self) -> None:
+        """Show all tasks again."""
+        self.query_one(Input).value = ""
+        self.query_one(Input).display = False
+        if self.searched:
+            self.searched = ""
+            self.action_fill()
+        self.query_one(Tree).focus()
 
-    def _compare(self, text: str) -> None:
-        self.compared = read_two([text])
-        self.show()
 
-
-def _estimated(step: Step, compared: Compared) -> tuple[dict[str, Any], Content]:
-    """Return the document of an estimate, and a line about the step; empty if it is refused."""
-    number_of_group = step.group["number"]
+def _estimated(step: Step, estimator: Estimator | None) -> dict[str, Any]:
+    """Return the columns of an estimate, or why it is refused."""
     try:
-        if compared.estimator is not None:
-            found = _estimate(step.run, number_of_group, compared.estimator)
-        else:
-            found = _trained_estimate(step.source.run, step.run, number_of_group)
+        found: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)
     except InputError as error:
-        return {"columns": {}}, visible(str(error), "$text-error")
-    columns = found["columns"]
+        return {"refused": str(error)}
+    columns: dict[str, Any] = found["columns"]
+    return columns
+
+
+def _about_step(step: Step, name: str, columns: dict[str, Any]) -> Content:
+    """Return an estimator's advantage and return of a step."""
+    title = visible(name, "bold")
+    if "refused" in columns:
+        return Content.assemble(title, " ", visible(columns["refused"], "$text-error"))
     value = signed(columns["advantage"][step.row], 3).stylize("bold")
-    return found, Content.assemble(value, f"  R {number(columns['return'][step.row], 3)}")
+    return Content.assemble(title, " ", value, f"  R {number(columns['return'][step.row], 3)}")
 
 
 def _label(content: Content) -> Text:
@@ -297,83 +222,39 @@ def _label(content: Content) -> Text:
     return Text(content.plain, no_wrap=True, overflow="ellipsis")
 
 
-def _share_won(of: dict[str, Any]) -> Content:
-    """Return the share of a group's rollouts that won, of one width."""
-    whole = of["size"] - of["aborted"]
-    won = f"{of['won'] / whole:.0%}" if whole and of["won"] is not None else "–"
-    return Content(f"{won:>4} won  ")
+def _about_rollout(trajectory: dict[str, Any]) -> Content:
+    """Return how a rollout ended and where a branch leaves its parent."""
+    about = f" · return {number(trajectory['episode_return'])} · {counted(trajectory['length'], 'step')}"
+    parent = trajectory["parent"] or ""
+    name = line(trajectory["trajectory"].removeprefix(parent), 40)
+    leaves = f" · from step {trajectory['branch_step']} of " if parent else ""
+    return Content.assemble(outcome(trajectory), " ", name, about, leaves, line(parent, 60))
 
 
-def _figures(of: dict[str, Any]) -> str:
-    """Return the other figures of a group."""
-    return f" · return {number(of['mean_return'])} · {number(of['mean_length'], 1)} steps"
-
-
-def _head(group: dict[str, Any], row: int) -> Content:
-    """Return the task, the rollout, and where the step is in it."""
-    trajectory = group["trajectories"][group["steps"]["trajectory"][row]]
-    length = trajectory["length"] + (trajectory["branch_step"] or 0)
-    about = f" · step {group['steps']['step'][row]} of {length}"
-    about += f" · return {number(trajectory['episode_return'])}"
-    task = line(group.get("task", group["task_id"]), 150, "bold")
-    title = Content.assemble(
-        task,
-        "\n",
-        outcome(trajectory),
-        " ",
-        line(trajectory["trajectory"], 40),
-        about,
-        branch_of(trajectory),
-    )
+def _head(step: Step, document: dict[str, Any]) -> Content:
+    """Return the task, the rollout, and what happened at the step."""
+    group = step.group
+    steps = group["steps"]
+    trajectory = group["trajectories"][steps["trajectory"][step.row]]
+    title = line(group["task"] or group["task_id"], 150, "bold")
+    about = f"step {document['step']} · reward {number(steps['reward'][step.row], 3)}"
+    if document["why_invalid"]:
+        about += f" · invalid: {document['why_invalid']}"
+    head = Content("\n").join([title, _about_rollout(trajectory), visible(about)])
     if trajectory["error"] is not None:
-        title += Content.styled("\nAborted: " if trajectory["aborted"] else "\n", "$text-error")
-        title += line(trajectory["error"])
-    return title
+        head += Content.styled("\nAborted: " if trajectory["aborted"] else "\n", "$text-error")
+        head += line(trajectory["error"])
+    return head
 
 
-def _levels(estimates: Sequence[dict[str, Any]], row: int) -> Content:
-    """Return the levels of context of the first estimate that has some: size of the group, advantage and weight."""
-    columns: dict[str, Any] = next((each["columns"] for each in estimates if "size_k0" in each["columns"]), {})
+def _levels(columns: dict[str, Any], row: int) -> Content:
+    """Return the levels of context of an estimate: size of the group, advantage and weight."""
     lines = []
-    for k in range(len(columns)):
-        size = columns.get(f"size_k{k}", [None] * (row + 1))[row]
+    for k in range(sum(name.startswith("size_k") for name in columns)):
+        size = columns[f"size_k{k}"][row]
         if size is None:
             break
         before = f"and the same {counted(k, 'state')} before" if k else "same state"
         title = Content.assemble((f"k = {k}", "bold"), f" {before}: {counted(int(size), 'step')} · A{k} ")
-        weight = f" · weight {number(columns[f'weight_k{k}'][row])}"
-        lines.append(title + signed(columns[f"k{k}"][row]) + weight)
+        lines.append(title + signed(columns[f"k{k}"][row]) + f" · weight {number(columns[f'weight_k{k}'][row])}")
     return Content("\n").join(lines)
-
-
-def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> list[Content]:
-    """Return the texts of a step, each below its name."""
-    steps = group["steps"]
-    about = f"reward {number(steps['reward'][row], 3)} · policy after {counted(step['policy_version'], 'update')}"
-    if steps["score"][row] is not None:
-        about += f" · score {number(steps['score'][row], 3)}"
-    if step["response_tokens"] is not None:
-        about += f" · {step['response_tokens']:,} response tokens"
-    if step["logprobs"]:
-        about += f" · log-probability {sum(step['logprobs']):.2f}"
-    if step["why_invalid"]:
-        about += f" · invalid: {step['why_invalid']}"
-    parts = [
-        _titled("State", block(step["state"])),
-        _titled("Action", block(step["action"])) + "\n" + visible(about, "dim"),
-        _titled("Response", block(step["response"])),
-    ]
-    if step["message"] is not None:
-        parts.append(_titled("Message as the server sent it", block(step["message"])))
-    trajectory = group["trajectories"][steps["trajectory"][row]]
-    is_last = steps["step"][row] + 1 == trajectory["length"] + (trajectory["branch_step"] or 0)
-    if is_last and steps["next"][row] is not None:
-        parts.append(_titled("State after the last step", block(group["states"][steps["next"][row]])))
-    if step["admissible_actions"] is not None:
-        listed = Content("\n").join(line(text, 120) for text in step["admissible_actions"])
-        parts.append(_titled(f"{step['admissible_count']:,} admissible actions", listed))
-    return [*parts, _titled("Prompt", block(step["prompt"]))]
-
-
-def _titled(title: str, text: Content) -> Content:
-    return Content.assemble((title, "bold underline"), "\n", text)

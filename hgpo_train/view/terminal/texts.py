@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from textual.content import Content
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hgpo_train.view.documents import Text
 
 MOST: Final = 20_000
@@ -44,14 +41,10 @@ def block(text: Text) -> Content:
     """Return a text with its line breaks, and how much of it is left out."""
     if not text:
         return Content.styled("not stored" if text is None else "empty", "dim italic")
-    if isinstance(text, dict):
-        shown = text["cut"][:MOST]
-        left_out = text["length"] - len(shown)
-    else:
-        shown = text[:MOST]
-        left_out = len(text) - len(shown)
-    more = f"\n{left_out:,} more characters" if left_out else ""
-    return visible(shown) + Content.styled(more, "dim italic")
+    whole = text["cut"] if isinstance(text, dict) else text
+    length = text["length"] if isinstance(text, dict) else len(text)
+    more = f"\n{length - MOST:,} more characters" if length > MOST else ""
+    return visible(whole[:MOST]) + Content.styled(more, "dim italic")
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -80,28 +73,8 @@ def outcome(trajectory: dict[str, Any]) -> Content:
     """Return a word for how a trajectory ended."""
     if trajectory["aborted"]:
         return Content.styled("aborted", "$text-warning")
-    if trajectory["won"]:
-        return Content.styled("won", "$text-success")
     if trajectory["won"] is None:
         return Content.styled("unknown", "$text-warning")
-    if trajectory["truncated"]:
-        return Content.styled("cut off", "$text-warning")
-    return Content.styled("lost", "$text-error")
-
-
-def branch_of(trajectory: dict[str, Any]) -> Content:
-    """Return where a branch leaves its parent; nothing for other trajectories."""
-    if trajectory["parent"] is None:
-        return Content("")
-    return Content(f" · from step {trajectory['branch_step']} of ") + line(trajectory["parent"], 60)
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without the beginning that all of them share, up to a separator.
-
-    >>> short_names(["task 1/0/a", "task 1/0/b"]), short_names(["one"])
-    (['…a', '…b'], ['one'])
-    """
-    shared = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (of texts, not of paths)
-    cut = len(re.sub(r"[^-/_:. ]*$", "", shared))
-    return [f"…{name[cut:]}" if cut and len(name) > cut else name for name in names]
+    if trajectory["won"]:
+        return Content.styled("won", "$text-success")
+    return Content.styled("cut off" if trajectory["truncated"] else "lost", "$text-error")

@@ -9,12 +9,13 @@ import verifiers.v1 as vf
 from openai import APIStatusError, AsyncOpenAI
 from verifiers.v1.runtimes import ProgramResult
 
+from hgpo_envs.engine import State
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_envs.responses import message_text
 from hgpo_train.policies.base import Failure, Reply
 from hgpo_train.policies.conversation import chat_messages
-from hgpo_train.policies.validation import checked_state
+from hgpo_train.policies.validation import checked
 from hgpo_train.rollout.plan import PlannedGroup
 from hgpo_train.rollout.trajectory import Trajectory
 from hgpo_verifiers.taskset import STEPS, StepData, opened
@@ -70,7 +71,7 @@ class StepHarness(vf.Harness[vf.HarnessConfig]):
                     tools: Any = {"tools": list(asked.tools)} if asked.tools else {}
                     answer = await client.chat.completions.create(model=ctx.model, messages=messages, **tools)
                     command = trajectory.add_reply(_reply(answer.choices[0]), 0.0, 0)
-                    state = checked_state(await call(episode.engine.act, command))
+                    state = checked(State, await call(episode.engine.act, command))
                     if isinstance(state, Failure):
                         raise vf.HarnessError(str(state))
                     trajectory.add_state(state, 0.0)

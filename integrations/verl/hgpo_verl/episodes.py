@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from hgpo_envs.engine import State
 from hgpo_train.models.chat_format import end_tokens, response_text, stop_length
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import fit_prompts
-from hgpo_train.policies.validation import checked_state
+from hgpo_train.policies.validation import checked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hgpo_envs.engine import State
     from hgpo_train.models.hf import Tokenizer
     from hgpo_train.policies.generation import GenerationOptions
     from hgpo_train.rollout.trajectory import Trajectory
@@ -114,7 +114,7 @@ async def _step(
 def _act(trajectory: Trajectory, reply: Reply, seconds: float, version: int) -> Failure | None:
     command = trajectory.add_reply(reply, seconds, version)
     began = perf_counter()
-    state: State | Failure = checked_state(trajectory.episode.engine.act(command))
+    state: State | Failure = checked(State, trajectory.episode.engine.act(command))
     if isinstance(state, Failure):
         return state
     trajectory.add_state(state, perf_counter() - began)

@@ -242,6 +242,8 @@ RULES: Final[dict[str, Rule]] = {
     "rollout.slots": _unused("speed only: verl plays all rollouts of an iteration at once"),
     "rollout.filter_groups": _only(False, "verl's own filter refills from a stream of tasks, in another order"),
     "rollout.max_generation_batches": _unused("belongs to rollout.filter_groups"),
+    "rollout.branch": _only(None, "its trainer plays whole rollouts"),
+    "rollout.branch_width": _unused("belongs to rollout.branch"),
     "rollout.sleep": _unused("verl's engine always sleeps during the update"),
     "rollout.offload_optimiser": _to(f"{_ACTOR}.fsdp_config.optimizer_offload"),
     "rollout.ahead": _only(False, "its trainer plays and updates in turns"),

@@ -80,6 +80,8 @@ OTHER = {
     "model.lora.dropout": 0.5,
     "rollout.engine": "transformers",
     "rollout.ahead": True,
+    "rollout.branch": "uniform",
+    "rollout.branch_width": 2,
     "rollout.filter_groups": True,
     "update.aggregation": "sequence_mean",
     "update.old_logprobs": "rollout",

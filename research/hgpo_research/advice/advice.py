@@ -35,9 +35,9 @@ from hgpo_research.comparison.gain import (
     FEWEST_GROUPS,
     by_group,
     compared,
+    complete_rollouts,
     held_out,
 )
-from hgpo_research.comparison.inputs import complete_rollouts
 from hgpo_research.comparison.known_steps import COLUMNS
 from hgpo_research.comparison.row_gradients import TOKENS
 from hgpo_research.power import pairs_needed

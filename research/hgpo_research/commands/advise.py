@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,8 +60,8 @@ def advise(
     from hgpo_train.cli.display import ProgressBars, print_json
 
     # 1. What is asked for, before anything is computed.
-    if not 0 < kl < math.inf:
-        raise InputError(f"--kl: expected a positive number, received {kl:g}")
+    if not 0 < kl <= 1:
+        raise InputError(f"--kl: expected a number above 0 and at most 1, received {kl:g}")
     if not 0 <= seed < 1 << 32:
         raise InputError(f"--seed: expected an integer from 0 to {(1 << 32) - 1}, received {seed}")
     if device is not None and model is None:

@@ -52,6 +52,10 @@ def arena(
         return
     if (action == "add") != (estimator is not None) or (estimator and estimators):
         raise InputError("expected hgpo arena add module:function, or hgpo arena -e ESTIMATORS")
+    if page is not None:
+        if page.is_dir():
+            raise InputError(f"--page {page}: expected a file, received a folder; name a file in it")
+        common.check_output_path(page, "--page")
     names = [name.strip() for text in estimators or () for name in text.split(",") if name.strip()]
     if estimator is not None:
         names = [estimator]
@@ -66,7 +70,12 @@ def arena(
             bars.update(bar, description=text, advance=int(done))
 
         results = running.arena(
-            out, chosen, list(known), seeds=seeds or running.SEEDS, overwrite=overwrite, progress=show
+            out,
+            chosen,
+            list(known),
+            seeds=running.SEEDS if seeds is None else seeds,
+            overwrite=overwrite,
+            progress=show,
         )
     left = [name for name in WORLDS if name not in known and not worlds]
     for name in left:

@@ -6,7 +6,10 @@ from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt  # noqa: TC002 - cyclopts reads the annotations
+from cyclopts.validators import Number
 
+from hgpo_research.tabular.learning import Learning
 from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
 
 if TYPE_CHECKING:
@@ -18,18 +21,7 @@ if TYPE_CHECKING:
 
 RESULTS: Final = ("curves.parquet", "gains.parquet", "metrics.parquet", "curves.svg", "gains.svg", "summary.md")
 """The files that are written beside the graphs."""
-
-LEAST: Final = {
-    "tasks-seed": 0,
-    "task-sets": 1,
-    "reads": 0,
-    "held-out": 0,
-    "samples": 1,
-    "gain-policies": 1,
-    "gain-copies": 4,
-    "group-size": 2,
-}
-"""The smallest numbers that options accept, `--group-size` for `--gain-at` and `adaptive`."""
+_LEARNING: Final = Learning()
 
 
 def learn_tabular(
@@ -40,27 +32,19 @@ def learn_tabular(
     env_option: options.EnvOption = None,
     split: options.Split = "train",
     max_steps: options.MaxSteps = None,
-    tasks: int = 16,
-    tasks_seed: int = 0,
-    task_sets: int = 1,
+    tasks: PositiveInt = 16,
+    tasks_seed: NonNegativeInt = 0,
+    task_sets: PositiveInt = 1,
     skill: float = 0.4,
     memory: int = 1,
-    reads: int = 0,
+    reads: NonNegativeInt = 0,
     shared: bool = False,
-    held_out: int = 0,
-    taste: float = 1.0,
-    group_size: int = 8,
-    seeds: int = 32,
-    first_seed: int = 0,
-    iterations: int = 40,
-    update: str = "kl",
-    kl: float = 0.01,
-    learning_rate: float = 0.1,
-    evaluation: int = 32,
-    samples: int = 16,
+    held_out: NonNegativeInt = 0,
+    how: Annotated[Learning, Parameter(name="*")] = _LEARNING,
+    samples: PositiveInt = 16,
     gain_at: list[int] | None = None,
-    gain_policies: int = 4,
-    gain_copies: int = 32,
+    gain_policies: PositiveInt = 4,
+    gain_copies: Annotated[int, Parameter(validator=Number(gte=4))] = 32,
     setting: Annotated[list[str] | None, Parameter("--set")] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -81,15 +65,7 @@ def learn_tabular(
         reads: Number of past steps that the learned logits depend on.
         shared: One logit for each combination of features, which all tasks share.
         held_out: Further tasks of each set, which are only evaluated.
-        taste: Standard deviation of each seed's noise in the first logits.
-        group_size: Rollouts per task in an iteration.
-        seeds: Number of seeds; those of a set of tasks learn in lock-step.
-        first_seed: The first seed.
-        iterations: Number of updates.
-        update: kl (a fixed divergence per update), or adam.
-        kl: The divergence per step of an update of kl.
-        learning_rate: Learning rate of adam.
-        evaluation: Rollouts per task after the last update.
+        how: How they learn.
         samples: Rollouts of each of the oracle's values.
         gain_at: Number of updates after which gains are measured; may be repeated.
         gain_policies: Seeds of a set whose policies, with the first estimator, these are.
@@ -105,30 +81,17 @@ def learn_tabular(
     from hgpo_envs.wording import counted
     from hgpo_research.tabular.gain import gains_of
     from hgpo_research.tabular.graphs import TaskSet, compile_tasks
-    from hgpo_research.tabular.learning import Learning, curves
+    from hgpo_research.tabular.learning import curves
     from hgpo_research.tabular.methods import ADAPTIVE, methods
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import read_assignments
 
-    how = Learning(
-        seeds=seeds,
-        first_seed=first_seed,
-        iterations=iterations,
-        group_size=group_size,
-        taste=taste,
-        update=update,  # type: ignore[arg-type]  # checked by the dataclass
-        kl=kl,
-        learning_rate=learning_rate,
-        evaluation=evaluation,
-    )
     named = methods(estimators, setting or (), samples)
-    numbers = {"tasks-seed": tasks_seed, "task-sets": task_sets, "reads": reads, "held-out": held_out}
-    numbers |= {"samples": samples, "gain-policies": gain_policies, "gain-copies": gain_copies}
-    _check_numbers(
-        numbers | ({"group-size": group_size} if gain_at or any(name.startswith(ADAPTIVE) for name in named) else {})
-    )
-    if wrong := [each for each in gain_at or () if not 0 <= each <= iterations]:
-        raise InputError(f"--gain-at: expected 0 to {iterations}, the number of updates, received {wrong[0]}")
+    # A gain needs rollouts to hold out.
+    if how.group_size < 2 and (gain_at or any(name.startswith(ADAPTIVE) for name in named)):
+        raise InputError(f"--group-size: expected an integer of at least 2, received {how.group_size}")
+    if wrong := [each for each in gain_at or () if not 0 <= each <= how.iterations]:
+        raise InputError(f"--gain-at: expected 0 to {how.iterations}, the number of updates, received {wrong[0]}")
     if any((out / name).exists() for name in RESULTS) and not overwrite:
         raise InputError(f"{out} has results already; replace them with --overwrite, or use another --out")
     options = read_assignments("--env-option", env_option or (), {}) | {"split": split}
@@ -148,7 +111,7 @@ def learn_tabular(
             measured.append(gains_of(policies, gain_policies, named, how, gain_copies, iteration))
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("learning", total=task_sets * (len(named) + 1) * (iterations + 1))
+        bar = bars.add_task("learning", total=task_sets * (len(named) + 1) * (how.iterations + 1))
         found = curves(compiled, named, how, watch, others if held_out else {})
     if overwrite:
         _remove_results(out, compiled)
@@ -161,14 +124,6 @@ def learn_tabular(
     nodes = sum(len(graph.state) for task_set in compiled.values() for graph in task_set.graphs)
     line = f"{counted(task_sets * tasks, 'task')}, {counted(nodes, 'node')}. Curves, tables and graphs: {out}"
     console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-
-def _check_numbers(numbers: Mapping[str, int]) -> None:
-    from hgpo_envs.errors import InputError
-
-    for option, number in numbers.items():
-        if number < LEAST[option]:
-            raise InputError(f"--{option}: expected an integer of at least {LEAST[option]}, received {number}")
 
 
 def _remove_results(out: Path, kept: Collection[str]) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import Annotated, Final
 
-from hgpo_train.advantages.parameters import GAMMA, REWARD_SCALE
+from cyclopts import Parameter
+
+from hgpo_research.truth.rewards import Rewards
+from hgpo_research.truth.task import Budget
 from hgpo_train.cli import common, options
+
+_REWARDS: Final = Rewards()
+_BUDGET: Final = Budget()
 
 
 def truth(
@@ -14,16 +21,8 @@ def truth(
     *,
     policy: str | None = None,
     policy_option: options.PolicyOption = None,
-    gamma: float = GAMMA,
-    reward: str = "reward",
-    reward_scale: float = REWARD_SCALE,
-    invalid_action_penalty: float = 0.0,
-    rollouts: int = 16,
-    error: float | None = None,
-    steps: int | None = None,
-    most_rollouts: int = 4096,
-    exact_nodes: int = 300,
-    seed: int = 0,
+    rewards: Annotated[Rewards, Parameter(name="*")] = _REWARDS,
+    budget: Annotated[Budget, Parameter(name="*")] = _BUDGET,
     processes: int = 1,
     out: Path | None = None,
     overwrite: bool = False,
@@ -36,17 +35,8 @@ def truth(
         policy: The policy whose values are computed; its action probabilities must be known (softmax, random,
             transformers:MODEL, …). Default: the run's, with its options.
         policy_option: Options of the policy.
-        gamma: Discount factor per step.
-        reward: Rewards: reward (of each step), success or score.
-        reward_scale: Factor of rewards; verl-agent trains with 10.
-        invalid_action_penalty: Subtracted from the scaled reward of a step with an invalid action.
-        rollouts: M, the number of Monte Carlo rollouts of a step that no visited branch covers, rounded up to an even
-            number of at least 4.
-        error: Add rollouts until the root mean square of each task's advantage errors is at most this.
-        steps: Add rollouts as long as those of each task take about this number of steps.
-        most_rollouts: The largest number of rollouts of a step, for --error and --steps; rounded like M.
-        exact_nodes: Solve a task exactly if at most this many nodes can be reached.
-        seed: Seed of the rollouts.
+        rewards: The rewards.
+        budget: How much is computed.
         processes: Number of processes; affects only the speed.
         out: The table. Default: <run>.truth/<policy>.parquet.
         overwrite: Replace an existing table.
@@ -55,22 +45,13 @@ def truth(
     from time import perf_counter
 
     from hgpo_envs.errors import InputError
-    from hgpo_research.truth import Budget, Rewards, plan_truth, write_truth
+    from hgpo_research.truth import plan_truth, write_truth
     from hgpo_research.truth.table import default_out
     from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.cli.display import ProgressBars, terminal
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.settings import read_assignments
 
-    rewards = Rewards(
-        reward=reward,  # type: ignore[arg-type]  # checked by the dataclass
-        reward_scale=reward_scale,
-        gamma=gamma,
-        invalid_action_penalty=invalid_action_penalty,
-    )
-    budget = Budget(
-        rollouts=rollouts, error=error, steps=steps, most_rollouts=most_rollouts, exact_nodes=exact_nodes, seed=seed
-    )
     plan = plan_truth(run, rewards, budget, policy=policy, allow=allow or ())
     given = read_assignments("--policy-option", policy_option or (), policy_spec(plan.policy).option_types)
     plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given, allow=allow or ())

@@ -19,8 +19,6 @@ from hgpo_research.resampling import percentile_bounds
 from hgpo_train.resampling import LEVEL, student_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hgpo_research.arrays import Floats
 
 
@@ -40,12 +38,6 @@ class Intervals(NamedTuple):
     low_all: Floats
     high_all: Floats
     p: Floats
-
-
-def resampled(sums: Mapping[str, Floats], weights: Floats) -> dict[str, Floats]:
-    """Return the sums over all tasks of each resample, arrays of shape (resamples,)."""
-    drawn = weights @ np.stack(list(sums.values()), axis=1)
-    return {name: drawn[:, number] for number, name in enumerate(sums)}
 
 
 def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:

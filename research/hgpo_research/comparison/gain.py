@@ -38,7 +38,6 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_research.comparison.inputs import complete_rollouts, ranks
 from hgpo_research.comparison.row_gradients import RowGradients, fisher_of
 from hgpo_research.random_numbers import subkey
 from hgpo_train.advantages.input_columns import (
@@ -52,7 +51,7 @@ from hgpo_train.advantages.registry import compute_many
 from hgpo_train.resampling import LEVEL, student_quantile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from hgpo_research.arrays import Booleans, Floats, Integers
     from hgpo_research.comparison.logit_table import Gradients
@@ -123,7 +122,6 @@ def cross_validated_gain(
     truth: pl.LazyFrame | None = None,
     folds: int = 4,
     kl: float = 0.01,
-    progress: Callable[[str], object] = lambda _: None,
 ) -> Gains:
     """Measure the gains of estimators on a run.
 
@@ -135,7 +133,6 @@ def cross_validated_gain(
         truth: A truth table of undiscounted success.
         folds: The number of folds, at least 2 and at most half of a group's rollouts.
         kl: δ.
-        progress: Called with a text at the start of each part of the work.
 
     Raises:
         InputError: A column is missing, or groups are too small.
@@ -146,7 +143,6 @@ def cross_validated_gain(
         gradients,
         truth=truth,
         folds=folds,
-        progress=progress,
     )
     names = [
         *(variant.name for variant in variants),
@@ -215,7 +211,6 @@ def held_out(
     *,
     truth: pl.LazyFrame | None = None,
     folds: int = 4,
-    progress: Callable[[str], object] = lambda _: None,
 ) -> list[HeldOut]:
     """Return the held-out steps of each fold and batch; the last estimator is the truth, if there is one.
 
@@ -237,7 +232,6 @@ def held_out(
     fold, group, batch, rollout, sketch = (column.to_numpy() for column in numbers)
     found = []
     for held in range(folds):
-        progress(f"fold {held + 1} of {folds}")
         kept = fold != held
 
         # 1. The estimators see the other folds alone.
@@ -399,6 +393,18 @@ def _read(
     table = joined(table, truth.select("trajectory", "step", **_TRUTHS).collect())
     table = table.with_columns(pl.when(pl.col("(truth)").is_null()).then(-1).otherwise("(sketch)").alias("(sketch)"))
     return table.with_columns(pl.col(*_TRUTHS).fill_null(0.0)), success
+
+
+def complete_rollouts(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a step table without aborted rollouts."""
+    if "aborted" not in table.columns:
+        return table
+    return table.filter(~pl.col("aborted").cast(pl.Boolean).fill_null(value=False).any().over("trajectory"))
+
+
+def ranks(names: Iterable[str]) -> pl.Expr:
+    """Return the number of each row's combination of values, in their order, from 0: int64."""
+    return pl.struct(names).rank("dense").cast(pl.Int64) - 1
 
 
 def _estimates(table: pl.DataFrame, variants: Sequence[Variant]) -> Any:  # noqa: ANN401 - an array of float64

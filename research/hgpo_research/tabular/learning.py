@@ -42,13 +42,13 @@ class Learning:
     """How policies learn.
 
     Attributes:
-        seeds: Number of seeds.
-        first_seed: The first one.
+        seeds: Number of seeds; those of a set of tasks learn in lock-step.
+        first_seed: The first seed.
         iterations: Number of updates.
         group_size: Number of rollouts of each task in an iteration.
         taste: The standard deviation of the noise in the first logits.
-        update: ``kl`` moves the policies by a fixed divergence, ``adam`` by Adam.
-        kl: The divergence per step of an update.
+        update: kl moves the policies by a fixed divergence, adam by Adam.
+        kl: The divergence per step of an update of kl.
         learning_rate: The step size of Adam.
         evaluation: Number of rollouts of each task after the last update.
     """

@@ -16,12 +16,12 @@ class Rewards:
     """The definition of rewards and their discount.
 
     Attributes:
-        reward: ``reward`` is the environment's reward of each step; ``success`` is 1 at the last step of a won
-            trajectory, else 0; ``score`` is the final score at the last step, else 0.
+        reward: reward is the environment's reward of each step; success is 1 at the last step of a won trajectory,
+            else 0; score is the final score at the last step, else 0.
         reward_scale: A factor of all rewards, other than 0.
         gamma: γ, the discount per step, in [0, 1].
         invalid_action_penalty: Subtracted from the scaled reward of a step with an invalid action, and so discounted to
-            earlier steps, as by estimators with ``penalty_at="reward"``. Unlike theirs, the default is 0: the truth is
+            earlier steps, as by estimators with penalty_at=reward. Unlike theirs, the default is 0: the truth is
             that of the task.
 
     Raises:

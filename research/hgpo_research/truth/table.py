@@ -30,6 +30,7 @@ from hgpo_envs.registration import code_of as code_of_environment
 from hgpo_research.policies.distributions import known_policy
 from hgpo_research.truth.graph import Graph
 from hgpo_research.truth.places import Step
+from hgpo_research.truth.rewards import Rewards
 from hgpo_research.truth.task import Budget, task_truth, without_collector
 from hgpo_train.policies.registry import PolicyContext
 from hgpo_train.policies.registry import code_of as code_of_policy
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hgpo_research.policies.distributions import KnownPolicy
-    from hgpo_research.truth.rewards import Rewards
     from hgpo_train.rollout.env_handle import EnvHandle
 
 METADATA: Final = "hgpo.truth"
@@ -253,6 +253,28 @@ def read_metadata(path: Path) -> dict[str, Any]:
     if METADATA not in metadata:
         raise InputError(f"{path}: expected a truth table, received a file without the metadata {METADATA}")
     return dict(orjson.loads(metadata[METADATA]))
+
+
+def truth_rewards(truth: Path, run: Path) -> Rewards:
+    """Return the definition of rewards of a run's truth table.
+
+    Args:
+        truth: The truth table; one of another program, without metadata, has the environment's rewards.
+        run: The run, or a Parquet file of steps.
+
+    Raises:
+        InputError: There is no such file, or it is the truth of another run.
+    """
+    if not truth.is_file():
+        raise InputError(f"{truth}: expected a truth table, received no file; write it with hgpo truth")
+    if METADATA not in pl.read_parquet_metadata(truth):
+        return Rewards(reward_scale=1.0)
+    described = read_metadata(truth)
+    folder = run_at(run)
+    header = None if folder is None else manifest.read(folder).header
+    if header is not None and described.get("run") != header.run:
+        raise InputError(f"{truth} is not the truth of {run}; compute it with hgpo truth {run}")
+    return Rewards(**described["rewards"])
 
 
 def _metadata(plan: TruthPlan) -> str:

@@ -37,9 +37,10 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
         trajectory = text(record.pop("trajectory", record.get("id"))) or str(place)
         rewards = record.pop("rewards", None)
         named = numbers(record)
+        reward = record.get("score") if record.get("reward") is None else record["reward"]
         yield from rollout_rows(
             steps,
-            reward=rewards if isinstance(rewards, list) else number(record.get("reward", record.get("score"))),
+            reward=rewards if isinstance(rewards, list) else number(reward),
             named=named,
             extra=record,
             truncated=record.pop("truncated", None) is True,

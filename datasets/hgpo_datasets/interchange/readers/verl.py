@@ -11,7 +11,7 @@ Facts: verl 0.9.1, `_write_generations` (verl/trainer/ppo/ray_trainer.py, verl/t
 from __future__ import annotations
 
 import re
-from itertools import groupby
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets.interchange.readers.json_records import json_lines, number, numbers, text
@@ -23,15 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_UID: Final = re.compile(r"(.+)_(\d+)_(\d+)", re.DOTALL)
+_UID: Final = re.compile(r"(.+)_(\d+)_(\d{1,9})", re.DOTALL)
 _OWN: Final = ("input", "output", "step")
 
 
 def read_verl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the steps of each rollout."""
-    lines = enumerate(json_lines(path))
-    for name, members in groupby(lines, key=_rollout):
-        records = [record for _, (_, record) in members]
+    # The trainer may write the outputs of a rollout in any order, between those of others.
+    rollouts: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for place, (where, record) in enumerate(json_lines(path)):
+        name, output = _rollout(place, record)
+        if rollouts[name].setdefault(output, record) is not record:
+            raise InputError(f"{where}: expected each uid once, received {record['uid']!r} again")
+    for name, outputs in rollouts.items():
+        records = [outputs[number] for number in sorted(outputs)]
         steps = [_step(record, path) for record in records]
         last = records[-1]
         parts = _UID.fullmatch(name)
@@ -46,11 +51,13 @@ def read_verl(path: Path) -> Iterator[dict[str, Any]]:
         )
 
 
-def _rollout(line: tuple[int, tuple[str, dict[str, Any]]]) -> str:
-    """Return the name of a line's rollout: the number of the line, if it has no `uid` with its output's number."""
-    place, (_, record) = line
+def _rollout(place: int, record: dict[str, Any]) -> tuple[str, int]:
+    """Return the name of a line's rollout, and the number of its output.
+
+    The name is that of the rollout's first output, or the number of the line if `uid` has no number of an output.
+    """
     parts = _UID.fullmatch(str(record.get("uid")))
-    return f"{parts[1]}_{parts[2]}_0" if parts else str(place)
+    return (f"{parts[1]}_{parts[2]}_0", int(parts[3])) if parts else (str(place), 0)
 
 
 def _step(record: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hgpo_envs.responses import action_text, is_deep, message_text
 from hgpo_train.policies.base import Failure, Reply
 from hgpo_train.policies.chat_completion import completion_reply, read_completion
 from hgpo_train.policies.http_client import RequestError
-from hgpo_train.policies.validation import checked_reply
+from hgpo_train.policies.validation import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -169,13 +169,13 @@ def read_answer(interface: str, body: bytes) -> Answer:
     tokens = reply.response_token_ids
     if logprobs is not None and tokens is not None and len(logprobs) != len(tokens):
         reply = replace(reply, response_logprobs=None)  # they are not those of these tokens
-    checked = checked_reply(reply)
-    if isinstance(checked, Failure):
-        raise UnreadableError(f"the reply has unusable values: {checked}")
+    answer = checked(Reply, reply)
+    if isinstance(answer, Failure):
+        raise UnreadableError(f"the reply has unusable values: {answer}")
     action = action_text(message, tools=True, thought=False, cut_off=reply.finish_reason == "length")
     items = message.get("output") if interface == "responses" else [{"role": "assistant", **message}]
     identifier = completion.get("id")
-    return Answer(identifier if isinstance(identifier, str) else "", checked, action, items or [], others)
+    return Answer(identifier if isinstance(identifier, str) else "", answer, action, items or [], others)
 
 
 def _choices_besides(number: object, body: bytes) -> list[Any]:

@@ -1,0 +1,290 @@
+"""The branches of stored groups: which are missing, how they are played, and their commits.
+
+A branch is identified by its name, which follows from its point and a number. What is missing is what was planned and
+is not in the run, so that a run which was interrupted, or in which branches failed, goes on with the same plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import roots, with_prefixes
+from hgpo_datasets.partitions import partitions
+from hgpo_datasets.rows import frame as frame_of
+from hgpo_envs.hashing import text_hash
+from hgpo_train.rollout import branch_rules
+from hgpo_train.rollout.branch_points import BranchStarts, replayed_points
+from hgpo_train.rollout.collector import play_groups
+from hgpo_train.rollout.failures import failures_of, failures_of_steps, raise_if_too_many
+from hgpo_train.rollout.groups import GroupScheduler
+from hgpo_train.rollout.outcomes import GROUP, rollout_table
+from hgpo_train.rollout.plan import PlannedGroup, RolloutSpec
+from hgpo_train.rollout.row import Row, columns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from hgpo_datasets import StepWriter
+    from hgpo_train.policies.base import Policy
+    from hgpo_train.rollout.branch_points import BranchPoint
+    from hgpo_train.rollout.env_handle import EnvHandle
+    from hgpo_train.rollout.plan import ExecutionOptions, Key
+    from hgpo_train.rollout.tally import Tally
+
+ROWS: Final = 50_000
+"""About how many rows of the branched run are in memory."""
+
+_CHARACTERS: Final = 64 << 20
+"""Number of characters of branches in memory. A commit writes the files of their groups again, so that few is best."""
+
+_POINT: Final = ("iteration", "task_id", "group", "trajectory", "step", "state", "state_hash", "action", "action_valid")
+_TURN: Final = ("prompt", "response", "message", "prompt_token_ids", "response_token_ids", "cut_pairs", "cut_tokens")
+"""Columns of a parent that its branches need, and those of conversations."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchedGroup(PlannedGroup):
+    """The branches of a stored group that are to be played; they are its members.
+
+    Attributes:
+        branches: The name of each branch, and its point.
+    """
+
+    branches: Sequence[tuple[str, BranchPoint]] = ()
+
+    def trajectory(self, member: int) -> str:
+        """See `PlannedGroup`."""
+        return self.branches[member][0]
+
+    def point(self, member: int) -> BranchPoint:
+        """See `PlannedGroup`."""
+        return self.branches[member][1]
+
+    def seed(self, run_seed: int, member: int) -> int:
+        """See `PlannedGroup`. It depends on the branch alone, so that further points change no other branch."""
+        return text_hash(f"{run_seed}/{self.trajectory(member)}") % (1 << 63)
+
+
+def replays(handle: EnvHandle) -> bool:
+    """Return whether the states of an environment are rebuilt for each branch, because engines cannot be copied."""
+    return not hasattr(handle.shared.source.engine(), "fork")
+
+
+def branch_rollouts(
+    handle: EnvHandle,
+    policy: Policy,
+    writer: StepWriter,
+    spec: RolloutSpec,
+    execution: ExecutionOptions,
+    tally: Tally,
+    *,
+    retry_failed: bool,
+    **controls: Any,
+) -> None:
+    """Branch the rollouts of a run at `spec.branch`, for as many steps as the rest of the group would have taken.
+
+    The arguments and the errors are those of `hgpo_train.rollout.run.collect_groups`.
+    """
+    assert spec.branch is not None
+    is_here = pl.col("iteration") == spec.iteration
+    rollouts = roots(scan_steps(writer.folder).filter(is_here))
+    raise_if_too_many(failures_of_steps(rollouts), execution.max_failed, "Resume the run to repeat them.")
+    rule = branch_rules.get(spec.branch)
+    steps = rollouts.select(branch_rules.READ).collect()
+    budget = steps.height * (spec.group_size - spec.roots) // spec.roots
+    points = branch_rules.choose_points(
+        steps.lazy(),
+        rule,
+        width=spec.width,
+        budget=budget,
+        seed=spec.seed,
+        replays=replays(handle),
+    )
+    parts = [roots(part.scan().filter(is_here)) for part in partitions(writer.folder, ROWS)]
+    taken = frozenset(steps["trajectory"])
+    branches = Branches(handle, writer, points, spec.width, taken, retry_failed=retry_failed)
+    branches.play(parts, policy, spec.seed, execution, tally, **controls)
+
+
+class Branches:
+    """The branches of the groups of a run, and the play of those that are missing.
+
+    Args:
+        handle: The environment.
+        writer: The writer of the run that contains the branches: the branched one, or another.
+        points: Where they start, as `hgpo_train.rollout.branch_rules.choose_points` returns it.
+        width: W, the number of branches at each point.
+        taken: Names of the trajectories that are branched.
+        retry_failed: Whether failed branches of the run are missing.
+
+    Attributes:
+        missing: The branches to play, for each group, as name, trajectory and step.
+        replayed: Number of stored actions that were replayed.
+    """
+
+    def __init__(
+        self,
+        handle: EnvHandle,
+        writer: StepWriter,
+        points: pl.DataFrame,
+        width: int,
+        taken: frozenset[str],
+        *,
+        retry_failed: bool = True,
+    ) -> None:
+        self._handle = handle
+        self._writer = writer
+        self.replayed = 0
+        self._starts: dict[str, BranchPoint] = {}
+        self._stored: dict[Key, pl.DataFrame] = {}
+        done = writer.trajectories
+        if done and retry_failed:
+            failed = rollout_table(scan_steps(writer.folder), branches=True).filter("branch", "aborted")
+            done -= set(failed.select("trajectory").collect().to_series())
+        self.missing: dict[Key, list[tuple[str, str, int]]] = {}
+        for *key, trajectory, step in points.sort("trajectory", "step").iter_rows():
+            names = (f"{trajectory}/{step:04d}.{number}" for number in range(len(taken) + width))
+            free = [name for _, name in zip(range(width), (name for name in names if name not in taken), strict=False)]
+            new = [(name, trajectory, step) for name in free if name not in done]
+            if new:
+                self.missing.setdefault(tuple(key), []).extend(new)
+
+    @property
+    def expected(self) -> int:
+        """The number of branches to play."""
+        return sum(map(len, self.missing.values()))
+
+    def play(
+        self,
+        parts: Iterable[pl.LazyFrame],
+        policy: Policy,
+        seed: int,
+        execution: ExecutionOptions,
+        tally: Tally,
+        *,
+        progress: Callable[[Tally], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Play the missing branches, and commit them with their groups. Groups without branches are copied.
+
+        Args:
+            parts: The steps of the branched run in parts of whole groups. Files of a part are replaced after it was
+                read.
+            policy: The policy.
+            seed: The seed of every branch.
+            execution: How they are played.
+            tally: The counts to update.
+            progress: As in `hgpo_train.rollout.run.collect_groups`.
+            should_stop: As there.
+
+        Raises:
+            RolloutError: Too many branches failed. Finished groups are committed.
+        """
+        groups = self._groups(parts)
+        if self.missing:
+            # The number of environments is at most that of branches.
+            size = max(1, self.expected // len(self.missing))
+            spec = RolloutSpec(tasks=len(self.missing), group_size=size, seed=seed)
+            characters = max(execution.shard_characters, _CHARACTERS)
+            rarely = replace(execution, groups_per_shard=len(self.missing), shard_characters=characters)
+            scheduler = GroupScheduler(groups, spec, rarely, self._commit, {}, {})
+            begin = BranchStarts(self._starts)
+            play_groups(
+                self._handle,
+                policy,
+                scheduler,
+                spec,
+                execution,
+                tally,
+                progress=progress,
+                should_stop=should_stop,
+                begin=begin,
+            )
+        if should_stop():
+            return
+        for _ in groups:  # none is left with branches: this copies the last groups
+            pass
+        self._writer.commit()
+        every = rollout_table(scan_steps(self._writer.folder), branches=True).filter("branch")
+        failures = failures_of(every.select("aborted", "error").collect())
+        raise_if_too_many(failures, execution.max_failed, "Resume the run to repeat them.")
+
+    def _groups(self, parts: Iterable[pl.LazyFrame]) -> Iterator[BranchedGroup]:
+        """Yield the groups whose branches are to be played. Groups without branches are copied on the way."""
+        position = 0
+        for part in parts:
+            rows = part.collect().drop("run")
+            parents = self._parents(rows)
+            # The rows of a group follow one another, and slices copy nothing.
+            offset = 0
+            for length, fields in rows.select(pl.struct(GROUP).rle().alias("runs")).unnest("runs").iter_rows():
+                group = rows.slice(offset, length)
+                offset += length
+                key = tuple(fields.values())
+                if key in self.missing:
+                    self._stored[key] = group
+                    branches = self._replayed(self.missing[key], parents)
+                    yield BranchedGroup(position, *key, len(branches), branches)
+                    position += 1
+                elif key not in self._writer.committed:
+                    self._writer.add_group(group, checked=True)
+
+    def _parents(self, rows: pl.DataFrame) -> dict[str, list[Row]]:
+        """Return the trajectories that have points, from their first step to the last point."""
+        last: dict[str, int] = {}
+        for missing in self.missing.values():
+            for _, trajectory, step in missing:
+                last[trajectory] = max(step, last.get(trajectory, 0))
+        is_chat = self._handle.settings.prompt_style == "chat"
+        columns = [*_POINT, *(_TURN if is_chat else ())]
+        whole = with_prefixes(rows.select(*columns, "parent", "branch_step"))
+        whole = whole.filter(pl.col("trajectory").is_in(list(last))).sort("trajectory", "step").select(columns)
+        parents = {}
+        for name, steps in groupby(whole.iter_rows(), itemgetter(columns.index("trajectory"))):
+            needed = islice(steps, last[name] + 1)
+            parents[name] = [Row(**dict(zip(columns, row, strict=True))) for row in needed]
+        return parents
+
+    def _replayed(
+        self,
+        missing: Sequence[tuple[str, str, int]],
+        parents: Mapping[str, list[Row]],
+    ) -> list[tuple[str, BranchPoint]]:
+        """Replay the trajectories of a group that have points. Return its branches with their points."""
+        branches = []
+        for trajectory, some in groupby(missing, itemgetter(1)):
+            names = {name: step for name, _, step in some}
+            steps = sorted(set(names.values()))
+            points = replayed_points(self._handle, parents[trajectory], steps)
+            self.replayed += steps[-1]
+            at = dict(zip(steps, points, strict=True))
+            branches += [(name, at[step]) for name, step in names.items()]
+        self._starts.update(branches)
+        return branches
+
+    def _commit(self, rows: list[Row], _: list[Row]) -> None:
+        """Write the rows of branches with those of the groups that they are of."""
+        known = self._writer.committed
+        new: list[Row] = []
+        old: list[Row] = []
+        for row in rows:
+            is_known = (row.iteration, row.task_id, row.group) in known
+            (old if is_known else new).append(row)
+        if new:
+            self._writer.add_group(self._whole_groups(new), checked=True)
+            self._writer.commit()
+        if old:
+            self._writer.replace(self._whole_groups(old), checked=True)
+
+    def _whole_groups(self, rows: Sequence[Row]) -> pl.DataFrame:
+        keys = dict.fromkeys((row.iteration, row.task_id, row.group) for row in rows)
+        stored = [self._stored.pop(key) for key in keys]
+        defaults = {"run": self._writer.header.run, "env_id": self._handle.env_id}
+        branches = frame_of(columns_of(rows), self._writer.header.depth, defaults).drop("run")
+        return pl.concat([*stored, branches])
