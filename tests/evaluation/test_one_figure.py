@@ -1,6 +1,7 @@
 """The same figures of a run in the viewer, the commands and Python."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,7 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair):
     differences = json.loads(encode(comparison_document(first.index(), second.index())))["differences"]
     for name in (name for name, measure in measures.items() if measure):
         found = compare(episode_table(scan_steps(pair[1])), episodes, name)
-        counts = {"tasks": found.tasks, "higher": found.better, "lower": found.worse}
-        interval = None if found.low is None else [found.low, found.high]
-        expected = {"mean": found.difference, "interval": interval, **counts}
-        assert differences[NAMES[name]] == expected
+        assert differences[NAMES[name]] == asdict(found) | {"measure": NAMES[name]}
 
     levels = statistics(run)
     shared = levels_document(first.index())
