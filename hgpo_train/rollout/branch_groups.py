@@ -1,7 +1,7 @@
 """The branches of stored groups: which are missing, how they are played, and their commits.
 
 A branch is identified by its name, which follows from its point and a number. What is missing is what was planned and
-is not in the run, so that a run which was interrupted, or in which branches failed, goes on with the same plan.
+is not in the run, so that a run which was interrupted, or in which branches failed, is completed by the same plan.
 """
 
 from __future__ import annotations

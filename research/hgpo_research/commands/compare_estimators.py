@@ -77,7 +77,10 @@ def compare_estimators(
         raise InputError("expected a --truth for --measure correlation, received none; or use --measure gain")
     if model is not None and not is_gain:
         raise InputError("--model is an option of --measure gain; leave it out, or change --measure")
-    exact, reward = (None, "success") if truth is None else _true_advantages(truth, run, is_gain=is_gain)
+    exact = None
+    reward = "success"
+    if truth is not None:
+        exact, reward = _true_advantages(truth, run, is_gain=is_gain)
     variants = read_variants(estimators, {"reward": reward, "reward_scale": reward_scale}, setting or [])
     steps = step_table(run, [score for variant in variants for score in variant.estimator.scores])
     target = _target(run, out, overwrite)
