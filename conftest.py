@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-for name, examples in (("quick", 10), ("default", 100), ("thorough", 1_000), ("exhaustive", 10_000)):
-    settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+for name, examples in (
+    ("quick", 10),
+    ("default", 100),
+    ("thorough", 1_000),
+    ("exhaustive", 10_000),
+):
+    settings.register_profile(
+        name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent / "shared"))
@@ -38,7 +45,9 @@ def hgpo(monkeypatch, capsys):
 def shared() -> Path:
     """Return the folder of recordings (golden/) and official data (data/), or skip the test if there is none."""
     if not SHARED.is_dir():
-        pytest.skip("needs the folder of recordings of the originals beside the checkout, or in HGPO_SHARED")
+        pytest.skip(
+            "needs the folder of recordings of the originals beside the checkout, or in HGPO_SHARED"
+        )
     return SHARED
 
 
@@ -47,5 +56,7 @@ def original_python() -> str:
     """Return a Python with the original alfworld and textworld: this one, or the one in HGPO_ORIGINAL_PYTHON."""
     python = os.environ.get("HGPO_ORIGINAL_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import alfworld, textworld"], capture_output=True).returncode:
-        pytest.skip("needs the extra `alfworld`, or HGPO_ORIGINAL_PYTHON set to a Python that has it")
+        pytest.skip(
+            "needs the extra `alfworld`, or HGPO_ORIGINAL_PYTHON set to a Python that has it"
+        )
     return python

@@ -117,7 +117,10 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
             "task_number",
             pl.col("trajectory").cast(pl.String).str.zfill(6),
         ).alias("trajectory"),
-        *(pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(9)),
+        *(
+            pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}")
+            for k in range(9)
+        ),
     ).drop("task_number")
 
 
@@ -161,10 +164,14 @@ def plain_hgpo(steps: pl.LazyFrame, depth: int = 2) -> pl.LazyFrame:
     for k in range(depth + 1):
         history = f"history_hash_{k}"
         level = normalised(pl.col("R"), "task", history, ddof=0)
-        steps = steps.with_columns(pl.when(pl.col(history).is_not_null()).then(level).otherwise(0).alias(f"A{k}"))
+        steps = steps.with_columns(
+            pl.when(pl.col(history).is_not_null()).then(level).otherwise(0).alias(f"A{k}")
+        )
     total = pl.sum_horizontal((k + 2.0) * pl.col(f"A{k}") for k in range(depth + 1))
     weight = pl.sum_horizontal((k + 2.0) * (pl.col(f"A{k}") != 0) for k in range(depth + 1))
-    return steps.with_columns(advantage=pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0))
+    return steps.with_columns(
+        advantage=pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0)
+    )
 
 
 def plain_rloo(steps: pl.LazyFrame) -> pl.LazyFrame:
@@ -178,7 +185,8 @@ PLAIN: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
     "HGPO K=2": plain_hgpo,
     "HGPO K=4": lambda steps: plain_hgpo(steps, 4),
     "GiGPO": lambda steps: steps.with_columns(
-        advantage=normalised(pl.col("S"), "task") + normalised(pl.col("R"), "task", "history_hash_0")
+        advantage=normalised(pl.col("S"), "task")
+        + normalised(pl.col("R"), "task", "history_hash_0")
     ),
     "GRPO": lambda steps: steps.with_columns(advantage=normalised(pl.col("S"), "task")),
     "RLOO": plain_rloo,
@@ -201,13 +209,16 @@ def cpu_times(pattern: str, label: str) -> dict[str, float]:
     return least(7, {each: partial(seconds, work) for each, work in works.items()})
 
 
-def rows_of(pattern: str, size: tuple[int, int], count: int, official: dict[str, float]) -> Iterator[Row]:
+def rows_of(
+    pattern: str, size: tuple[int, int], count: int, official: dict[str, float]
+) -> Iterator[Row]:
     """Compare every estimator with plain windows, and with the official code and its step returns."""
     for label in RUNS:
         found = cpu_times(pattern, label)
         what = f"{label}, {count:,} steps, including reading"
         note = f"decoding alone {quantity(found['decoding'], 's')}"
-        floor = ("plain windows", found["plain"]) if "plain" in found else None  # of the engine of `collect()`
+        # of the engine of `collect()`
+        floor = ("plain windows", found["plain"]) if "plain" in found else None
         yield Row(
             f"{what}, in memory",
             found["in memory"],
@@ -231,9 +242,13 @@ def rows_of(pattern: str, size: tuple[int, int], count: int, official: dict[str,
 
 def in_chunks(pattern: str, folder: Path, copies: int = 1) -> Row:
     """Estimate as `hgpo advantages` does, for several copies of a run, in a new process."""
-    steps = pl.concat([pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}")) for n in range(copies)])
+    steps = pl.concat(
+        [pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}")) for n in range(copies)]
+    )
     count: list[int] = []
-    taken = seconds(lambda: count.append(write_advantages(steps, [get("hgpo")], folder / "advantages.parquet")))
+    taken = seconds(
+        lambda: count.append(write_advantages(steps, [get("hgpo")], folder / "advantages.parquet"))
+    )
     note = f"{memory_mb('VmHWM'):.0f} MB of memory"
     return Row(
         f"Advantages: HGPO K=2, {count[0]:,} steps, in chunks",
@@ -278,7 +293,9 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
         "index": frame["task_id"].to_numpy().astype(object),
         "traj_index": walks,
     }
-    taken["GiGPO"] = once(lambda: gigpo.compute_gigpo_outcome_advantage(rewards.clone(), step_rewards, **given))
+    taken["GiGPO"] = once(
+        lambda: gigpo.compute_gigpo_outcome_advantage(rewards.clone(), step_rewards, **given)
+    )
     for depth in (2, 4):
         work = partial(
             hgpo.compute_hgpo_outcome_advantage,

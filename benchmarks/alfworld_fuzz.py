@@ -43,11 +43,15 @@ WEIGHTS = {"slice": 9, "use": 6, "clean": 7, "heat": 7, "cool": 7, "examine": 3,
 """Weight of each verb, independent of the number of its commands."""
 
 
-def walk(engine: ALFWorldEngine, state: State, steps: int, rng: random.Random) -> Iterator[tuple[str, State]]:
+def walk(
+    engine: ALFWorldEngine, state: State, steps: int, rng: random.Random
+) -> Iterator[tuple[str, State]]:
     """Yield a seeded walk of the native engine: mostly admissible commands that favour rare rules."""
     before = state.actions
     for _ in range(steps):
-        command = _invalid(state, before, rng) if rng.random() < 0.12 else _likely(engine, state, rng)
+        command = (
+            _invalid(state, before, rng) if rng.random() < 0.12 else _likely(engine, state, rng)
+        )
         before = state.actions
         state = engine.act(command)
         yield command, state
@@ -113,7 +117,11 @@ def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
             if _rare(engine, o) or game.object_types[o] == game.goal.object_type
         }
     if verb in ("move", "put"):
-        beside = [r for r in game.receptacles_at[game_state.location] if (held, r) not in game_state.emptied]
+        beside = [
+            r
+            for r in game.receptacles_at[game_state.location]
+            if (held, r) not in game_state.emptied
+        ]
         return {
             game.grammar.put.format(
                 object=game.object_names[held],
@@ -123,7 +131,9 @@ def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
         }
     if verb != "go":
         return set()
-    return {f"go to {game.receptacle_names[r]}" for r in range(len(game.places)) if _leads(engine, r)}
+    return {
+        f"go to {game.receptacle_names[r]}" for r in range(len(game.places)) if _leads(engine, r)
+    }
 
 
 def _leads(engine: ALFWorldEngine, r: int) -> bool:
@@ -135,13 +145,21 @@ def _leads(engine: ALFWorldEngine, r: int) -> bool:
     inside = game_state.contents[r]
     kind = game.receptacle_types[r]
     if held == NOTHING:
-        return any(_rare(engine, o) or (game.object_types[o] == goal.object_type != kind) for o in inside)
+        return any(
+            _rare(engine, o) or (game.object_types[o] == goal.object_type != kind) for o in inside
+        )
     if game.object_types[held] in KNIVES:
         return any(
-            game.abilities[o] & Ability.SLICEABLE and game.places[r] in s for o, s in enumerate(game_state.spots)
+            game.abilities[o] & Ability.SLICEABLE and game.places[r] in s
+            for o, s in enumerate(game_state.spots)
         )
-    if game.object_types[held] == goal.object_type and game_state.traits[held] & goal.trait == goal.trait:
-        return kind == goal.receptacle_type or any(game.abilities[o] & Ability.TOGGLEABLE for o in inside)
+    if (
+        game.object_types[held] == goal.object_type
+        and game_state.traits[held] & goal.trait == goal.trait
+    ):
+        return kind == goal.receptacle_type or any(
+            game.abilities[o] & Ability.TOGGLEABLE for o in inside
+        )
     return bool(STATIONS.get(kind, 0) & game.abilities[held])
 
 
@@ -216,7 +234,9 @@ def most_telling(walks: list[Walk], keep: int) -> list[Walk]:
     return chosen
 
 
-def fuzz(data: Path | None, games: int, steps: int, seed: int, put: float) -> tuple[dict[str, Any], list[Walk]]:
+def fuzz(
+    data: Path | None, games: int, steps: int, seed: int, put: float
+) -> tuple[dict[str, Any], list[Walk]]:
     """Play the walks; return the report, and the cases and recording of each walk."""
     memoise_textworld()
     source = ALFWorldSource(data)

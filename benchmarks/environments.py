@@ -101,7 +101,9 @@ def vector(env_id: str, walks: list[Walk], rounds: int) -> tuple[float, float]:
         together.append([seconds(partial(envs.step, each)) for each in actions])
         single.append(list(map(play, walks)))
     steps = 5 * VECTOR
-    return sum(map(min, zip(*together, strict=True))) / steps, sum(map(min, zip(*single, strict=True))) / steps
+    return sum(map(min, zip(*together, strict=True))) / steps, sum(
+        map(min, zip(*single, strict=True))
+    ) / steps
 
 
 def first_time(env_id: str, walks: list[Walk], name: str) -> list[float]:

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
     from benchmarks.runner import Part
 
-WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with the parameters of their papers' scripts
+# estimators with the parameters of their papers' scripts
+WORLDS: Final[dict[str, dict[str, Any]]] = {
     "alfworld": {
         "estimators": {
             "grpo": {},
@@ -65,7 +66,8 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with the parameters o
         "compared": "grpo,gigpo,hgpo,g2po",
         "warm_start": (
             WarmStart(
-                policy="mixture:explorer=0.6,random=0.35,outdated=0.05",  # valid commands without a goal
+                # valid commands without a goal
+                policy="mixture:explorer=0.6,random=0.35,outdated=0.05",
                 demonstrations=3_000,
                 epochs=2,
             ),
@@ -87,7 +89,8 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with the parameters o
                 learning_rate=4e-3,
                 shape=TinyShape(initial=0.07),
             ),
-            WarmStart(  # then all steps, failures included, of a player with a third of random actions
+            # then all steps, failures included, of a player with a third of random actions
+            WarmStart(
                 policy="mixture:explorer=0.65,random=0.3,outdated=0.05",
                 demonstrations=1_600,
                 rows="all",
@@ -184,7 +187,9 @@ def warm_started(world: str, folder: Path, config: Config, share: float) -> Path
     model = None
     for number, stage in enumerate(stages, 1):
         place = folder if number == len(stages) else folder / f"warm-start-{number}"
-        start = dataclasses.replace(stage, data=data, demonstrations=round(share * stage.demonstrations))
+        start = dataclasses.replace(
+            stage, data=data, demonstrations=round(share * stage.demonstrations)
+        )
         model = warm_start(place, config, start, Display(Console(), start.epochs), model)
     return model
 
@@ -201,18 +206,25 @@ def planned(
     every = [(each, file_name(each.name), 0) for each in estimators]
     every.append((first, f"{file_name(first.name)}{OTHER_SEEDS}", OTHER))
     return {
-        f"{name}-{seed}": configuration(base, warm, each, world.get(each.estimator.name, {}), seed + shift)
+        f"{name}-{seed}": configuration(
+            base, warm, each, world.get(each.estimator.name, {}), seed + shift
+        )
         for seed in seeds
         for each, name, shift in every
     }
 
 
-def configuration(base: Config, warm: Path, variant: Variant, ours: dict[str, Any], seed: int) -> Config:
+def configuration(
+    base: Config, warm: Path, variant: Variant, ours: dict[str, Any], seed: int
+) -> Config:
     """Return a run's configuration: the world's parameters of the estimator, `ours`, then those of the variant."""
     name = f"{variant.name}-{seed}"
     values = dataclasses.asdict(base)
     parameters = values["advantage"]["parameters"]
-    common = {key: value for key, value in parameters.items() if key not in ("history_length", "mode")}  # HGPO's
+    # HGPO's
+    common = {
+        key: value for key, value in parameters.items() if key not in ("history_length", "mode")
+    }
     values["advantage"] = {
         "estimator": variant.estimator.name,
         "parameters": common | ours | variant.assigned,
@@ -241,7 +253,9 @@ def shop(path: Path, seed: int) -> str:
 
 DEMONSTRATED: Final[dict[str, Callable[[Path], tuple[str, ...]]]] = {
     "alfworld": lambda folder: (games(folder / "games.pack", 4_500, seed=7),),
-    "webshop": lambda folder: tuple(shop(folder / "catalogues" / str(seed), seed) for seed in range(1, CATALOGUES + 1)),
+    "webshop": lambda folder: tuple(
+        shop(folder / "catalogues" / str(seed), seed) for seed in range(1, CATALOGUES + 1)
+    ),
 }
 """Functions that create the data of a world's demonstrations in a folder."""
 FRESH: Final[dict[str, Callable[[Path], str]]] = {

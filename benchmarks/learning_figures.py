@@ -57,7 +57,11 @@ def report(world: str, folder: Path, name: str = "", against: Path | None = None
             pl.col("environment_steps").last(),
         )
     )
-    means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
+    means = (
+        ends.group_by("estimator")
+        .agg(pl.col("start", "end", "environment_steps").mean())
+        .sort("estimator")
+    )
     configs = {}
     for path in sorted(folder.glob("*-*.toml")):  # the path of the warm start is irrelevant
         configs[path.stem] = re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text("utf-8"))
@@ -92,7 +96,9 @@ def success_rows(title: str, kept: dict[str, Any], shown: str) -> Iterator[Row]:
     fresh = kept["fresh"]
     if not fresh:
         return
-    others = [f"{title_of(name)} {fresh[name]['mean']:.0%}" for name in kept["ends"] if name != "hgpo"]
+    others = [
+        f"{title_of(name)} {fresh[name]['mean']:.0%}" for name in kept["ends"] if name != "hgpo"
+    ]
     for estimator, (_, _, steps) in kept["ends"].items():
         ours = estimator == "hgpo"
         yield Row(
@@ -166,7 +172,11 @@ def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
         after = pl.concat(runs.values())
         figures[estimator] = success(after) | {"lift": dataclasses.asdict(compare(after, before))}
         figures[estimator]["seeds"] = [success(run)["mean"] for _, run in sorted(runs.items())]
-    others = {f"{against.name}/{name}": runs for name, runs in fresh_episodes(against).items()} if against else {}
+    others = (
+        {f"{against.name}/{name}": runs for name, runs in fresh_episodes(against).items()}
+        if against
+        else {}
+    )
     figures["differences"] = differences(played, others)
     return figures
 
@@ -212,7 +222,11 @@ def differences(
         each = [compare(every[first][seed], every[second][seed]).difference for seed in common]
         margin = None
         if len(common) > 1:
-            margin = float(student_quantile(0.975, len(common) - 1) * np.std(each, ddof=1) / np.sqrt(len(common)))
+            margin = float(
+                student_quantile(0.975, len(common) - 1)
+                * np.std(each, ddof=1)
+                / np.sqrt(len(common))
+            )
         mean = float(np.mean(each))
         found.append(
             {
@@ -268,9 +282,12 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
     names = (*ESTIMATORS, *found["estimator"].unique(maintain_order=True))
     titles = {name: title_of(name).replace("`", "") for name in names}
     shown = [title for name, title in titles.items() if name in found["estimator"]]
-    colours = alt.Scale(domain=list(titles.values()))  # the same colour per estimator in every picture
+    # the same colour per estimator in every picture
+    colours = alt.Scale(domain=list(titles.values()))
     legend = alt.Legend(values=shown, symbolOpacity=1, labelLimit=400)
-    spread = spread.with_columns(pl.col("estimator").replace(titles)).sort("estimator", "environment_steps")
+    spread = spread.with_columns(pl.col("estimator").replace(titles)).sort(
+        "estimator", "environment_steps"
+    )
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
         x=alt.X("environment_steps:Q", title="environment steps of training"),
         color=alt.Color("estimator:N", title=None, scale=colours, legend=legend),

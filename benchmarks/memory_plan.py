@@ -91,7 +91,8 @@ def fake_model(config: Config, base: Model) -> Model:
     if config.model.lora.rank:
         with torch.device("meta"):
             model = add_adapters(base, config.model.lora)
-    made: dict[int, nn.Parameter] = {}  # by the identity of the weight on the meta device, because some are tied
+    # by the identity of the weight on the meta device, because some are tied
+    made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             new = nn.Parameter(
@@ -136,7 +137,9 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
                             "entropy_gradient": True,
                             "chunk": config.update.logit_chunk,
                         }
-                        logprob, entropy = response_logprobs(model, ids, positions, places, places, **options)
+                        logprob, entropy = response_logprobs(
+                            model, ids, positions, places, places, **options
+                        )
                     (logprob.sum() + entropy.sum()).backward()
                     del logprob, entropy
                 torch.nn.utils.clip_grad_norm_(
@@ -155,7 +158,9 @@ def run(rows: int = 32) -> Iterator[Row]:
     for name in RUNS:
         config = replace(load_config(name), update={"micro_batch_tokens": rows * LENGTH})
         plan = plan_memory(config, meta_model(config.model.path), named_card(CARD))
-        planned = sum(plan.parts[part][1] for part in ("weights", "gradients", "optimiser", "activations"))
+        planned = sum(
+            plan.parts[part][1] for part in ("weights", "gradients", "optimiser", "activations")
+        )
         peak = fake_peak(plan.config, rows)  # which has numbers for "auto"
         yield Row(
             "planned peak of the learner",

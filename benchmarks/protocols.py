@@ -95,7 +95,9 @@ def reach(reported: Mapping[int, float] = REPORTED, tasks: int = POPULATION) -> 
     first, before, last = reported
     wins = {size: size * share for size, share in reported.items()}
     pooled = sum(wins.values()) / sum(reported)
-    squares = sum(size * (share - pooled) ** 2 for size, share in reported.items()) / (pooled * (1 - pooled))
+    squares = sum(size * (share - pooled) ** 2 for size, share in reported.items()) / (
+        pooled * (1 - pooled)
+    )
     without = (tasks - first) / (tasks - 1) / first
     return {
         "p": math.exp(-squares / 2),

@@ -121,7 +121,10 @@ def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
         name: The experiment's name.
         pairs: The estimators that are compared: the first minus the second.
     """
-    found = {(each["first"], each["second"]): each for each in figures(f"learning_{name}")["fresh"]["differences"]}
+    found = {
+        (each["first"], each["second"]): each
+        for each in figures(f"learning_{name}")["fresh"]["differences"]
+    }
     lines = []
     for first, second in pairs:
         sign = 1 if (first, second) in found else -1
@@ -148,16 +151,26 @@ def prompt_styles() -> str:
     """Return the comparison of prompts with a memory and conversations as Markdown: HGPO with the same three seeds."""
     lines = []
     for world, title in WORLDS.items():
-        fresh = {style: figures(f"learning_{world}_{style}")["fresh"] for style in ("memory", "chat")}
-        gained = [f"{percent(fresh[style]['warm-start'])} → {percent(fresh[style]['hgpo'])}" for style in fresh]
+        fresh = {
+            style: figures(f"learning_{world}_{style}")["fresh"] for style in ("memory", "chat")
+        }
+        gained = [
+            f"{percent(fresh[style]['warm-start'])} → {percent(fresh[style]['hgpo'])}"
+            for style in fresh
+        ]
         for style, first, second in (
             ("chat", "hgpo", "memory/hgpo"),
             ("memory", "hgpo", f"hgpo{OTHER_SEEDS}"),
         ):
-            found = {frozenset((each["first"], each["second"])): each for each in fresh[style]["differences"]}
+            found = {
+                frozenset((each["first"], each["second"])): each
+                for each in fresh[style]["differences"]
+            }
             each = found[frozenset((first, second))]
             sign = 1 if each["first"] == first else -1
-            gained.append(f"{100 * sign * each['difference']:+.1f} (± {100 * each['margin_of_seeds']:.1f})")
+            gained.append(
+                f"{100 * sign * each['difference']:+.1f} (± {100 * each['margin_of_seeds']:.1f})"
+            )
         lines.append((title, *gained))
     return markdown("| fresh tasks | memory | chat | chat − memory | A/A, memory |", lines)
 
@@ -214,7 +227,9 @@ def _effect(each: Mapping[str, Any]) -> str:
     if each["kind"] == "none":
         return "·" if each["effect"] is not None else "?"
     low, high = (f"{100 * each[name]:+.1f}" for name in ("low", "high"))
-    centre = "" if each["kind"] == "spread" and not each["effect"] else f"{100 * each['effect']:+.1f}, "
+    centre = (
+        "" if each["kind"] == "spread" and not each["effect"] else f"{100 * each['effect']:+.1f}, "
+    )
     return f"{centre}{low} to {high}".replace("-", "−")
 
 
@@ -223,7 +238,9 @@ def protocol_sources() -> str:
     named = {}
     for found in figures("protocols")["policies"].values():
         named |= {each["protocol"]: (each["sentence"], each["source"]) for each in found["effects"]}
-    return markdown("| protocol | what it does | seen in |", [(name, *about) for name, about in named.items()])
+    return markdown(
+        "| protocol | what it does | seen in |", [(name, *about) for name, about in named.items()]
+    )
 
 
 def protocols_reach() -> str:
@@ -250,7 +267,9 @@ def appworld_costs() -> str:
     """Return the table of integrations/appworld/README.md."""
     found = figures("appworld")
     columns = {_counted(n, "world"): one for n, one in found["worlds"].items()}
-    columns |= {_counted(n, "server") + " of the original": one for n, one in found["servers"].items()}
+    columns |= {
+        _counted(n, "server") + " of the original": one for n, one in found["servers"].items()
+    }
     names = dict.fromkeys(name for one in columns.values() for name in one)
     lines = [f"| | {' | '.join(columns)} |", f"|---{'|---:' * len(columns)}|"]
     for name in names:
@@ -269,7 +288,9 @@ PAIRS: Final = (
     ("hgpo", f"grpo{OTHER_SEEDS}"),
 )
 
-BIAS: Final = "| weights of the copy | mean gap of log-probabilities | no correction | token | sequence |"
+BIAS: Final = (
+    "| weights of the copy | mean gap of log-probabilities | no correction | token | sequence |"
+)
 REQUESTS: Final = (
     "| steps | open | memory | rollouts | advantages | results | group | transcript | HGPO | compare "
     "| search | contexts |"
@@ -287,7 +308,11 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "prompt styles": prompt_styles,
         "rollout correction": partial(pivot, "rollout_correction", BIAS),
     },
-    "docs/repeatable.md": {"protocols": protocols, "reach": protocols_reach, "sources": protocol_sources},
+    "docs/repeatable.md": {
+        "protocols": protocols,
+        "reach": protocols_reach,
+        "sources": protocol_sources,
+    },
     "docs/viewer.md": {"speed": partial(pivot, "viewer", REQUESTS)},
     "integrations/openenv/README.md": {"serve": serve},
 }

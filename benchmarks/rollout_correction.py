@@ -105,7 +105,9 @@ def logprobs(model: Model, samples: Samples) -> NDArray[np.float32]:
     return Learner(copy.deepcopy(model), SETTINGS).logprobs(samples)
 
 
-def expected_gradient(policy: Model, behaviour: Model, level: Level | None, threshold: float) -> Tensor:
+def expected_gradient(
+    policy: Model, behaviour: Model, level: Level | None, threshold: float
+) -> Tensor:
     """Return the expectation of the update's gradient over responses sampled from `behaviour`.
 
     The mean over tokens of all responses, each times its probability and the number of tokens, is the expectation.
@@ -115,13 +117,21 @@ def expected_gradient(policy: Model, behaviour: Model, level: Level | None, thre
     rollout = logprobs(behaviour, samples)
     probability = np.exp(rollout.reshape(-1, LENGTH).astype(np.float64).sum(1))
     samples.advantage[:] *= probability * samples.response_start[-1]
-    weight = None if level is None else rollout_correction(old, rollout, samples.response_start, level, threshold)[0]
+    weight = (
+        None
+        if level is None
+        else rollout_correction(old, rollout, samples.response_start, level, threshold)[0]
+    )
     learner = Learner(copy.deepcopy(policy), SETTINGS)
     learner.accumulate(samples, np.arange(len(samples)), Fixed(old, rollout_is=weight))
-    return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()]).double()
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in learner.model.parameters()]
+    ).double()
 
 
-def bias(policy: Model, behaviour: Model, level: Level | None, threshold: float = THRESHOLD) -> float:
+def bias(
+    policy: Model, behaviour: Model, level: Level | None, threshold: float = THRESHOLD
+) -> float:
     """Return the distance of the expected gradient from the exact one, relative to the exact one's norm."""
     exact = expected_gradient(policy, policy, None, threshold)
     biased = expected_gradient(policy, behaviour, level, threshold)

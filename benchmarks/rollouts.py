@@ -217,7 +217,9 @@ class Thinking(AsyncPolicy):
 
     def seconds(self, seed: int) -> float:
         """Draw a log-normal time with the given mean, by the Box-Muller transform of two hashes of the seed."""
-        u, v = (((text_hash(f"{seed}/{name}") % (1 << 64)) + 0.5) / (1 << 64) for name in ("u", "v"))
+        u, v = (
+            ((text_hash(f"{seed}/{name}") % (1 << 64)) + 0.5) / (1 << 64) for name in ("u", "v")
+        )
         normal = math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v)
         return self._mean_s * math.exp(self._sigma * normal - self._sigma**2 / 2)
 
@@ -241,7 +243,8 @@ def tail(count: int = 128, mean_s: float = 0.25) -> Iterator[Row]:
     batch ends with its last rollout. Its time includes only the waiting, which is calculated.
     """
     env = handle(max_steps=20)
-    spec = RolloutSpec(tasks=1_440, group_size=8, seed=1)  # some minutes, so that the last rollouts are a small part
+    # some minutes, so that the last rollouts are a small part
+    spec = RolloutSpec(tasks=1_440, group_size=8, seed=1)
     for sigma in (0.6, 1.0):
         thinking = Thinking(
             policy_for(env, "mixture:expert=0.8,random=0.2"),
@@ -285,7 +288,9 @@ def lockstep_s(
         batch = names[first : first + count]
         for step in range(max(lengths[name] for name in batch)):
             playing = [name for name in batch if lengths[name] > step]
-            waited += max(thinking.seconds(text_hash(f"{seeds[name]}/{step}") % (1 << 63)) for name in playing)
+            waited += max(
+                thinking.seconds(text_hash(f"{seeds[name]}/{step}") % (1 << 63)) for name in playing
+            )
     return waited
 
 

@@ -85,7 +85,8 @@ def measure(model: Path, seconds: float, *, ahead: bool) -> dict[str, float]:
             "group_size": 8,
             "max_prompt_tokens": 1024,
         },
-        update={"old_logprobs": "rollout", "kl_weight": 0.0},  # random actions have no tokens to score
+        # random actions have no tokens to score
+        update={"old_logprobs": "rollout", "kl_weight": 0.0},
         evaluation={"every": 0},
         tracking={"tensorboard": False},
     )

@@ -237,7 +237,10 @@ def load_rows(name: str) -> list[Row]:
 
 def made() -> dict[str, Any]:
     """Return the conditions of a measurement. Of absolute paths, which are published, only the last part is kept."""
-    arguments = [f".../{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in sys.argv]
+    arguments = [
+        f".../{Path(argument).name}" if Path(argument).is_absolute() else argument
+        for argument in sys.argv
+    ]
     if Path(sys.argv[0]).name == "__main__.py":
         arguments[0] = "-m benchmarks"
     return {
@@ -249,7 +252,9 @@ def made() -> dict[str, Any]:
         "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {package: found for package in PACKAGES if (found := installed_version(package))},
+        "packages": {
+            package: found for package in PACKAGES if (found := installed_version(package))
+        },
     }
 
 
@@ -285,7 +290,10 @@ def print_rows(rows: Iterable[Row], title: str = "") -> None:
 
 def benchmarks() -> dict[str, str]:
     """Return the first line of every benchmark's docstring by its name."""
-    trees = {path.stem: ast.parse(path.read_text("utf-8")) for path in sorted(Path(__file__).parent.glob("*.py"))}
+    trees = {
+        path.stem: ast.parse(path.read_text("utf-8"))
+        for path in sorted(Path(__file__).parent.glob("*.py"))
+    }
     return {
         name: (ast.get_docstring(tree) or "").partition("\n")[0]
         for name, tree in trees.items()
@@ -312,7 +320,8 @@ def add_keep(parser: argparse.ArgumentParser) -> None:
 
 def add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
     """Add the option of a parameter: of its type, and with several values if this is a tuple."""
-    hint: str = parameter.annotation  # not evaluated, because modules import annotations from the future
+    # not evaluated, because modules import annotations from the future
+    hint: str = parameter.annotation
     options: dict[str, Any] = {"default": parameter.default}
     if hint == "bool":
         options["action"] = "store_true"

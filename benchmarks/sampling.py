@@ -114,7 +114,9 @@ def run(rounds: int = 7) -> Iterator[Row]:
     found = least(
         rounds,
         {
-            "continuous batching": lambda: seconds(lambda: [sample(model, prompts) for prompts in calls]),
+            "continuous batching": lambda: seconds(
+                lambda: [sample(model, prompts) for prompts in calls]
+            ),
             "generate": lambda: seconds(lambda: [generate(model, prompts) for prompts in calls]),
         },
     )

@@ -84,7 +84,9 @@ def serve(ready: Connection) -> None:
     """Serve on a free port and send its number."""
 
     async def run() -> None:
-        server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", 0, backlog=4096)
+        server = await asyncio.get_running_loop().create_server(
+            Answering, "127.0.0.1", 0, backlog=4096
+        )
         ready.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -201,7 +203,10 @@ def run(rounds: int = 5, replies: int = 4_000) -> Iterator[Row]:
     found = in_turns(rounds + 1, {name: partial(play, name, port, replies) for name in LOOPS})
     server.terminate()
     # The first round warms up. Of the others, the least counts.
-    times = {name: [min(values) for values in zip(*each[1:], strict=True)] for name, each in found.items()}
+    times = {
+        name: [min(values) for values in zip(*each[1:], strict=True)]
+        for name, each in found.items()
+    }
     cpu, wall = times["policy"]
     yield Row(
         f"Rollouts: CPU of a reply of an OpenAI-compatible server, {CONCURRENCY} at a time",

@@ -47,7 +47,9 @@ TEXTS = {
 TOKENS = {"prompt_token_ids", "response_token_ids", "response_logprobs"}
 
 
-def fastest(calls: Mapping[str, Callable[[], object]], clock: Callable[[], float]) -> tuple[float, ...]:
+def fastest(
+    calls: Mapping[str, Callable[[], object]], clock: Callable[[], float]
+) -> tuple[float, ...]:
     """Return the seconds of the fastest call of each function. The functions are called in turns."""
     return tuple(
         least(
@@ -102,7 +104,9 @@ def verification(run: Path, one_shard: Path) -> Iterator[Row]:
         floor=("reading all columns", reading),
     )
     large, small = (in_new_process(peak_of_verification, folder) for folder in (run, one_shard))
-    rows, few = (scan_steps(folder).select(pl.len()).collect().item() for folder in (run, one_shard))
+    rows, few = (
+        scan_steps(folder).select(pl.len()).collect().item() for folder in (run, one_shard)
+    )
     yield Row(
         f"Step table: peak memory of verify, {rows:,} rows",
         large,
@@ -175,7 +179,8 @@ def formats(steps: pl.DataFrame) -> Iterator[Row]:
     """Compare a step table with JSON lines of the same rows."""
     given = steps.drop("run", *(DERIVED & set(steps.columns)))
     shapes = {
-        "numbers and state": [name for name in given.columns if name not in TEXTS | TOKENS] + ["state"],
+        "numbers and state": [name for name in given.columns if name not in TEXTS | TOKENS]
+        + ["state"],
         "texts": [name for name in given.columns if name not in TOKENS],
         "texts and tokens": given.columns,
     }

@@ -76,7 +76,9 @@ class Speed(NamedTuple):
     note: str
 
 
-def run(config: str = "alfworld-1.5b-hgpo-k2", rows: int = 512, rival: bool = False) -> Iterator[Row]:
+def run(
+    config: str = "alfworld-1.5b-hgpo-k2", rows: int = 512, rival: bool = False
+) -> Iterator[Row]:
     """Measure the update of a configuration's model on `rows` rows; with `rival`, TRL's loss as well."""
     settings = load_config(config)
     model = meta_model(settings.model.path)
@@ -85,7 +87,9 @@ def run(config: str = "alfworld-1.5b-hgpo-k2", rows: int = 512, rival: bool = Fa
     device = torch.cuda.get_device_name() if cuda else "CPU"
     with torch.device("cuda" if cuda else "cpu"):
         model = type(model)._from_config(model.config, attn_implementation="sdpa")  # noqa: SLF001
-    found = {each: measured(lambda each=each: ours(model, settings, samples, each)) for each in VARIANTS}  # type: ignore[misc]
+    found = {
+        each: measured(lambda each=each: ours(model, settings, samples, each)) for each in VARIANTS
+    }  # type: ignore[misc]
     of_trl = ("TRL's", measured(lambda: trl(model, samples)).alone) if rival else None
     for variant, speed in found.items():
         yield Row(
@@ -109,7 +113,13 @@ def rows_of_alfworld(number: int, vocabulary: int) -> Samples:
             group_size=4,
             history_length=2,
         )
-        prompts = scan_steps(run).select(pl.col("prompt").str.len_chars() // 4).collect().to_series().to_numpy()
+        prompts = (
+            scan_steps(run)
+            .select(pl.col("prompt").str.len_chars() // 4)
+            .collect()
+            .to_series()
+            .to_numpy()
+        )
     rng = np.random.default_rng(0)
     lengths = rng.choice(prompts, number)
     answers = rng.integers(40, 160, number)
@@ -132,7 +142,9 @@ def measured(update: Callable[[], Speed]) -> Speed:
     except Exception as error:  # noqa: BLE001 - a variant that does not fit or run is a result
         return Speed(float("nan"), f"{type(error).__name__}: {str(error)[:200]}")
     if torch.cuda.is_available():
-        found = found._replace(note=f"{found.note}, {torch.cuda.max_memory_allocated() / GIB:.1f} GiB")
+        found = found._replace(
+            note=f"{found.note}, {torch.cuda.max_memory_allocated() / GIB:.1f} GiB"
+        )
     return found
 
 

@@ -104,7 +104,9 @@ def measured(run: Path, count: int) -> Iterator[Row]:
     index = sources[0].index()
     draw = random.Random(0)
     groups = [draw.randrange(index.groups.height) for _ in range(count)]
-    rollouts = [index.episodes.row(draw.randrange(index.episodes.height), named=True) for _ in range(count)]
+    rollouts = [
+        index.episodes.row(draw.randrange(index.episodes.height), named=True) for _ in range(count)
+    ]
     every_other = b"\x55" * (index.episodes.height // 8)
     requests = {
         "rollouts": ["rollouts"],
@@ -112,7 +114,9 @@ def measured(run: Path, count: int) -> Iterator[Row]:
         "results": [f"results?rows={base64.urlsafe_b64encode(every_other).decode()}"],
         "group": [f"groups/{group}" for group in groups],
         "transcript": [f"steps/{one['row']}/{min(50, one['length'])}" for one in rollouts],
-        "HGPO": [f"groups/{group}/estimates?estimator=hgpo&set=history_length=4" for group in groups],
+        "HGPO": [
+            f"groups/{group}/estimates?estimator=hgpo&set=history_length=4" for group in groups
+        ],
         "compare": ["against/0"],
         "search": ["search?text=a desk lamp 1"],
         "contexts": ["levels"],

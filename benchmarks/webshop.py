@@ -53,7 +53,9 @@ def walks(source: WebShopSource, episodes: int) -> Walks:
             if state.info["page_type"] == "index" or choose.random() < 0.05:
                 command = f"search[{' '.join(choose.sample(words, min(5, len(words))))}]"
             else:
-                command = choose.choice([action for action in state.actions if action.startswith("click[")])
+                command = choose.choice(
+                    [action for action in state.actions if action.startswith("click[")]
+                )
             state = engine.act(command)
             commands.append(command)
         found.append((task, commands))

@@ -150,7 +150,10 @@ def soak(seconds: float, processes: int, environments: int) -> tuple[list[list[L
     digests = reference()
     resource_tracker.ensure_running()
     files = open_files()
-    parts = [environments // processes + (number < environments % processes) for number in range(processes)]
+    parts = [
+        environments // processes + (number < environments % processes)
+        for number in range(processes)
+    ]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         reports = list(pool.map(partial(work, seconds, digests), range(processes), parts))
     del pool
@@ -170,7 +173,9 @@ def memory(loads: list[Load], seconds: float) -> tuple[float, float]:
     first = settled[0]
     last = settled[-1]
     if after - before > max(2.0, 0.02 * before) or last.files > first.files or last.different:
-        raise SystemExit(f"expected constant memory and files, and no different episode; received {first}, then {last}")
+        raise SystemExit(
+            f"expected constant memory and files, and no different episode; received {first}, then {last}"
+        )
     return before, after
 
 

@@ -45,7 +45,9 @@ def draw_quickstart(target: Path) -> None:
 def draw_learning(target: Path) -> None:
     """Draw success over environment steps, mean and range of the seeds, from the kept results."""
     charts = [
-        curves_chart(pl.DataFrame(figures(f"learning_{name}")["curves"]), title).properties(width=330, height=240)
+        curves_chart(pl.DataFrame(figures(f"learning_{name}")["curves"]), title).properties(
+            width=330, height=240
+        )
         for name, title in WORLDS.items()
     ]
     row = alt.hconcat(*charts)

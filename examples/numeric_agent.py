@@ -44,7 +44,11 @@ class NumericEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(
-        self, env: gymnasium.Env[Any, Any], tasks: Sequence[str] | None = None, words: int = 256, actions: int = 1024
+        self,
+        env: gymnasium.Env[Any, Any],
+        tasks: Sequence[str] | None = None,
+        words: int = 256,
+        actions: int = 1024,
     ) -> None:
         super().__init__(env)
         self._tasks, self._words, self._actions = tasks, words, actions
@@ -56,7 +60,10 @@ class NumericEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if seed is not None:
             self._draw = np.random.default_rng(seed)
         if self._tasks is not None:
-            options = {"task": self._tasks[int(self._draw.integers(len(self._tasks)))], **(options or {})}
+            options = {
+                "task": self._tasks[int(self._draw.integers(len(self._tasks)))],
+                **(options or {}),
+            }
         observation, info = self.env.reset(seed=seed, options=options)
         return self._numbers(observation, info), info
 
@@ -96,8 +103,12 @@ def main() -> None:
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.env_util import make_vec_env
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=4, help="number of tasks, the first of the training split")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tasks", type=int, default=4, help="number of tasks, the first of the training split"
+    )
     parser.add_argument("--steps", type=int, default=20_000, help="environment steps")
     options = parser.parse_args()
 
@@ -108,7 +119,14 @@ def main() -> None:
 
     env = make_vec_env(environment, n_envs=8, seed=0)
     MaskablePPO(
-        "MlpPolicy", env, n_steps=128, batch_size=256, learning_rate=1e-3, ent_coef=0.01, seed=0, verbose=1
+        "MlpPolicy",
+        env,
+        n_steps=128,
+        batch_size=256,
+        learning_rate=1e-3,
+        ent_coef=0.01,
+        seed=0,
+        verbose=1,
     ).learn(options.steps)
 
 

@@ -23,7 +23,8 @@ from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 
 gymnasium.register_envs(minigrid)
-ACTIONS = ["turn left", "turn right", "go forward", "pick up", "drop", "open"]  # in minigrid's order
+# in minigrid's order
+ACTIONS = ["turn left", "turn right", "go forward", "pick up", "drop", "open"]
 SPLITS = {"train": range(10_000), "test": range(10_000, 10_100)}  # the seeds of each level
 
 TEMPLATE = """
@@ -55,16 +56,23 @@ class BabyAIEngine:
 
     def act(self, command: str) -> State:
         if command not in self.state.actions:
-            self.taken, self.state = self.env.actions.done, replace(self.state, valid=False, reward=0.0)
+            self.taken, self.state = (
+                self.env.actions.done,
+                replace(self.state, valid=False, reward=0.0),
+            )
             return self.state
         self.taken = ACTIONS.index(command)
         _, reward, terminated, truncated, _ = self.env.step(self.taken)
-        return self._show(float(reward), terminated=terminated, truncated=truncated and not terminated)
+        return self._show(
+            float(reward), terminated=terminated, truncated=truncated and not terminated
+        )
 
     def _show(self, reward: float, *, terminated: bool = False, truncated: bool = False) -> State:
         self.state = State(
             text=describe(self.env),
-            actions=[] if terminated or truncated else [action for action in ACTIONS if offered(self.env, action)],
+            actions=[]
+            if terminated or truncated
+            else [action for action in ACTIONS if offered(self.env, action)],
             terminated=terminated,
             truncated=truncated,
             won=terminated and reward > 0,
@@ -90,7 +98,8 @@ def describe(env: Any) -> str:
 
     Of the walls, only the one ahead is included.
     """
-    grid, visible = env.gen_obs_grid()  # rotated: the agent looks up from the middle of the last row
+    # rotated: the agent looks up from the middle of the last row
+    grid, visible = env.gen_obs_grid()
     middle, last, lines = grid.width // 2, grid.height - 1, []
     for row, column in itertools.product(range(last, -1, -1), range(grid.width)):
         thing, forward, right = grid.get(column, row), last - row, column - middle
@@ -124,11 +133,16 @@ class BabyAISource:
 
     def task(self, task_id: str) -> Task:
         level, _, seed = task_id.rpartition("-")
-        split = next((name for name, seeds in SPLITS.items() if seed.isdecimal() and int(seed) in seeds), None)
+        split = next(
+            (name for name, seeds in SPLITS.items() if seed.isdecimal() and int(seed) in seeds),
+            None,
+        )
         if level not in self._levels or split is None:
             raise UnknownTask(f"expected a task such as {self._levels[0]}-0, received {task_id!r}")
         self._engine.start(task_id)
-        return Task(task_id, split, self._engine.env.mission, level, {"minigrid": version("minigrid")})
+        return Task(
+            task_id, split, self._engine.env.mission, level, {"minigrid": version("minigrid")}
+        )
 
     def engine(self) -> BabyAIEngine:
         return BabyAIEngine()
@@ -139,7 +153,9 @@ class Expert:
 
     def reset(self, task: Task, state: State, engine: Any = None) -> None:
         if engine is None:
-            raise InputError("BabyAI's expert requires the environment in its own process; omit --workers")
+            raise InputError(
+                "BabyAI's expert requires the environment in its own process; omit --workers"
+            )
         self._engine, self._bot = engine, BabyAIBot(engine.env)
 
     def act(self, state: State) -> str:

@@ -14,7 +14,9 @@ from hgpo_train.advantages import estimator
 from hgpo_train.advantages.windows import normalise, weighted_mean, within
 
 
-def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0) -> pl.LazyFrame:
+def hgpo_median(
+    steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0
+) -> pl.LazyFrame:
     """HGPO with a median baseline, A_k = R - median G_k, which is robust to a single successful rollout."""
     levels = {}
     for k in range(history_length + 1):
@@ -26,7 +28,9 @@ def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 
     return weighted_mean(steps, levels)
 
 
-def hgpo_leave_one_out(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0) -> pl.LazyFrame:
+def hgpo_leave_one_out(
+    steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0
+) -> pl.LazyFrame:
     """HGPO with a leave-one-out baseline: A_k = R - mean of the group's others = (R - mean G_k) · n / (n - 1)."""
     levels = {}
     for k in range(history_length + 1):

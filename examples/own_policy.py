@@ -29,7 +29,8 @@ class CuriousPolicy(BatchPolicy):
     def __init__(self, chance: float, context: PolicyContext) -> None:
         super().__init__()
         self._chance, self._context = chance, context
-        self._taken: dict[int, Counter[tuple[str, str]]] = {}  # by slot; a slot plays one episode at a time
+        # by slot; a slot plays one episode at a time
+        self._taken: dict[int, Counter[tuple[str, str]]] = {}
 
     def respond(self, requests: Sequence[Request]) -> Sequence[str]:
         return [self._choose(request) for request in requests]
@@ -43,7 +44,9 @@ class CuriousPolicy(BatchPolicy):
         if draw.random() >= self._chance:
             actions.sort(key=lambda action: taken[state.text, action])
         taken[state.text, actions[0]] += 1
-        return format_action(actions[0], self._context.action_format, state.actions, self._context.benchmark)
+        return format_action(
+            actions[0], self._context.action_format, state.actions, self._context.benchmark
+        )
 
 
 def make(argument: str, context: PolicyContext) -> CuriousPolicy:
@@ -51,7 +54,9 @@ def make(argument: str, context: PolicyContext) -> CuriousPolicy:
     try:
         chance = float(argument or 0)
     except ValueError:
-        raise InputError(f"curious: expected a fraction of random actions such as 0.1, received {argument!r}") from None
+        raise InputError(
+            f"curious: expected a fraction of random actions such as 0.1, received {argument!r}"
+        ) from None
     return CuriousPolicy(chance, context)
 
 

@@ -54,7 +54,9 @@ class Household:
         return self._reward
 
     def _shown(self, observation: dict[str, Any], info: dict[str, Any]) -> str:
-        return f"{observation['state']}\nAdmissible commands: {', '.join(info['admissible_actions'])}"
+        return (
+            f"{observation['state']}\nAdmissible commands: {', '.join(info['admissible_actions'])}"
+        )
 
 
 def rows(tasks: Sequence[str]) -> Dataset:
@@ -65,12 +67,16 @@ def rows(tasks: Sequence[str]) -> Dataset:
 
 def main() -> None:
     """Train, and save the model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="name or folder of a model whose chat template has tools")
     parser.add_argument("--out", required=True, help="output folder")
     parser.add_argument("--steps", type=int, default=100, help="optimisation steps")
     parser.add_argument("--group-size", type=int, default=8, help="conversations per task and step")
-    parser.add_argument("--tokens", type=int, default=8192, help="length of a conversation after its prompt")
+    parser.add_argument(
+        "--tokens", type=int, default=8192, help="length of a conversation after its prompt"
+    )
     options = parser.parse_args()
 
     source = environment_spec(ENV_ID).open_source().source
@@ -86,7 +92,10 @@ def main() -> None:
         report_to="none",
     )
     trainer = GRPOTrainer(
-        options.model, args=settings, train_dataset=rows(source.ids(SPLIT)), environment_factory=Household
+        options.model,
+        args=settings,
+        train_dataset=rows(source.ids(SPLIT)),
+        environment_factory=Household,
     )
     trainer.train()
     trainer.save_model(options.out)

@@ -17,7 +17,9 @@ class _TooLarge(Exception):  # noqa: N818 (carries a result past lru_cache, whic
         self.result: Final = result
 
 
-def bounded_cache(function: Callable[P, R], entries: int, largest: int, weigh: Callable[..., int]) -> Callable[P, R]:
+def bounded_cache(
+    function: Callable[P, R], entries: int, largest: int, weigh: Callable[..., int]
+) -> Callable[P, R]:
     """Cache the results of the latest calls, except large ones, in at most `entries * largest` bytes.
 
     Args:

@@ -108,7 +108,12 @@ def _contents(side: str, source: TaskSource, task_id: str) -> dict[str, str]:
         task = source.task(task_id)
     except InputError as error:
         raise InputError(f"{side}: {error}") from error
-    return {"sentence": task.instruction, "type": task.task_type, "split": task.split, **task.versions}
+    return {
+        "sentence": task.instruction,
+        "type": task.task_type,
+        "split": task.split,
+        **task.versions,
+    }
 
 
 def _only(text: str, other: str) -> str:

@@ -33,7 +33,8 @@ class Task:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)  # not frozen: every step creates one, and a frozen one takes three times as long
+# not frozen: every step creates one, and a frozen one takes three times as long
+@dataclass(slots=True)
 class State:
     """The result of starting a task or executing a command. Nobody changes it.
 

@@ -47,14 +47,18 @@ def observation_space(history_depth: int) -> spaces.Dict:
 def checked_task(shared: SharedSource, split: str, task: object) -> str:
     """Return the id of a requested task as text. Raises InputError if it does not exist or is of another split."""
     if isinstance(task, bool) or not isinstance(task, str | int | np.integer):
-        raise InputError(f'options["task"]: expected a task id (text, or an integer for WebShop), received {task!r}')
+        raise InputError(
+            f'options["task"]: expected a task id (text, or an integer for WebShop), received {task!r}'
+        )
     task_id = str(task)
     try:
         description = shared.source.task(task_id)
     except InputError:
         raise
     except KeyError as error:
-        raise InputError(unknown("task id", task_id, map(str, shared.source.ids(split)), limit=3)) from error
+        raise InputError(
+            unknown("task id", task_id, map(str, shared.source.ids(split)), limit=3)
+        ) from error
     if split not in ("all", description.split):
         raise InputError(
             f"expected a task of split {split!r}, received {task_id!r} of split {description.split!r}; "
@@ -99,7 +103,9 @@ def checked_action(action: object) -> str:
         InputError: If it is not text.
     """
     if not isinstance(action, str):
-        raise InputError(f"action: expected a text, received {type(action).__name__} {one_line(repr(action))}")
+        raise InputError(
+            f"action: expected a text, received {type(action).__name__} {one_line(repr(action))}"
+        )
     return action
 
 
@@ -238,11 +244,17 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             drawn_seed = self.np_random_seed % MOST_SEEDS if seed is None else seed
             self._sampler = TaskSampler(self.sampling, self.tasks, drawn_seed)
         episode = self.episode
-        episode.start(self._sampler.draw() if task is None else checked_task(self.shared, self.split, task))
+        episode.start(
+            self._sampler.draw() if task is None else checked_task(self.shared, self.split, task)
+        )
         hashes = self._chain.start(episode.state_hash)
         if self.render_mode == "human":
             self._print()
-        return {"state": episode.state.text, "prompt": episode.prompt(), "history_hash": hashes}, episode.info()
+        return {
+            "state": episode.state.text,
+            "prompt": episode.prompt(),
+            "history_hash": hashes,
+        }, episode.info()
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute a command or a response. No text raises an error.
@@ -256,7 +268,9 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         """
         episode = self.episode
         if episode.done or not episode.started:
-            raise gymnasium.error.ResetNeeded("the episode has ended or was not started: call reset first")
+            raise gymnasium.error.ResetNeeded(
+                "the episode has ended or was not started: call reset first"
+            )
         episode.act(checked_action(action))
         state = episode.state
         hashes = self._chain.advance(episode.state_hash)
@@ -296,7 +310,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         return render_step(self.episode) if self.render_mode == "ansi" else None
 
     def _print(self) -> None:
-        encoding = sys.stdout.encoding or "utf-8"  # characters that it does not have become question marks
+        # characters that it does not have become question marks
+        encoding = sys.stdout.encoding or "utf-8"
         print(render_step(self.episode).encode(encoding, "replace").decode(encoding), flush=True)
 
 
@@ -311,15 +326,24 @@ def render_step(episode: Episode) -> str:
     state = episode.state
     if not episode.steps_taken:
         kind = f" ({episode.task.task_type})" if episode.task.task_type else ""
-        lines = [f"# {episode.task.id}{kind}", f"# task: {episode.task.instruction}", "", state.text, ""]
+        lines = [
+            f"# {episode.task.id}{kind}",
+            f"# task: {episode.task.instruction}",
+            "",
+            state.text,
+            "",
+        ]
     else:
         endings = {True: "won", False: "ended without success", None: "ended"}
         ending = endings[state.won] if episode.terminated else "stopped by the step limit"
         lines = [
             f"[{episode.steps_taken}] > {episode.action}{'' if episode.action_valid else '   (invalid)'}",
             state.text,
-            f"reward {state.reward:g}" + (f", {ending} after {episode.steps_taken} steps" if episode.done else ""),
+            f"reward {state.reward:g}"
+            + (f", {ending} after {episode.steps_taken} steps" if episode.done else ""),
             "",
         ]
     text = "\n".join(lines)
-    return "".join([letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text])
+    return "".join(
+        [letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text]
+    )

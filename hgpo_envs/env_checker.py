@@ -29,7 +29,16 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from hgpo_envs import env_findings
-from hgpo_envs.env_findings import Doubt, Finding, Flaw, Play, Rollout, difference_of, flaw_of, where
+from hgpo_envs.env_findings import (
+    Doubt,
+    Finding,
+    Flaw,
+    Play,
+    Rollout,
+    difference_of,
+    flaw_of,
+    where,
+)
 from hgpo_envs.environment_spec import EnvironmentSpec, make_player, spec_named
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError, one_line
@@ -51,7 +60,16 @@ if TYPE_CHECKING:
 
 ROLLOUTS: Final = 4
 """The number of rollouts of each task."""
-HOSTILE: Final = ("", " ", "xyzzy plugh", "quit", "{{ 1 }}", "\x00\x1b[2J", "\U0001f600 é", "a" * 20_000)
+HOSTILE: Final = (
+    "",
+    " ",
+    "xyzzy plugh",
+    "quit",
+    "{{ 1 }}",
+    "\x00\x1b[2J",
+    "\U0001f600 é",
+    "a" * 20_000,
+)
 """Commands that no environment offers. Policies write such texts."""
 ANSWER_SECONDS: Final = 60.0
 """The time in which an engine must answer a command or start a task."""
@@ -63,11 +81,14 @@ LISTED: Final = 100_000
 """The number of task ids that are searched for repeated ones. A split may be a lazy sequence of any length."""
 HASH_SEEDS: Final = ("1", "2", "3")
 """Python's hash seeds of the other processes. The order of two texts in a set is the same in half of them."""
-_OPEN: Final = re.compile(r"<[^<>]*>")  # what an action leaves open, such as WebShop's search[<your query>]
+# what an action leaves open, such as WebShop's search[<your query>]
+_OPEN: Final = re.compile(r"<[^<>]*>")
 _WORD: Final = re.compile(r"[^\W_]+")
 _CALLING: Final = 0.9  # the share of calls where there are tools; the others are messages
 _SPLITS: Final = ("train", "valid", "validation", "dev", "test", "eval")
-_CHILD: Final = "import pickle, sys; {path}; from hgpo_envs.env_checker import replay_here; replay_here()"
+_CHILD: Final = (
+    "import pickle, sys; {path}; from hgpo_envs.env_checker import replay_here; replay_here()"
+)
 
 
 def check_environment(
@@ -107,10 +128,14 @@ def check_environment(
                 found = Finding(name, "pass", f"accepted ({spec.accepted[name]}): {found.message}")
             yield found
             # Tools that no call can fit, or an engine that fails, would only lead to further findings of the same.
-            if (name == "tools" and found.verdict == "fail") or (name == "plays" and not play.rollouts):
+            if (name == "tools" and found.verdict == "fail") or (
+                name == "plays" and not play.rollouts
+            ):
                 return
         if spec.stochastic:
-            yield Finding("replay", "pass", "not compared: the environment is declared to be stochastic")
+            yield Finding(
+                "replay", "pass", "not compared: the environment is declared to be stochastic"
+            )
     finally:
         random.setstate(generators[0])
         np.random.set_state(generators[1])  # noqa: NPY002
@@ -119,7 +144,9 @@ def check_environment(
 def _spec_of(source: TaskSource) -> EnvironmentSpec:
     """Return the specification of a source; the defaults for one that has none, as Gymnasium environments."""
     is_stochastic = getattr(source, "stochastic", False)
-    defaults = EnvironmentSpec(id="Undescribed/Environment-v0", source=type(source), stochastic=is_stochastic)
+    defaults = EnvironmentSpec(
+        id="Undescribed/Environment-v0", source=type(source), stochastic=is_stochastic
+    )
     return spec_named(source.name) or defaults
 
 
@@ -140,11 +167,16 @@ def _guarded(name: str, check: Check, play: Play) -> Finding:
             found = Finding(name, "fail", f"{place}{kind}{one_line(error, 300)}{advice}")
         results.append(found)
 
-    thread = threading.Thread(target=run, daemon=True)  # which does not keep the process alive if it never returns
+    # which does not keep the process alive if it never returns
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     while thread.is_alive() and perf_counter() - play.since < ANSWER_SECONDS:
         thread.join(0.1)
-    return results[0] if results else Finding(name, "fail", f"{play.where}: no answer in {ANSWER_SECONDS:g} s")
+    return (
+        results[0]
+        if results
+        else Finding(name, "fail", f"{play.where}: no answer in {ANSWER_SECONDS:g} s")
+    )
 
 
 def _tasks(play: Play) -> str:
@@ -172,7 +204,9 @@ def _tasks(play: Play) -> str:
                 "see Task.split"
             )
         if play.is_described and not task.instruction.strip():
-            raise Doubt(f"{name} has no instruction, so that prompts do not say what to do; see Task.instruction")
+            raise Doubt(
+                f"{name} has no instruction, so that prompts do not say what to do; see Task.instruction"
+            )
     return f"{counted(len(tasks), 'task')}, of {len(every):,}"
 
 
@@ -185,7 +219,10 @@ def _spread(tasks: Sequence[str], count: int) -> list[str]:
 def _unknown(play: Play) -> str:
     """Check that unknown names are refused, as a task that was misspelt would be."""
     source = play.shared.source
-    for kind, call, repair in (("task", source.task, "UnknownTask"), ("split", source.ids, "InputError")):
+    for kind, call, repair in (
+        ("task", source.task, "UnknownTask"),
+        ("split", source.ids, "InputError"),
+    ):
         play.where = f"an unknown {kind}"
         try:
             call("no-such-name")
@@ -215,7 +252,9 @@ def _plays(play: Play) -> str:
         if not rollout.commands:
             raise Flaw(f"task {rollout.task} ends at its start, and all rollouts of it fail")
     commands = [command for rollout in rollouts for command in rollout.commands]
-    message = f"{len(rollouts)} rollouts of {counted(len(play.chosen), 'task')}, {len(commands)} steps"
+    message = (
+        f"{len(rollouts)} rollouts of {counted(len(play.chosen), 'task')}, {len(commands)} steps"
+    )
     called = {call.name for command in commands for call in tool_calls(command) or ()}
     if missing := [name for name in play.tools if name not in called]:
         raise Doubt(f"{message}; never called: {', '.join(missing)}; play more episodes")
@@ -233,7 +272,9 @@ def _seed_process(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002
 
 
-def _rollout(play: Play, task_id: str, engine: Engine, choose: Callable[[State], str | None]) -> Rollout:
+def _rollout(
+    play: Play, task_id: str, engine: Engine, choose: Callable[[State], str | None]
+) -> Rollout:
     """Play a task with the commands that a function of the state chooses, until it returns None."""
     rollout = Rollout(task_id, [], [], [])
     state = play.ask(where(rollout, 0), engine.start, task_id)
@@ -251,7 +292,12 @@ def _rollout(play: Play, task_id: str, engine: Engine, choose: Callable[[State],
 
 
 def _chooser(
-    play: Play, engine: Engine, task_id: str, rng: random.Random, number: int, plan: Sequence[str] | None = None
+    play: Play,
+    engine: Engine,
+    task_id: str,
+    rng: random.Random,
+    number: int,
+    plan: Sequence[str] | None = None,
 ) -> Callable[[State], str | None]:
     """Return a policy: of the plan, random, or where states list no actions a scripted player, if there is one.
 
@@ -340,7 +386,9 @@ def _elsewhere(play: Play) -> str:
     message = "not compared"
     for seed in HASH_SEEDS:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        child = subprocess.run(program, input=asked, capture_output=True, env=environment, check=False)  # noqa: S603 - its own program
+        child = subprocess.run(  # noqa: S603 - its own program
+            program, input=asked, capture_output=True, env=environment, check=False
+        )
         lines = child.stdout.decode(errors="replace").splitlines()
         if child.returncode or not lines:
             reason = (child.stderr.decode(errors="replace").splitlines() or ["no answer"])[-1]
@@ -380,7 +428,8 @@ def _distinct(play: Play) -> str:
     times = Counter(starts.values())
     commands = [rollout.commands for rollout in play.rollouts[::ROLLOUTS]]
     reactions = {
-        task_id: start if times[start] == 1 else _reaction(play, task_id, commands) for task_id, start in starts.items()
+        task_id: start if times[start] == 1 else _reaction(play, task_id, commands)
+        for task_id, start in starts.items()
     }
     # 3. Tasks that have reacted alike may differ in what was not tried: they are played further.
     owners = {reactions[task_id]: task_id for task_id in splits[here]}
@@ -426,7 +475,8 @@ def _alike(play: Play, ids: Sequence[str]) -> int:
         plans.add(tuple(commands))
         if len({_reaction(play, each, [commands]) for each in ids}) > 1:
             return 0
-        tried += sum(state.valid is not False for state in rollout.states[1:])  # what is refused tells nothing
+        # what is refused tells nothing
+        tried += sum(state.valid is not False for state in rollout.states[1:])
         if tried >= ENOUGH:
             break
     return tried if tried >= ENOUGH else 0
@@ -474,7 +524,9 @@ def _copies(play: Play, copy: Callable[[Episode], Episode]) -> str:
         for each, when in ((other, "in the copy"), (episode, "after a copy played on")):
             for step, command in enumerate(rollout.commands[middle:], middle + 1):
                 place = f"{where(rollout, step)} {when}"
-                if difference := difference_of(rollout.states[step], play.ask(place, each.engine.act, command)):
+                if difference := difference_of(
+                    rollout.states[step], play.ask(place, each.engine.act, command)
+                ):
                     raise Flaw(f"{place}: {difference}")
     return "a copy in the middle of an episode goes on equally and independently"
 
@@ -486,7 +538,8 @@ def _hostile(play: Play) -> str:
         odd += [ToolCall(name, arguments).text() for arguments in ({}, {"x": None})]
     rollout = max(play.rollouts[:ROLLOUTS], key=lambda each: len(each.commands))
     steps = len(rollout.commands)
-    for middle in sorted({0, steps // 2, steps - 1}):  # at the start, in the middle and before the end
+    # at the start, in the middle and before the end
+    for middle in sorted({0, steps // 2, steps - 1}):
         engine = play.shared.source.engine()
         list(play.states(rollout._replace(commands=rollout.commands[:middle]), engine))
         listed = rollout.states[middle].actions
@@ -508,7 +561,11 @@ def _hostile(play: Play) -> str:
                 f"{place}, after commands that are not offered: {difference}; "
                 "a command that is not valid should change nothing"
             )
-    change = " that are not offered are answered, and change nothing" if rollout.states[0].actions else " are answered"
+    change = (
+        " that are not offered are answered, and change nothing"
+        if rollout.states[0].actions
+        else " are answered"
+    )
     return f"{len(odd)} commands{change}"
 
 

@@ -37,7 +37,8 @@ Verdict = Literal["pass", "warning", "fail"]
 _RARE: Final = 0.05  # a share of repeated states that is too small
 _LISTED: Final = 5  # flaws of tools in one line
 _GAIN: Final = 0.2  # what a key must add to it to be recommended
-_ASKED: Final = re.compile(r"<(\w+)>[^<>]*</\1>|\\boxed\{[^{}]*\}")  # the forms of answers that prompts ask for
+# the forms of answers that prompts ask for
+_ASKED: Final = re.compile(r"<(\w+)>[^<>]*</\1>|\\boxed\{[^{}]*\}")
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ class Play:
         if not isinstance(state, State):
             raise InputError(f"expected a State, received {type(state).__name__}")
         if isinstance(state.actions, str) or not isinstance(state.actions, Sequence):
-            raise InputError(f"actions: expected a list of texts, received {type(state.actions).__name__}")
+            raise InputError(
+                f"actions: expected a list of texts, received {type(state.actions).__name__}"
+            )
         self.where = ""
         return state
 
@@ -161,7 +164,9 @@ def tools(play: Play) -> str:
         more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
         raise Flaw("; ".join(found[:_LISTED]) + more)
     if names := undescribed(schemas):
-        raise Doubt(f"no description: {', '.join(names)}; say what the tool does, which a model learns from it alone")
+        raise Doubt(
+            f"no description: {', '.join(names)}; say what the tool does, which a model learns from it alone"
+        )
     return f"{counted(len(schemas), 'tool')} with sound schemas"
 
 
@@ -219,7 +224,8 @@ def difference_of(first: State, second: State) -> str:
         if name == "actions":
             before = list(before)
             after = list(after)
-        if before == after or before is after or (before != before and after != after):  # NaN differs from itself
+        # NaN differs from itself
+        if before == after or before is after or (before != before and after != after):
             continue
         if name == "actions" and sorted(before) == sorted(after):
             return "actions have another order (sort them)"
@@ -272,7 +278,9 @@ def parsed(play: Play) -> str:
     """Check that actions written as responses are parsed as they were, also in the form that the prompt asks for."""
     states = [state for rollout in play.rollouts for state in rollout.states]
     taken = {
-        command: state.actions for _, _, state, command, after in _steps(play.rollouts) if after.valid is not False
+        command: state.actions
+        for _, _, state, command, after in _steps(play.rollouts)
+        if after.valid is not False
     }
     taken |= {action: state.actions for state in states for action in state.actions}
     for action, listed in taken.items():
@@ -312,10 +320,14 @@ def _obey(play: Play, action: str, listed: Sequence[str]) -> None:
         return
     asked = forms[-1]
     if calls:
-        raise Flaw(f"the prompt asks for {asked[0]!r}, and the environment takes calls of its tools; see template")
+        raise Flaw(
+            f"the prompt asks for {asked[0]!r}, and the environment takes calls of its tools; see template"
+        )
     form = f"<{asked[1]}>{action}</{asked[1]}>" if asked[1] else f"\\boxed{{{action}}}"
     if flaw := _unread(action, f"<think>So.</think>{form}", listed, play.settings):
-        raise Flaw(f"the prompt asks for {asked[0]!r}, but {form!r:.80} {flaw}; see parse_response and action_tag")
+        raise Flaw(
+            f"the prompt asks for {asked[0]!r}, but {form!r:.80} {flaw}; see parse_response and action_tag"
+        )
 
 
 def success(play: Play) -> str:
@@ -363,7 +375,9 @@ def repetition(play: Play) -> str:
     rollouts = play.rollouts
 
     def keyed(function: Callable[[str], str]) -> Callable[[State], str]:
-        return lambda state: answer_of("state key", function, state.text, str) if state.key is None else state.key
+        return lambda state: (
+            answer_of("state key", function, state.text, str) if state.key is None else state.key
+        )
 
     key = keyed(play.settings.state_key or str)
     if merged := _merged(rollouts, key):
@@ -375,7 +389,9 @@ def repetition(play: Play) -> str:
         if more > share + _GAIN and not _merged(rollouts, keyed(function)):
             raise Doubt(f"{seen}, {more:.0%} with {name}: set state_key={name!r}, or State.key")
     if share < _RARE:
-        raise Doubt(f"{seen}; groups of one step have no advantage: give State.key without what changes at every step")
+        raise Doubt(
+            f"{seen}; groups of one step have no advantage: give State.key without what changes at every step"
+        )
     return seen
 
 

@@ -180,7 +180,10 @@ class EnvironmentSpec:
         except TypeError as error:
             raise InputError(f"{self.id}: {error}") from error
         bound.apply_defaults()
-        values = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in bound.arguments.items()}
+        values = {
+            name: os.fspath(v) if isinstance(v, os.PathLike) else v
+            for name, v in bound.arguments.items()
+        }
         shared = open_shared(place, **values)
         if shared.source.name != self.name:
             raise InputError(
@@ -250,7 +253,9 @@ def add_spec(spec: EnvironmentSpec) -> None:
     """
     known = _added.get(spec.id)
     if known is not None and known != spec:
-        raise InputError(f"another environment {spec.id!r} is registered already; choose another id")
+        raise InputError(
+            f"another environment {spec.id!r} is registered already; choose another id"
+        )
     first = next((other for other in environment_ids() if name_in(other) == spec.name), spec.id)
     if first != spec.id:
         raise InputError(f"{spec.id!r} has the same name as {first!r}; choose another name")
@@ -288,7 +293,9 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
         return own
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
-            raise NotInstalled(env_id, f"hgpo-{folder}", install_command(folder=f"integrations/{folder}"))
+            raise NotInstalled(
+                env_id, f"hgpo-{folder}", install_command(folder=f"integrations/{folder}")
+            )
         raise InputError(unknown("environment", env_id, environment_ids()))
     point = installed(ENTRY_POINTS)[env_id]
     spec = load(point)
@@ -296,7 +303,9 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if not isinstance(spec, EnvironmentSpec):
         raise InputError(f"{origin}: expected an EnvironmentSpec, received {type(spec).__name__}")
     if spec.id != env_id:
-        raise InputError(f"{origin}: received the id {spec.id!r}; the entry point must have it as its name")
+        raise InputError(
+            f"{origin}: received the id {spec.id!r}; the entry point must have it as its name"
+        )
     add_spec(spec)
     return spec
 
@@ -343,7 +352,9 @@ def _installed_ids() -> tuple[str, ...]:
         try:
             name_in(env_id)
         except InputError as error:
-            warnings.warn(f"{ENTRY_POINTS} of the distribution {distribution(point)}: {error}", stacklevel=2)
+            warnings.warn(
+                f"{ENTRY_POINTS} of the distribution {distribution(point)}: {error}", stacklevel=2
+            )
         else:
             ids.append(env_id)
     return tuple(ids)

@@ -69,17 +69,25 @@ class Settings(EpisodeOptions):
         for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name}: expected an integer of at least {least}, received {value!r}")
+                raise InputError(
+                    f"{name}: expected an integer of at least {least}, received {value!r}"
+                )
         for name, known in (("action_format", ACTION_FORMATS), ("prompt_style", PROMPT_STYLES)):
             check_known(name, getattr(self, name), known)
         if not isinstance(self.system_prompt, str):
             raise InputError(f"system_prompt: expected a text, received {self.system_prompt!r}")
         if not (self.memory is None or callable(self.memory)):
-            raise InputError(f"memory: expected a function of the past pairs and the state, received {self.memory!r}")
+            raise InputError(
+                f"memory: expected a function of the past pairs and the state, received {self.memory!r}"
+            )
 
 
 def settings_for(
-    benchmark: str, *, prompt_template: str | None = None, memory: Memory | str | None = None, **values: Any
+    benchmark: str,
+    *,
+    prompt_template: str | None = None,
+    memory: Memory | str | None = None,
+    **values: Any,
 ) -> Settings:
     """Return the settings of a benchmark's environments, with its template and response rules as defaults.
 
@@ -102,7 +110,9 @@ def settings_for(
         key = state_key(spec.state_key) if isinstance(spec.state_key, str) else spec.state_key
         values = {"parse_response": spec.parser, "state_key": key, "tools": spec.tools} | values
         memory = spec.memory if memory is None else memory
-    remember: Any = import_object(memory, "a memory function") if isinstance(memory, str) else memory
+    remember: Any = (
+        import_object(memory, "a memory function") if isinstance(memory, str) else memory
+    )
     template = load_template(prompt_template, benchmark)
     return Settings(
         template=template,
@@ -147,13 +157,17 @@ class Episode:
     truncated = False
     done = False
 
-    def __init__(self, shared: SharedSource, settings: Settings, engine: Engine | None = None) -> None:
+    def __init__(
+        self, shared: SharedSource, settings: Settings, engine: Engine | None = None
+    ) -> None:
         self.shared = shared
         self.settings = settings
         shared.add_user(self)
         self._engine = engine
         # A memory summarises all pairs.
-        self._pairs: deque[Pair] = deque(maxlen=settings.history_length if settings.memory is None else None)
+        self._pairs: deque[Pair] = deque(
+            maxlen=settings.history_length if settings.memory is None else None
+        )
         self._journal: list[_Played] = []
 
     @property
@@ -223,14 +237,18 @@ class Episode:
         longest = None if settings.tools else LONGEST_COMMAND
         if message is not None:
             thought = settings.action_format == "response"
-            text = action_text(message, tools=bool(settings.tools), thought=thought, cut_off=cut_off)
+            text = action_text(
+                message, tools=bool(settings.tools), thought=thought, cut_off=cut_off
+            )
         text = clean_text(text)
         if settings.action_format == "response":
             response = answer_of("parse_response", settings.parse_response, text, Response)
             command = clean_text(response.action[:longest])  # JSON can escape a lone surrogate
             return admissible(command, self.state.actions), response.valid
         text = text[:longest]
-        return (numbered(text, self.state.actions) if settings.action_format == "number" else text), None
+        return (
+            numbered(text, self.state.actions) if settings.action_format == "number" else text
+        ), None
 
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:
         """Record an executed command and the state after it."""
@@ -241,7 +259,9 @@ class Episode:
         self.action = command
         self.action_valid = state.valid is not False if well_formed is None else well_formed
         self.terminated = state.terminated
-        self.done = state.terminated or state.truncated or self.steps_taken >= self.settings.max_steps
+        self.done = (
+            state.terminated or state.truncated or self.steps_taken >= self.settings.max_steps
+        )
         self.truncated = self.done and not state.terminated
 
     def prompt(self, history_length: int | None = None) -> str:
@@ -350,7 +370,13 @@ class Episode:
 
         Two episodes with equal settings and equal keys have the same prompt, and react equally to all later texts.
         """
-        return self.task.id, self.steps_taken, tuple(self._pairs), self.state.text, self.engine_key()
+        return (
+            self.task.id,
+            self.steps_taken,
+            tuple(self._pairs),
+            self.state.text,
+            self.engine_key(),
+        )
 
     def _recipe(self) -> tuple[SharedSource, Settings, str | None, list[_Played]]:
         return self.shared, self.settings, self.task.id if self.started else None, self._journal
@@ -363,7 +389,9 @@ _Played = tuple[str, bool | None]
 """An executed command, and whether its response was well formed."""
 
 
-def _replayed(shared: SharedSource, settings: Settings, task_id: str | None, journal: list[_Played]) -> Episode:
+def _replayed(
+    shared: SharedSource, settings: Settings, task_id: str | None, journal: list[_Played]
+) -> Episode:
     """Return an episode in which some commands were played, in a new engine."""
     episode = Episode(shared, settings)
     if task_id is not None:
@@ -391,7 +419,8 @@ def check_template(shared: SharedSource, settings: Settings, task_id: str) -> No
     except (Exception, SystemExit):  # noqa: BLE001 - any error of the environment
         return
     first = episode.prompt()
-    episode.observe(next(iter(episode.state.actions), ""), None, episode.state)  # as if the action changed nothing
+    # as if the action changed nothing
+    episode.observe(next(iter(episode.state.actions), ""), None, episode.state)
     texts = {
         f"prompt template {settings.template.name}": f"{first}\n{episode.prompt()}",
         "the system prompt": settings.system_prompt,

@@ -43,7 +43,8 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
     "unknown benchmark 'AlfWorld'; did you mean 'ALFWorld'? Known: AppWorld, ALFWorld"
     """
     names = list(islice(known, _COMPARED))  # the ids of tasks may be too many
-    by_letters = {known_name.casefold(): known_name for known_name in names}  # "AlfWorld" means ALFWorld, not AppWorld
+    # "AlfWorld" means ALFWorld, not AppWorld
+    by_letters = {known_name.casefold(): known_name for known_name in names}
     near = difflib.get_close_matches(str(name).casefold(), by_letters, n=1)
     hint = f"; did you mean {by_letters[near[0]]!r}?" if near else "."
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""

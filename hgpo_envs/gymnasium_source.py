@@ -37,7 +37,8 @@ _TEXT_KEYS: Final = ("state", "text", "observation", "obs")
 _WON_KEYS: Final = ("won", "success", "is_success", "solved", "is_solved")
 _INSTRUCTION_KEYS: Final = ("instruction", "task", "mission")
 _ACTION_KEYS: Final = ("admissible_actions", "admissible_commands")
-_SOLVED: Final = 1.0  # the least last reward of a solved task, for environments without a reward threshold
+# the least last reward of a solved task, for environments without a reward threshold
+_SOLVED: Final = 1.0
 _UNKNOWN: Final = object()
 
 
@@ -63,7 +64,9 @@ class GymnasiumEngine:
             raise RuntimeError("start a task first")
         if not (self._last.terminated or self._last.truncated):
             listed = self._last.actions
-            self._last = self._state(*self._env.step(command), admissible=command in listed if len(listed) else None)
+            self._last = self._state(
+                *self._env.step(command), admissible=command in listed if len(listed) else None
+            )
         return self._last
 
     def _state(
@@ -89,7 +92,9 @@ class GymnasiumEngine:
         score = known.get("score")
         earned = min(max(self._return, 0.0), 1.0)
         actions: Any = _first(info, _ACTION_KEYS, ())
-        text: Any = _first(observation, _TEXT_KEYS) if isinstance(observation, Mapping) else observation
+        text: Any = (
+            _first(observation, _TEXT_KEYS) if isinstance(observation, Mapping) else observation
+        )
         return State(
             text=text,
             actions=actions.tolist() if isinstance(actions, np.ndarray) else actions,
@@ -104,7 +109,9 @@ class GymnasiumEngine:
     def _solved(self, *, ended: object, stopped: object, last: float) -> bool:
         """Return whether the episode is solved, by its return, or without a threshold by its last reward."""
         if self._threshold is not None:
-            reached = self._return >= self._threshold or math.isclose(self._return, self._threshold, rel_tol=1e-6)
+            reached = self._return >= self._threshold or math.isclose(
+                self._return, self._threshold, rel_tol=1e-6
+            )
             return bool(ended or stopped) and reached  # sums of rewards such as 0.1 are not exact
         if ended and last < _SOLVED and (last or self._return):
             warnings.warn(
@@ -128,7 +135,11 @@ def _exceeds(score: object) -> bool:
 
 def _flag(value: object) -> Any:  # noqa: ANN401 - validated later
     """Return 0 and 1 as booleans, and any other value unchanged."""
-    return bool(value) if isinstance(value, int | float | np.number | np.bool_) and value in (0, 1) else value
+    return (
+        bool(value)
+        if isinstance(value, int | float | np.number | np.bool_) and value in (0, 1)
+        else value
+    )
 
 
 class GymnasiumSource:
@@ -153,7 +164,9 @@ class GymnasiumSource:
             shown = _first(shown.spaces, _TEXT_KEYS, shown)
         for values, space in (("observations", shown), ("actions", env.action_space)):
             if not isinstance(space, gymnasium.spaces.Text):
-                raise InputError(f"{env_id}: expected {values} of text, received {type(space).__name__}")
+                raise InputError(
+                    f"{env_id}: expected {values} of text, received {type(space).__name__}"
+                )
         env.close()
         self._instructing: gymnasium.Env[Any, Any] | None = None
         self._instructs = True

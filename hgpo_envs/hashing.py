@@ -137,7 +137,8 @@ class Chain:
     def __init__(self, depth: int = DEFAULT_DEPTH) -> None:
         self._size = depth + 1
         ones = [sum(1 << 128 * k for k in range(count)) for count in range(1, depth + 2)]
-        self._constants = [(one, one * int(_GOLDEN), one * _MASK) for one in ones]  # for each number of depths
+        # for each number of depths
+        self._constants = [(one, one * int(_GOLDEN), one * _MASK) for one in ones]
         self._values = self._steps = 0
 
     def start(self, state_hash: int) -> NDArray[np.int64]:
@@ -151,9 +152,13 @@ class Chain:
         steps = self._steps
         ones, golden, low = self._constants[steps if steps < size else -1]
         before = self._values << 128  # depth k is computed from depth k - 1, depth 0 from 0
-        values = self._values = _mix_packed((before + golden) & low, low) ^ ones * (state_hash & _MASK)
+        values = self._values = _mix_packed((before + golden) & low, low) ^ ones * (
+            state_hash & _MASK
+        )
         self._steps += 1
-        hashes = np.ndarray(size, _PACKED, values.to_bytes(16 * size, "little"), 0, _PACKED_STRIDES).copy()
+        hashes = np.ndarray(
+            size, _PACKED, values.to_bytes(16 * size, "little"), 0, _PACKED_STRIDES
+        ).copy()
         if self._steps < size:
             hashes[self._steps :] = UNDEFINED
         return hashes

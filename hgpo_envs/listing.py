@@ -74,8 +74,12 @@ def _listed(env_id: str) -> ListedEnvironment:
     except Exception as error:  # noqa: BLE001 - the package of someone else must not hide the other benchmarks
         return ListedEnvironment(env_id, provider(env_id), error=one_line(error, 300))
     own = [] if spec.needs_data else [None]
-    found = [_found(spec, place) for place in [*own, *(place for place in places if place.exists())]]
-    return ListedEnvironment(env_id, provider(env_id), arguments, tuple(found), tuple(map(str, places)))
+    found = [
+        _found(spec, place) for place in [*own, *(place for place in places if place.exists())]
+    ]
+    return ListedEnvironment(
+        env_id, provider(env_id), arguments, tuple(found), tuple(map(str, places))
+    )
 
 
 def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[str, ...]]:
@@ -92,7 +96,9 @@ def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[
 
 
 def _data_places(spec: EnvironmentSpec) -> list[Path]:
-    places = resolve_name(spec.data_places) if isinstance(spec.data_places, str) else spec.data_places
+    places = (
+        resolve_name(spec.data_places) if isinstance(spec.data_places, str) else spec.data_places
+    )
     return list(dict.fromkeys(map(Path, places())))
 
 

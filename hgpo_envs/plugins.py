@@ -118,7 +118,9 @@ def import_object(text: str, expected: str) -> object:
         return getattr(import_module(module), name)
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {one_line(error, 200)}"
-        raise InputError(f"expected {expected} as module:object, received {text!r}: {reason}") from error
+        raise InputError(
+            f"expected {expected} as module:object, received {text!r}: {reason}"
+        ) from error
 
 
 def check_code_in_file(named: Mapping[str, object], file: object, allow: Collection[str]) -> None:
@@ -154,7 +156,9 @@ def answer_of(name: str, function: Callable[[A], object], argument: A, kind: typ
             return value
         reason = f"returned {one_line(repr(value))}"
     expected = "text" if kind is str else f"a {kind.__name__}"
-    raise InputError(f"{name}: expected a function that returns {expected}, which {reason}") from cause
+    raise InputError(
+        f"{name}: expected a function that returns {expected}, which {reason}"
+    ) from cause
 
 
 def name_of(function: Callable[..., object]) -> str:

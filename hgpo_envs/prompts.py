@@ -101,7 +101,13 @@ def _listed(actions: Sequence[str], *left_out: str) -> str:
 
 
 def _numbered(actions: Iterable[str], *left_out: str) -> str:
-    return "\n".join([f"{number}. {action}" for number, action in enumerate(actions, 1) if action not in left_out])
+    return "\n".join(
+        [
+            f"{number}. {action}"
+            for number, action in enumerate(actions, 1)
+            if action not in left_out
+        ]
+    )
 
 
 _SANDBOX.filters |= {"listed": _listed, "numbered": _numbered}
@@ -135,7 +141,9 @@ class PromptTemplate:
         InputError: The template is not valid Jinja, or uses a field that does not exist.
     """
 
-    def __init__(self, text: str, name: str, trusted: bool = False, answer: Answer = _TAGGED) -> None:
+    def __init__(
+        self, text: str, name: str, trusted: bool = False, answer: Answer = _TAGGED
+    ) -> None:
         self.text = text
         self.name = name
         self.trusted = trusted
@@ -147,14 +155,21 @@ class PromptTemplate:
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
             reason = one_line(error.message or type(error).__name__, 300)
-            raise InputError(f"prompt template {name} is not valid Jinja (line {line}): {reason}") from error
-        except Exception as error:  # not checked by Jinja's parser: nesting, numbers of thousands of digits
-            raise InputError(f"prompt template {name} cannot be compiled: {one_line(error, 300)}") from error
+            raise InputError(
+                f"prompt template {name} is not valid Jinja (line {line}): {reason}"
+            ) from error
+        except Exception as error:
+            # not checked by Jinja's parser: nesting, numbers of thousands of digits
+            raise InputError(
+                f"prompt template {name} cannot be compiled: {one_line(error, 300)}"
+            ) from error
         self.renders_turns = "prompt_style" in used
         for field in sorted(used - set(FIELDS) - set(_SANDBOX.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
         # What no prompt changes. Jinja's chain of globals, copied for each prompt, would take most of its time.
-        self._constants = _SANDBOX.globals | answer._asdict() | {"info": {}, "prompt_style": "memory"}
+        self._constants = (
+            _SANDBOX.globals | answer._asdict() | {"info": {}, "prompt_style": "memory"}
+        )
         self._template.globals = {}
 
     def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool, Answer]]:
@@ -188,7 +203,9 @@ class PromptTemplate:
         """
         actions: object = admissible_actions
         if not isinstance(actions, Sequence):
-            raise InputError(f"actions: expected a list of texts, received {type(actions).__name__}")
+            raise InputError(
+                f"actions: expected a list of texts, received {type(actions).__name__}"
+            )
         fields = {
             **self._constants,
             **others,
@@ -217,7 +234,9 @@ def turn_template(template: PromptTemplate) -> PromptTemplate:
     """Return the template of the messages after the first one in a conversation that begins with a template."""
     if template.renders_turns:
         return template
-    return _compiled((files("hgpo_envs") / "turn.j2").read_text(encoding="utf-8"), "turn.j2", trusted=True)
+    return _compiled(
+        (files("hgpo_envs") / "turn.j2").read_text(encoding="utf-8"), "turn.j2", trusted=True
+    )
 
 
 @cache
@@ -233,7 +252,9 @@ def template_file(name: str | Path) -> Path:
     if str(name) in known and not Path(name).is_file():
         return known[str(name)]
     if not os.path.lexists(name):
-        raise InputError(f"prompt_template: {unknown('template or missing file', str(name), known)}")
+        raise InputError(
+            f"prompt_template: {unknown('template or missing file', str(name), known)}"
+        )
     return Path(name)
 
 

@@ -61,11 +61,14 @@ def resolve_id(environment: str) -> str:
     try:
         spec = import_object(environment, "an EnvironmentSpec")
     except InputError:
-        if name in gymnasium.registry:  # importing the module has registered an id without a version
+        # importing the module has registered an id without a version
+        if name in gymnasium.registry:
             return environment
         raise
     if not isinstance(spec, EnvironmentSpec):
-        raise InputError(f"{environment}: expected an EnvironmentSpec, received {type(spec).__name__}")
+        raise InputError(
+            f"{environment}: expected an EnvironmentSpec, received {type(spec).__name__}"
+        )
     register(spec)
     return spec.id
 
@@ -120,7 +123,8 @@ def _register_id(env_id: str) -> None:
             vector_entry_point="hgpo_envs.registration:make_vector_env",
             kwargs={"environment": env_id},
             order_enforce=False,  # `TextEnv.step` checks the order itself,
-            disable_env_checker=True,  # and these environments are checked by tests and `hgpo check env`: 3% of a step
+            # and these environments are checked by tests and `hgpo check env`: 3% of a step
+            disable_env_checker=True,
         )
 
 
@@ -134,20 +138,30 @@ def default_arguments(spec: EnvironmentSpec) -> dict[str, Any]:
     own = spec.parameters()
     common = signature(TextEnv).parameters
     defaults = {name: one.default for name, one in own.items() if one.kind not in _VARIADIC}
-    defaults |= {name: one.default for name, one in common.items() if name not in {"source", *defaults}}
+    defaults |= {
+        name: one.default for name, one in common.items() if name not in {"source", *defaults}
+    }
     return defaults | {"max_steps": spec.max_steps}
 
 
-def _open(environment: str, arguments: dict[str, Any], env: type) -> tuple[SharedSource, dict[str, Any]]:
+def _open(
+    environment: str, arguments: dict[str, Any], env: type
+) -> tuple[SharedSource, dict[str, Any]]:
     """Return the task source that its arguments select, and the remaining arguments, always with the step limit."""
     from hgpo_envs.env import TextEnv
 
     spec = environment_spec(environment)
     if arguments.get("max_steps") is None:
         arguments = {**arguments, "max_steps": spec.max_steps}
-    common = {*signature(TextEnv).parameters, *signature(env).parameters} - {"source", "num_envs", "values"}
+    common = {*signature(TextEnv).parameters, *signature(env).parameters} - {
+        "source",
+        "num_envs",
+        "values",
+    }
     own = set(spec.parameters())
     for name in arguments:
         check_known("argument", name, sorted(own | common), limit=30)
     source = spec.open_source(**{name: value for name, value in arguments.items() if name in own})
-    return source, {name: value for name, value in arguments.items() if name in common - (own - {"max_steps"})}
+    return source, {
+        name: value for name, value in arguments.items() if name in common - (own - {"max_steps"})
+    }

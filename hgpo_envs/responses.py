@@ -56,7 +56,11 @@ class Response(NamedTuple):
 
 
 def parse(
-    text: str, fallback_characters: int = FALLBACK_CHARACTERS, *, lowercase: bool = False, tag: str = "action"
+    text: str,
+    fallback_characters: int = FALLBACK_CHARACTERS,
+    *,
+    lowercase: bool = False,
+    tag: str = "action",
 ) -> Response:
     """Parse the action in a response.
 
@@ -80,7 +84,11 @@ def parse(
     start = searched.find(opening)
     end = searched.find(f"</{tag}>")
     if start < 0 or end < 0:
-        return Response(searched[-fallback_characters:] if fallback_characters else "", False, f"no <{tag}> tags")
+        return Response(
+            searched[-fallback_characters:] if fallback_characters else "",
+            False,
+            f"no <{tag}> tags",
+        )
     action = searched[start + len(opening) : end].strip()
     if "<think>" not in text or "</think>" not in text:  # case matters here
         return Response(action, False, "no <think> tags")
@@ -116,7 +124,12 @@ def numbered(text: str, actions: Sequence[str]) -> str:
     '3'
     """
     stripped = text.strip()
-    if stripped.isascii() and stripped.isdigit() and len(stripped) <= _DIGITS and 0 < int(stripped) <= len(actions):
+    if (
+        stripped.isascii()
+        and stripped.isdigit()
+        and len(stripped) <= _DIGITS
+        and 0 < int(stripped) <= len(actions)
+    ):
         return actions[int(stripped) - 1]
     return text
 
@@ -180,7 +193,9 @@ def _block(text: str, start: int) -> _Block:
         value, end = _DECODER.raw_decode(text, body)
     except json.JSONDecodeError as error:
         # A response that ends within a JSON value was cut off there: the rest is a part of the value.
-        cut_off = error.msg.startswith("Unterminated string") or _CUT_VALUE.fullmatch(text, error.pos)
+        cut_off = error.msg.startswith("Unterminated string") or _CUT_VALUE.fullmatch(
+            text, error.pos
+        )
         return _Block(start, len(text) if cut_off else start + len(_CALL), _NOT_JSON)
     except (ValueError, RecursionError):
         return _Block(start, start + len(_CALL), _NOT_JSON)
@@ -223,20 +238,28 @@ def is_deep(value: object) -> bool:
 
 
 def _tool_call(name: object, arguments: object) -> ToolCall | None:
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or is_deep(arguments):
+    if (
+        not isinstance(name, str)
+        or not name
+        or not isinstance(arguments, dict)
+        or is_deep(arguments)
+    ):
         return None
     return ToolCall(name, arguments)
 
 
 def _calls(text: str, blocks: list[_Block]) -> list[ToolCall] | None:
-    first = next((index for index, block in enumerate(blocks) if block.value is not _NOT_JSON), len(blocks))
+    first = next(
+        (index for index, block in enumerate(blocks) if block.value is not _NOT_JSON), len(blocks)
+    )
     calls = []
     for index, block in enumerate(blocks):
         if index < first and _is_mention(text, block, calls_follow=first < len(blocks)):
             continue
         value = block.value
         given = value if isinstance(value, dict) else {}
-        call = _tool_call(given.get("name"), given.get("arguments", given.get("parameters", {})))  # Llama's name
+        # Llama's name
+        call = _tool_call(given.get("name"), given.get("arguments", given.get("parameters", {})))
         if call is None:
             return None
         calls.append(call)
@@ -343,10 +366,16 @@ def _plain(value: object) -> str:
 def _thought_and_text(message: Mapping[str, Any]) -> tuple[str, str]:
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
-    thoughts = [part for part in parts if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")]
+    thoughts = [
+        part
+        for part in parts
+        if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")
+    ]
     named = (_plain(message.get(name)) for name in _THOUGHT_FIELDS)
     thought = next(filter(None, named), _plain(thoughts))
-    text = _plain([part for part in parts if part not in thoughts]) or _plain(message.get("refusal"))
+    text = _plain([part for part in parts if part not in thoughts]) or _plain(
+        message.get("refusal")
+    )
     before, _, after = text.partition(_THOUGHT_END)
     # The chat template has opened the thought. A tag within the arguments of a call does not end it.
     if not thought and "<think>" not in before and _after_thought(text)[0]:
@@ -355,7 +384,9 @@ def _thought_and_text(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _with_thought(thought: str, *parts: str) -> str:
-    return "\n".join([f"<think>\n{thought}\n</think>\n"] * bool(thought) + [part for part in parts if part])
+    return "\n".join(
+        [f"<think>\n{thought}\n</think>\n"] * bool(thought) + [part for part in parts if part]
+    )
 
 
 def message_text(message: Mapping[str, Any]) -> str:
@@ -385,7 +416,9 @@ def message_text(message: Mapping[str, Any]) -> str:
     return _with_thought(thought, text, *calls)
 
 
-def action_text(message: Mapping[str, Any], *, tools: bool, thought: bool = True, cut_off: bool = False) -> str:
+def action_text(
+    message: Mapping[str, Any], *, tools: bool, thought: bool = True, cut_off: bool = False
+) -> str:
     r"""Return what the action of a server's message is parsed from: its tool calls alone, or else its text.
 
     Args:

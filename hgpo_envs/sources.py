@@ -37,7 +37,9 @@ class SharedSource:
         arguments: Names and values of the factory's arguments.
     """
 
-    def __init__(self, source: TaskSource, factory: str = "", arguments: tuple[tuple[str, Any], ...] = ()) -> None:
+    def __init__(
+        self, source: TaskSource, factory: str = "", arguments: tuple[tuple[str, Any], ...] = ()
+    ) -> None:
         self.source = source
         self.factory = factory
         self.arguments = arguments
@@ -47,7 +49,8 @@ class SharedSource:
 
     def add_user(self, user: object) -> None:
         """Keep the source open until this object is removed, or no longer exists."""
-        if self._close is not None:  # most sources have nothing to close, and forks take microseconds
+        # most sources have nothing to close, and forks take microseconds
+        if self._close is not None:
             self._users.add(user)
 
     def remove_user(self, user: object) -> None:
@@ -93,8 +96,13 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
     items = tuple(sorted(arguments.items()))
     for name, value in items:
         if not isinstance(value, Hashable):
-            raise InputError(f"{name}: expected text, a number, true, false or null, received {value!r:.60}")
-    key = factory, tuple([(name, type(value), value, _file_version(value)) for name, value in items])
+            raise InputError(
+                f"{name}: expected text, a number, true, false or null, received {value!r:.60}"
+            )
+    key = (
+        factory,
+        tuple([(name, type(value), value, _file_version(value)) for name, value in items]),
+    )
     with _opening:  # one thread opens a source while the others wait
         shared = _kept.pop(key, None)
         if shared is None:
@@ -132,7 +140,9 @@ class Split(Sequence[str]):
         InputError: The source has no such split, the split has no tasks, or it lacks one that is chosen.
     """
 
-    def __init__(self, shared: SharedSource, name: str, chosen: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, shared: SharedSource, name: str, chosen: Sequence[str] | None = None
+    ) -> None:
         self.shared = shared
         self.name = name
         self.chosen = None if chosen is None else tuple(chosen)
@@ -141,7 +151,9 @@ class Split(Sequence[str]):
         except InputError:
             raise
         except KeyError as error:
-            raise InputError(str(error.args[0]) if error.args else f"unknown split {name!r}") from error
+            raise InputError(
+                str(error.args[0]) if error.args else f"unknown split {name!r}"
+            ) from error
         if not len(self._ids):
             raise InputError(f"split {name!r} of {shared.source.name} has no tasks")
         if self.chosen is not None:
@@ -150,7 +162,9 @@ class Split(Sequence[str]):
     def _choose(self, chosen: tuple[str, ...], known: set[str]) -> None:
         if not chosen or len(set(chosen)) < len(chosen):
             distinct = len(set(chosen))
-            raise InputError(f"tasks: expected distinct ids, at least one, received {len(chosen)} with {distinct}")
+            raise InputError(
+                f"tasks: expected distinct ids, at least one, received {len(chosen)} with {distinct}"
+            )
         for task_id in chosen:
             if task_id not in known:
                 raise InputError(unknown(f"task of split {self.name}", task_id, self._ids, limit=2))

@@ -15,7 +15,9 @@ STATE_CHARACTERS: Final = 1 << 20
 PROMPT_CHARACTERS: Final = 1 << 24
 """The longest prompt in an observation space, in characters."""
 
-_SAMPLED_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
+_SAMPLED_CHARACTERS: Final = frozenset(
+    string.ascii_letters + string.digits + string.punctuation + " \n"
+)
 _SAMPLED_LENGTH: Final = 64
 
 _Mask = tuple[int | None, Any]  # as in Gymnasium's Text: a length and an array over the charset
@@ -45,7 +47,10 @@ class UnicodeText(spaces.Text):
     def sample(self, mask: _Mask | None = None, probability: _Mask | None = None) -> str:
         """Return a random text of printable ASCII: at most 64 characters unless `mask` or `probability` is given."""
         if mask is None and probability is None:
-            mask = (int(self.np_random.integers(0, min(self.max_length, _SAMPLED_LENGTH) + 1)), None)
+            mask = (
+                int(self.np_random.integers(0, min(self.max_length, _SAMPLED_LENGTH) + 1)),
+                None,
+            )
         return super().sample(mask=mask, probability=probability)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -41,7 +41,10 @@ def sort_lines(text: str) -> str:
     return "\n".join(sorted(text.split("\n")))
 
 
-STATE_KEYS: Final[dict[str, Callable[[str], str]]] = {"mask-numbers": mask_numbers, "sort-lines": sort_lines}
+STATE_KEYS: Final[dict[str, Callable[[str], str]]] = {
+    "mask-numbers": mask_numbers,
+    "sort-lines": sort_lines,
+}
 """The named functions."""
 
 
@@ -61,5 +64,7 @@ def state_key(name: str, others: Sequence[str] = ()) -> Callable[[str], str]:
         raise InputError(unknown("state key", name, (*STATE_KEYS, *others, "module:function")))
     function = import_object(name, "a function from text to text")
     if not callable(function):
-        raise InputError(f"state key {name}: expected a function from text to text, received {type(function).__name__}")
+        raise InputError(
+            f"state key {name}: expected a function from text to text, received {type(function).__name__}"
+        )
     return function

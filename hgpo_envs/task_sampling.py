@@ -101,7 +101,9 @@ def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     different machines. Here the list is the split's sorted order.
     """
     if len(ids) > SORTED:
-        raise InputError(f"sampling verl-agent: expected at most {SORTED:,} tasks, received {len(ids):,}; use shuffled")
+        raise InputError(
+            f"sampling verl-agent: expected at most {SORTED:,} tasks, received {len(ids):,}; use shuffled"
+        )
     generator = np.random.RandomState(seed)
     order = list(ids)
     while True:

@@ -51,7 +51,9 @@ def wording_of(env_id: str, versions: Mapping[str, str]) -> str:
     return ", ".join([wording.words for wording in known if wording is not None])
 
 
-def warn_of_other_wordings(benchmark: str, versions: Mapping[str, str], texts: Mapping[str, str]) -> None:
+def warn_of_other_wordings(
+    benchmark: str, versions: Mapping[str, str], texts: Mapping[str, str]
+) -> None:
     """Warn of texts for a policy that are written for another wording than that of a task.
 
     Args:

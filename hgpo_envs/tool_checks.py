@@ -20,7 +20,8 @@ TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "stri
 FORM: Final = '{"type": "function", "function": {"name": …, "description": …, "parameters": …}}'
 """The form of a tool in requests to OpenAI-compatible servers, which chat templates read too."""
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # of a function, in OpenAI's reference of chat completions
+# of a function, in OpenAI's reference of chat completions
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _UNIONS: Final = ("anyOf", "oneOf", "allOf")
 _MAPS: Final = ("properties", "$defs", "definitions")
 _DEEPEST: Final = 32
@@ -36,7 +37,9 @@ def tools_of(tools: object) -> tuple[dict[str, Any], ...]:
         InputError: It is no list, or a tool is neither a function nor a schema in this form.
     """
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise InputError(f"tools: expected a list, received {_named(tools)}; one tool is a list too: [find_user]")
+        raise InputError(
+            f"tools: expected a list, received {_named(tools)}; one tool is a list too: [find_user]"
+        )
     return tuple([_tool(tool, place) for place, tool in enumerate(tools)])
 
 
@@ -57,22 +60,34 @@ def _tool(tool: object, place: int) -> dict[str, Any]:
     name = tool.get("name")
     if "function" not in tool and isinstance(name, str):
         schemas = [key for key in ("parameters", "input_schema", "inputSchema") if key in tool]
-        renamed = f" and rename {schemas[0]!r} to 'parameters'" if schemas and schemas[0] != "parameters" else ""
+        renamed = (
+            f" and rename {schemas[0]!r} to 'parameters'"
+            if schemas and schemas[0] != "parameters"
+            else ""
+        )
         advice = f'write {{"type": "function", "function": {{"name": {json.dumps(one_line(name, 60))}, …}}}}{renamed}'
-        raise InputError(f"tools[{place}], {one_line(name, 60)!r}: expected the form {FORM}; {advice}")
+        raise InputError(
+            f"tools[{place}], {one_line(name, 60)!r}: expected the form {FORM}; {advice}"
+        )
 
     # 2. What is read of every tool.
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     known = f", {one_line(name, 60)!r}" if isinstance(name, str) else ""
     if tool.get("type") != "function":
-        raise InputError(f'tools[{place}]{known}: expected "type": "function" in {FORM}, received {_named(tool)}')
+        raise InputError(
+            f'tools[{place}]{known}: expected "type": "function" in {FORM}, received {_named(tool)}'
+        )
     if not isinstance(name, str) or not name:
-        raise InputError(f"tools[{place}]: expected a function with a name in {FORM}, received {_named(tool)}")
+        raise InputError(
+            f"tools[{place}]: expected a function with a name in {FORM}, received {_named(tool)}"
+        )
     try:
         json.dumps(tool, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"tools[{place}]{known}: expected JSON values alone ({one_line(error)})") from error
+        raise InputError(
+            f"tools[{place}]{known}: expected JSON values alone ({one_line(error)})"
+        ) from error
     return dict(tool)
 
 
@@ -96,7 +111,9 @@ def flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
         if times > 1
     ]
     for name, tool in zip(names, tools, strict=True):
-        found += [f"tool {one_line(name, 64)}{flaw}" for flaw in _tool_flaws(name, tool["function"])]
+        found += [
+            f"tool {one_line(name, 64)}{flaw}" for flaw in _tool_flaws(name, tool["function"])
+        ]
     return found
 
 
@@ -178,7 +195,11 @@ def _required_flaws(schema: Mapping[str, Any], place: str) -> Iterator[str]:
         yield f"{place}.required: expected a list of names, received {_named(required)}{advice}"
         return
     properties = schema.get("properties", {})
-    if "$ref" in schema or any(key in schema for key in _UNIONS) or not isinstance(properties, Mapping):
+    if (
+        "$ref" in schema
+        or any(key in schema for key in _UNIONS)
+        or not isinstance(properties, Mapping)
+    ):
         return  # another schema may describe them
     for name in required:
         if name not in properties:

@@ -50,22 +50,36 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     text, *sections = _SECTION.split(inspect.getdoc(function) or "")
     described = _arguments(dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", ""))
     if not text.strip():
-        raise InputError(f"tool {name}: expected a docstring, which tells the model what the tool does")
-    parameters = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+        raise InputError(
+            f"tool {name}: expected a docstring, which tells the model what the tool does"
+        )
+    parameters = [
+        one for one in inspect.signature(function).parameters.values() if one.name != "self"
+    ]
     try:
         types = typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # an annotation is any expression
-        raise InputError(f"tool {name}: an annotation cannot be evaluated ({one_line(error)})") from error
+        raise InputError(
+            f"tool {name}: an annotation cannot be evaluated ({one_line(error)})"
+        ) from error
     properties: dict[str, Any] = {}
     components: dict[str, Any] = {}
     for one in parameters:
         if one.kind not in _NAMED or one.name not in types:
-            raise InputError(f"tool {name}: expected an argument with a name and a type, received {one}")
+            raise InputError(
+                f"tool {name}: expected an argument with a name and a type, received {one}"
+            )
         try:
-            (schema,), parts = msgspec.json.schema_components((types[one.name],), ref_template="#/$defs/{name}")
-            default = {} if one.default is one.empty else {"default": msgspec.to_builtins(one.default)}
+            (schema,), parts = msgspec.json.schema_components(
+                (types[one.name],), ref_template="#/$defs/{name}"
+            )
+            default = (
+                {} if one.default is one.empty else {"default": msgspec.to_builtins(one.default)}
+            )
         except (TypeError, NotImplementedError) as error:
-            raise InputError(f"tool {name}: {one} cannot be expressed as JSON ({one_line(error)})") from error
+            raise InputError(
+                f"tool {name}: {one} cannot be expressed as JSON ({one_line(error)})"
+            ) from error
         components |= parts
         if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
             schema["type"] = "string"  # which some servers require

@@ -12,4 +12,8 @@ def clean_text(text: str) -> str:
     >>> clean_text("a" + chr(0xD800) + "b"), clean_text(chr(0xD83D) + chr(0xDE00)) == "😀"
     ('a�b', True)
     """
-    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    )

@@ -15,7 +15,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from hgpo_envs import hashing
-from hgpo_envs.env import MOST_SEEDS, check_options, checked_task, observation_space, open_tasks, render_step
+from hgpo_envs.env import (
+    MOST_SEEDS,
+    check_options,
+    checked_task,
+    observation_space,
+    open_tasks,
+    render_step,
+)
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
@@ -85,19 +92,24 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         render_mode: str | None = None,
         **values: Any,
     ) -> None:
-        self.episodes: list[Episode] = []  # Gymnasium 1.2 closes what is deleted, also after an error here
+        # Gymnasium 1.2 closes what is deleted, also after an error here
+        self.episodes: list[Episode] = []
         for name, value in (("num_envs", num_envs), ("group_size", group_size)):
             if not is_integer(value) or value < 1:
                 raise InputError(f"{name}: expected an integer of at least 1, received {value!r}")
         if num_envs % group_size:
-            raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), received {group_size!r}")
+            raise InputError(
+                f"group_size: expected a divisor of num_envs ({num_envs}), received {group_size!r}"
+            )
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
         except ValueError:
             names = [mode.value for mode in AutoresetMode]
             raise InputError(unknown("autoreset_mode", autoreset_mode, names)) from None
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        self.shared, self._split, settings = open_tasks(source, split, sampling, render_mode, ("ansi",), **values)
+        self.shared, self._split, settings = open_tasks(
+            source, split, sampling, render_mode, ("ansi",), **values
+        )
         # Members of a group may be reset at different times, so the group keeps what it has drawn for the others.
         self._samplers: list[TaskSampler] = []
         self._drawn: list[list[str]] = []  # of each group
@@ -108,7 +120,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         self.num_envs = num_envs
         self.group_size = group_size
         self.episodes = [Episode(self.shared, settings) for _ in range(num_envs)]
-        self._hashes = np.full((num_envs, settings.history_depth + 1), hashing.UNDEFINED, dtype=np.int64)
+        self._hashes = np.full(
+            (num_envs, settings.history_depth + 1), hashing.UNDEFINED, dtype=np.int64
+        )
         self._prompts = [""] * num_envs
         self._make_spaces()
 
@@ -119,7 +133,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Observation, dict[str, Any]]:
         """Start a task in every slot, or in those of ``options["reset_mask"]``.
 
@@ -149,7 +166,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
 
     def step(
         self, actions: Sequence[str]
-    ) -> tuple[Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+    ) -> tuple[
+        Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
+    ]:
         """Execute one action in every slot, or reset it if its episode has ended (see the class).
 
         Args:
@@ -178,7 +197,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             self.episodes[slot].act(texts[slot])
             rewards[slot] = self.episodes[slot].state.reward
         if playing:
-            self._hashes[playing] = hashing.advance(self._hashes[playing], self._state_hashes(playing))
+            self._hashes[playing] = hashing.advance(
+                self._hashes[playing], self._state_hashes(playing)
+            )
         self._start(done)
         # 3. In same-step autoreset, episodes that have just ended start the next task at once.
         terminated = np.array([episode.terminated for episode in self.episodes])
@@ -199,7 +220,12 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         mask = _mask(ended, self.num_envs)
         infos = self._infos(ended)
         self._start(ended)
-        return {"final_obs": observations, "_final_obs": mask, "final_info": infos, "_final_info": mask.copy()}
+        return {
+            "final_obs": observations,
+            "_final_obs": mask,
+            "final_info": infos,
+            "_final_info": mask.copy(),
+        }
 
     def _start(self, slots: Sequence[int], tasks: Sequence[str | None] | None = None) -> None:
         """Start tasks in slots: the given ones, or where there is none, the next of the slot's group."""
@@ -214,7 +240,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
                 self._taken[slot] += 1
             self.episodes[slot].start(task)
         if slots:
-            self._hashes[slots] = hashing.start(self._state_hashes(slots), self._hashes.shape[1] - 1)
+            self._hashes[slots] = hashing.start(
+                self._state_hashes(slots), self._hashes.shape[1] - 1
+            )
 
     def _texts(self, actions: object) -> Sequence[str]:
         if (
@@ -224,7 +252,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             and all(isinstance(action, str) for action in actions)
         ):
             return actions  # type: ignore[return-value]  # an array of texts is as good as a list
-        raise InputError(f"actions: expected {self.num_envs} texts, one for each slot, received {one_line(actions)}")
+        raise InputError(
+            f"actions: expected {self.num_envs} texts, one for each slot, received {one_line(actions)}"
+        )
 
     def close_extras(self) -> None:
         """End what the engines have outside this process, and close a task source without users."""
@@ -270,7 +300,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         for slot in slots:
             self._prompts[slot] = self.episodes[slot].prompt()
         return {
-            "state": tuple(episode.state.text if episode.started else "" for episode in self.episodes),
+            "state": tuple(
+                episode.state.text if episode.started else "" for episode in self.episodes
+            ),
             "prompt": tuple(self._prompts),
             "history_hash": self._hashes.copy(),
         }
@@ -357,7 +389,8 @@ def _column(values: Mapping[int, Any], number: int) -> dict[str, Any] | NDArray[
     """Return one entry of the infos of some of `number` slots, of which at least one has a value."""
     some = list(values.values())
     types = set(map(type, some))
-    kind = types.pop() if len(types) == 1 else object  # several: a `won` that is not known everywhere
+    # several: a `won` that is not known everywhere
+    kind = types.pop() if len(types) == 1 else object
     slots = list(values)
     if issubclass(kind, dict):
         return _batched(values, number)
@@ -367,5 +400,6 @@ def _column(values: Mapping[int, Any], number: int) -> dict[str, Any] | NDArray[
         return column
     numeric = kind in (bool, int, float) or issubclass(kind, np.number)
     column = np.zeros(number, kind) if numeric else np.full(number, None, dtype=np.object_)
-    column[slots] = np.fromiter(some, column.dtype, len(some))  # an assignment of lists would take them apart
+    # an assignment of lists would take them apart
+    column[slots] = np.fromiter(some, column.dtype, len(some))
     return column

@@ -133,4 +133,6 @@ def _check_fields(template: str, name: str) -> None:
         raise InputError(f"{name} is not a template: {error}") from error
     for _, field, form, conversion in parts:
         if field is not None and (field not in _FIELDS or form or conversion):
-            raise InputError(f"{name}: expected the fields {', '.join(sorted(_FIELDS))}, received {one_line(field)!r}")
+            raise InputError(
+                f"{name}: expected the fields {', '.join(sorted(_FIELDS))}, received {one_line(field)!r}"
+            )

@@ -25,10 +25,18 @@ class FieldSource(NamedTuple):
 
 def fields_in_source(source: str) -> dict[str, FieldSource]:
     """Return the fields with a docstring of the dataclass in a source text; of the last one if there are several."""
-    classes = [node for node in ast.parse(textwrap.dedent(source)).body if isinstance(node, ast.ClassDef)]
+    classes = [
+        node for node in ast.parse(textwrap.dedent(source)).body if isinstance(node, ast.ClassDef)
+    ]
     found = {}
     for field, text in pairwise(classes[-1].body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
             default = "" if field.value is None else ast.unparse(field.value)
-            found[ast.unparse(field.target)] = FieldSource(" ".join(str(text.value.value).split()), default)
+            found[ast.unparse(field.target)] = FieldSource(
+                " ".join(str(text.value.value).split()), default
+            )
     return found

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _EXPORT: Final = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
-def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def lazy_names(
+    package: str, file: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return the `__getattr__`, the `__dir__` and the `__all__` of a package, from the imports in its file."""
     exports = _EXPORT.findall(Path(file).read_text(encoding="utf-8"))
     module_of = {name: module for module, name in exports}

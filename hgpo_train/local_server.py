@@ -23,7 +23,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0].rstrip(".")
-        raise InputError(f"cannot listen on {host!r}, port {port}: {reason}; change --host or --port") from None
+        raise InputError(
+            f"cannot listen on {host!r}, port {port}: {reason}; change --host or --port"
+        ) from None
 
 
 def address_of(host: str, listener: socket.socket) -> str:
@@ -45,7 +47,11 @@ def is_known_host(header: str, known: frozenset[str]) -> bool:
     >>> is_known_host("evil.example:8000", frozenset({"localhost"}))
     False
     """
-    name = header.rpartition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0]
+    name = (
+        header.rpartition("]")[0].lstrip("[")
+        if header.startswith("[")
+        else header.partition(":")[0]
+    )
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -91,8 +91,12 @@ def measure(
         parts = {(None,): _sums(rollouts, names, list(TASK))}
     else:
         sums = _sums(rollouts, names, [by, *TASK])
-        parts = {(value,): sums.clear() for value in rollouts[by].unique()} | sums.partition_by(by, as_dict=True)
-    return {value: {name: _estimate(part, name) for name in names} for (value,), part in parts.items()}
+        parts = {(value,): sums.clear() for value in rollouts[by].unique()} | sums.partition_by(
+            by, as_dict=True
+        )
+    return {
+        value: {name: _estimate(part, name) for name in names} for (value,), part in parts.items()
+    }
 
 
 def _sums(rollouts: pl.DataFrame, names: list[str], by: list[str]) -> pl.DataFrame:

@@ -41,7 +41,9 @@ def wilson_interval(share: float, trials: int) -> tuple[float, float]:
     [0.0, 0.096]
     """
     if trials < 1 or not 0 <= share <= 1:
-        raise InputError(f"expected a share in [0, 1] of at least 1 trial, received {share} of {trials}")
+        raise InputError(
+            f"expected a share in [0, 1] of at least 1 trial, received {share} of {trials}"
+        )
     weight = Z * Z / trials
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
@@ -94,6 +96,8 @@ def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame
     }
     number_of_class = pl.sum_horizontal(pl.col("length") > most for most in LENGTHS)
     totals = episodes.lazy().group_by(*keys, number_of_class.alias("steps"))
-    table = totals.agg(number.cast(pl.Int64).alias(name) for name, number in numbers.items()).sort(*keys, "steps")
+    table = totals.agg(number.cast(pl.Int64).alias(name) for name, number in numbers.items()).sort(
+        *keys, "steps"
+    )
     titles = pl.col("steps").replace_strict(range(len(CLASSES)), CLASSES, return_dtype=pl.String)
     return table.with_columns(titles).collect()

@@ -50,7 +50,9 @@ _SCALES: Final[dict[Scale, tuple[Callable[[Floats], Floats], Callable[[Floats], 
 """Each scale's function to numbers without bounds, and its inverse."""
 
 
-def jackknife_bounds(values: Floats, without: Floats, weights: Floats, scale: Scale) -> tuple[Floats, Floats]:
+def jackknife_bounds(
+    values: Floats, without: Floats, weights: Floats, scale: Scale
+) -> tuple[Floats, Floats]:
     """Return the lower and upper bounds of the 95% intervals of numbers, by the jackknife over tasks.
 
     Args:
@@ -77,7 +79,9 @@ def jackknife_bounds(values: Floats, without: Floats, weights: Floats, scale: Sc
         known = (freedom >= 1) & (squares > _ROUNDING) & np.isfinite(forward(values))
         known &= np.count_nonzero(weights, axis=0) >= FEWEST_TASKS
 
-        quantiles = np.array([student_quantile((1 + LEVEL) / 2, int(f)) for f in np.where(known, freedom, 1)])
+        quantiles = np.array(
+            [student_quantile((1 + LEVEL) / 2, int(f)) for f in np.where(known, freedom, 1)]
+        )
         half = np.where(known, quantiles, np.nan) * error
         low = back(forward(values) - half)
         high = back(forward(values) + half)
@@ -90,7 +94,9 @@ def jackknife_bounds(values: Floats, without: Floats, weights: Floats, scale: Sc
 
 
 def ratio_interval(
-    above: NDArray[np.float64 | np.int64], below: NDArray[np.float64 | np.int64], scale: Scale = "share"
+    above: NDArray[np.float64 | np.int64],
+    below: NDArray[np.float64 | np.int64],
+    scale: Scale = "share",
 ) -> tuple[float, float | None, float | None]:
     """Return a ratio of sums over tasks and the bounds of its 95% interval, which are None where there is none.
 

@@ -82,16 +82,23 @@ def read_toml(
     """Read a TOML file and those that it `extends`, which it overrides: paths relative to it, or names in `known`."""
     path = Path(path).resolve()
     if path in _extended_by:
-        raise InputError(f"{path} extends itself through {_extended_by[-1].name}; remove one of the `extends`")
+        raise InputError(
+            f"{path} extends itself through {_extended_by[-1].name}; remove one of the `extends`"
+        )
     data = read_bytes(path, 16 << 20, "configuration")
     try:
         values = tomllib.loads(data.decode("utf-8-sig").replace("\r\n", "\n"))
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, and integers of thousands of digits
+    except (ValueError, RecursionError) as error:
+        # no TOML, no UTF-8, and integers of thousands of digits
         raise InputError(f"{path} is not TOML in UTF-8: {error}") from error
     parents = values.pop("extends", [])
     names = [parents] if isinstance(parents, str) else parents
-    if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
-        raise InputError(f"{path}: expected extends to name a file or a list of files, received {parents!r}")
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and "\0" not in name for name in names
+    ):
+        raise InputError(
+            f"{path}: expected extends to name a file or a list of files, received {parents!r}"
+        )
 
     # Later parents override earlier ones, and the file overrides all of them.
     merged: dict[str, Any] = {}
@@ -115,18 +122,29 @@ def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where:
             annotation, for example ``policy option top_p: expected float <= 1.0, received 2``.
     """
     if not isinstance(values, Mapping):
-        raise InputError(f"{noun}s: expected a table of names and values, received {one_line(repr(values))}")
+        raise InputError(
+            f"{noun}s: expected a table of names and values, received {one_line(repr(values))}"
+        )
 
     # Names first: a misspelt one is the cause of a missing one.
     hints = types_of(cls)
     for key in values:
         if key not in hints:
-            raise InputError(unknown(noun, f"{where}{key}", [f"{where}{name}" for name in hints], limit=99))
+            raise InputError(
+                unknown(noun, f"{where}{key}", [f"{where}{name}" for name in hints], limit=99)
+            )
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass
-        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        has_default = (
+            field.default is not dataclasses.MISSING
+            or field.default_factory is not dataclasses.MISSING
+        )
         if field.init and not has_default and field.name not in values:
-            raise InputError(f"{noun} {where}{field.name}: expected a value, received none; it has no default")
-    converted = {key: _converted(hints[key], value, noun, f"{where}{key}") for key, value in values.items()}
+            raise InputError(
+                f"{noun} {where}{field.name}: expected a value, received none; it has no default"
+            )
+    converted = {
+        key: _converted(hints[key], value, noun, f"{where}{key}") for key, value in values.items()
+    }
     return cls(**converted)
 
 
@@ -183,7 +201,9 @@ def _converted(hint: Any, value: Any, noun: str, name: str) -> Any:  # noqa: ANN
     except msgspec.ValidationError as error:
         raise InputError(_message(hint, value, noun, name, str(error))) from None
     except UnicodeEncodeError:  # arguments of the command line may contain bytes that are not UTF-8
-        raise InputError(f"{noun} {name}: expected text in UTF-8, received {one_line(repr(value))}") from None
+        raise InputError(
+            f"{noun} {name}: expected text in UTF-8, received {one_line(repr(value))}"
+        ) from None
     except TypeError:  # msgspec does not support this annotation: the value is not validated
         return value
 
@@ -228,7 +248,9 @@ def descriptions(cls: type) -> dict[str, str]:
         with suppress(OSError, TypeError):  # a class that was made by a function is in no file
             meanings |= field_docs(base)
     for name, hint in types_of(cls).items():
-        notes = [note.description for note in getattr(hint, "__metadata__", ()) if isinstance(note, Meta)]
+        notes = [
+            note.description for note in getattr(hint, "__metadata__", ()) if isinstance(note, Meta)
+        ]
         if described := [note for note in notes if note]:
             meanings[name] = described[-1]  # an alias of an alias says the last word
     return meanings
@@ -251,7 +273,9 @@ def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str
     tables: list[str] = []
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        comment = textwrap.wrap(comments.get(field.name, ""), 118, initial_indent="# ", subsequent_indent="# ")
+        comment = textwrap.wrap(
+            comments.get(field.name, ""), 118, initial_indent="# ", subsequent_indent="# "
+        )
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             name = f"{table}{field.name}"
             tables += ["", *comment, f"[{name}]", *_toml_lines(value, f"{name}.", docs)]
@@ -266,12 +290,18 @@ def _toml_value(value: object) -> str:
     if isinstance(value, str | bool):  # TOML's basic strings are JSON's, except for DEL
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items())
+            + " }"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, int | float | date | time):
         return str(value)
-    raise InputError(f"expected text, a number, a list or a table in a setting, received {one_line(repr(value))}")
+    raise InputError(
+        f"expected text, a number, a list or a table in a setting, received {one_line(repr(value))}"
+    )
 
 
 def split_assignment(text: str, option: str, form: str = "name=value") -> tuple[str, str]:
@@ -311,7 +341,9 @@ def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (wha
     return value
 
 
-def read_assignments(option: str, texts: Iterable[str], annotations: Mapping[str, object]) -> dict[str, Any]:
+def read_assignments(
+    option: str, texts: Iterable[str], annotations: Mapping[str, object]
+) -> dict[str, Any]:
     """Parse ``name=value`` texts into a dictionary.
 
     Args:

@@ -93,7 +93,9 @@ def read(Path, mo, pl, scan_steps):
     names = list(files)
     steps = pl.concat(
         [
-            scan_steps(str(file), plain=True).collect().with_columns(data=pl.lit(name).cast(pl.Enum(names)))
+            scan_steps(str(file), plain=True)
+            .collect()
+            .with_columns(data=pl.lit(name).cast(pl.Enum(names)))
             for name, file in files.items()
         ],
         how="diagonal",
@@ -116,7 +118,9 @@ def count(InputError, context, depth, mo, names, pl, reward, statistics, steps, 
 
     def at(statistic, level, column="value"):
         """The values of a statistic at a level, by run."""
-        rows = found.intervals.filter(pl.col("statistic") == statistic, pl.col("level") == str(level))
+        rows = found.intervals.filter(
+            pl.col("statistic") == statistic, pl.col("level") == str(level)
+        )
         return dict(zip(names, rows[column], strict=True))
 
     return at, found, options
@@ -124,7 +128,9 @@ def count(InputError, context, depth, mo, names, pl, reward, statistics, steps, 
 
 @app.cell
 def shared_claim(at, claim, depth, mo):
-    shared_contexts = f"With {depth.value} past states, {claim(at('shared', depth.value))} steps keep a group."
+    shared_contexts = (
+        f"With {depth.value} past states, {claim(at('shared', depth.value))} steps keep a group."
+    )
     mo.md(f"## {shared_contexts}")
     return (shared_contexts,)
 
@@ -133,7 +139,9 @@ def shared_claim(at, claim, depth, mo):
 def wording(listed, names, percent):
     def claim(values):
         """Shares of the runs, as in ``23% of ALFWorld's and 7% of WebShop's``."""
-        return listed([f"{percent(values[name])} of {name}'s" for name in names if values[name] is not None])
+        return listed(
+            [f"{percent(values[name])} of {name}'s" for name in names if values[name] is not None]
+        )
 
     return (claim,)
 
@@ -155,9 +163,16 @@ def sizes_chart(alt, found, pl):
         .mark_bar()
         .encode(
             alt.X(
-                "share:Q", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]), title="steps that have the level"
+                "share:Q",
+                axis=alt.Axis(format="%"),
+                scale=alt.Scale(domain=[0, 1]),
+                title="steps that have the level",
             ),
-            alt.Y("level:N", sort=found.sizes["level"].unique(maintain_order=True).to_list(), title="k"),
+            alt.Y(
+                "level:N",
+                sort=found.sizes["level"].unique(maintain_order=True).to_list(),
+                title="k",
+            ),
             alt.Color("group size:O", sort=_labels, scale=alt.Scale(scheme="blues")),
             alt.Order("number:Q"),
             tooltip=["level:N", "group size:N", "steps:Q", alt.Tooltip("share:Q", format=".1%")],
@@ -224,7 +239,9 @@ def states(beginning, found, mo, pl):
             mo.md(
                 "The states with most pairs, and their shares of all pairs and of all steps. The switch above leaves "
                 "out replies to actions that changed nothing, which are "
-                + ", ".join(f"{row['unchanged']:.0%} of {row['data']}'s" for row in found.summary.to_dicts())
+                + ", ".join(
+                    f"{row['unchanged']:.0%} of {row['data']}'s" for row in found.summary.to_dicts()
+                )
                 + " steps."
             ),
             mo.ui.table(
@@ -254,7 +271,9 @@ def weights(COLOURS, alt, depth, found, mo, names, pl):
 
     series = {"paper, (k + 1)": nominal(1), "official code, (k + 2)": nominal(2)}
     for name in names:
-        series[name] = found.levels.filter(pl.col("data") == name, pl.col("weight").is_not_null())["weight"].to_list()
+        series[name] = found.levels.filter(pl.col("data") == name, pl.col("weight").is_not_null())[
+            "weight"
+        ].to_list()
     bars = [
         {"level": str(k), "weights": name, "weight": value}
         for name, values in series.items()
@@ -268,7 +287,12 @@ def weights(COLOURS, alt, depth, found, mo, names, pl):
             alt.X("level:N", title="k", axis=alt.Axis(labelAngle=0)),
             alt.Y("weight:Q", title="weight"),
             alt.XOffset("weights:N", sort=list(series)),
-            alt.Color("weights:N", scale=scale, sort=list(series), legend=alt.Legend(orient="top", title=None)),
+            alt.Color(
+                "weights:N",
+                scale=scale,
+                sort=list(series),
+                legend=alt.Legend(orient="top", title=None),
+            ),
         )
         .properties(width=420, height=220, title="Weights of the levels in HGPO's sum")
     )
@@ -283,7 +307,9 @@ def weights(COLOURS, alt, depth, found, mo, names, pl):
 @app.cell
 def influence_claim(at, depth, listed, mo, names):
     low, chance = at("explained", depth.value, "low"), at("explained", depth.value, "chance")
-    beyond = [name for name in names if low[name] is not None and low[name] > max(chance[name] or 0, 0)]
+    beyond = [
+        name for name in names if low[name] is not None and low[name] > max(chance[name] or 0, 0)
+    ]
     where = listed([f"in {name}" for name in beyond]) if beyond else "in no run"
     explaining = f"Histories explain returns beyond chance {where}."
     mo.md(f"## {explaining}")
@@ -329,14 +355,20 @@ def signs(found, levels_chart, mo):
 @app.cell
 def thirds(mo, np, options, pl, statistics, steps):
     """Divide the longest training run into thirds of its iterations."""
-    trained = steps.filter((pl.col("iteration").n_unique() > 2).over("data")) if "iteration" in steps.columns else None
+    trained = (
+        steps.filter((pl.col("iteration").n_unique() > 2).over("data"))
+        if "iteration" in steps.columns
+        else None
+    )
     by_part = None
     if trained is not None and trained.height:
         edges = np.quantile(trained["iteration"].unique(), [1 / 3, 2 / 3])
         parts = pl.Enum(["first third", "second third", "last third"])
         part = pl.sum_horizontal(pl.col("iteration") > edge for edge in edges)
         by_part = statistics(
-            trained.with_columns(training=part.replace_strict(dict(enumerate(parts.categories))).cast(parts)),
+            trained.with_columns(
+                training=part.replace_strict(dict(enumerate(parts.categories))).cast(parts)
+            ),
             by="training",
             permutations=5,
             **options,
@@ -351,7 +383,9 @@ def thirds_claim(by_part, mo, percent, pl):
     if by_part:
         early, *_, late = by_part.levels.filter(pl.col("level") == "1")["shared"]
         _verb = "raises" if late > early else "lowers"
-        trend = f"Training {_verb} shared contexts (k = 1) from {percent(early)} to {percent(late)}."
+        trend = (
+            f"Training {_verb} shared contexts (k = 1) from {percent(early)} to {percent(late)}."
+        )
     mo.md(f"## {trend}" if trend else "")
     return (trend,)
 
@@ -359,7 +393,9 @@ def thirds_claim(by_part, mo, percent, pl):
 @app.cell
 def thirds_charts(by_part, levels_chart, mo):
     mo.vstack(
-        [levels_chart(by_part.intervals, name, by="training") for name in ("shared", "differing")] if by_part else []
+        [levels_chart(by_part.intervals, name, by="training") for name in ("shared", "differing")]
+        if by_part
+        else []
     )
     return
 
@@ -370,7 +406,13 @@ def positions(compute, depth, np, options, pl, ratio_interval, steps):
         """The share of steps with a group at each position, with intervals; level k begins at step k."""
         own = {name: options[name] for name in ("history_length", "context", "reward")}
         sized = compute(rows, "hgpo", details=True, column="a", **own).collect()
-        numbers = sized["task_id" if "task_id" in sized.columns else "task"].rank("dense").cast(pl.Int64).to_numpy() - 1
+        numbers = (
+            sized["task_id" if "task_id" in sized.columns else "task"]
+            .rank("dense")
+            .cast(pl.Int64)
+            .to_numpy()
+            - 1
+        )
         tasks = int(numbers.max()) + 1
         shares = []
         for position in range(int(sized["step"].quantile(0.95)) + 1):
@@ -379,10 +421,16 @@ def positions(compute, depth, np, options, pl, ratio_interval, steps):
             for k in sorted({0, 1, depth.value}):
                 if k <= position:
                     hits = np.bincount(
-                        numbers[here & (sized[f"a_size_k{k}"] > 1).fill_null(False).to_numpy()], minlength=tasks
+                        numbers[here & (sized[f"a_size_k{k}"] > 1).fill_null(False).to_numpy()],
+                        minlength=tasks,
                     )
                     shares.append((position, f"k = {k}", *ratio_interval(hits, total)))
-        return pl.DataFrame(shares, ["step", "level", "value", "low", "high"], orient="row", infer_schema_length=None)
+        return pl.DataFrame(
+            shares,
+            ["step", "level", "value", "low", "high"],
+            orient="row",
+            infer_schema_length=None,
+        )
 
     first_run = steps["data"][0]
     by_step = by_position(steps.filter(pl.col("data") == first_run))
@@ -407,12 +455,16 @@ def positions_chart(alt, by_step, mo):
     )
     share = alt.Axis(format="%")
     position_chart = (
-        base.mark_area(opacity=0.2).encode(alt.Y("low:Q", axis=share, title="steps with a group"), y2="high:Q")
+        base.mark_area(opacity=0.2).encode(
+            alt.Y("low:Q", axis=share, title="steps with a group"), y2="high:Q"
+        )
         + base.mark_line(point=True).encode(
             y="value:Q", tooltip=["step:Q", "level:N", alt.Tooltip("value:Q", format=".1%")]
         )
     ).properties(width=560, height=240, title="Shared contexts by position in the episode")
-    _about = mo.md("Steps with a group, by their position in the episode. Level k begins at step k.")
+    _about = mo.md(
+        "Steps with a group, by their position in the episode. Level k begins at step k."
+    )
     mo.vstack([_about, position_chart])
     return (position_chart,)
 
@@ -438,7 +490,11 @@ def another(mo):
 @app.cell
 def example_pair(draw, mo, np, pl, steps):
     def pair():
-        groups = [name for name in ("data", "run", "iteration", "task_id", "group", "task") if name in steps.columns]
+        groups = [
+            name
+            for name in ("data", "run", "iteration", "task_id", "group", "task")
+            if name in steps.columns
+        ]
         history = steps.with_columns(
             pl.col("state").shift(1).over("data", "trajectory", order_by="step").alias("(before)")
         )
@@ -468,7 +524,10 @@ def example_pair(draw, mo, np, pl, steps):
         own = steps.filter(pl.col("data") == data, pl.col("trajectory") == trajectory).sort("step")
         lines = [f"**{trajectory}**: return {own['reward'].sum():g}"]
         for row in own.filter(pl.col("step").is_between(step - 3, step)).iter_rows(named=True):
-            text, action = (" ".join((row.get(name) or "").split()).replace("`", "'") for name in ("state", "action"))
+            text, action = (
+                " ".join((row.get(name) or "").split()).replace("`", "'")
+                for name in ("state", "action")
+            )
             text = text if len(text) <= 240 else f"…{text[-240:]}"
             lines.append(f"{row['step']}: `{text}`\n\n&emsp;**>** `{action}`")
         return mo.md("\n\n".join(lines))

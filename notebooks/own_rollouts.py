@@ -70,21 +70,42 @@ def corridor(folder, json, random):
         place, records = 3, []
         while 0 < place < 6:
             move = rng.choice(["left", "right"])
-            record = {"episode": f"{task}-{number}", "level": task, "t": len(records), "seen": f"place {place}"}
+            record = {
+                "episode": f"{task}-{number}",
+                "level": task,
+                "t": len(records),
+                "seen": f"place {place}",
+            }
             place += 1 if move == "right" else -1
             records.append(record | {"did": move, "won": float(place == 6)})
         return records
 
     _rng = random.Random(0)
-    records = [record for task in range(40) for number in range(8) for record in walk(f"level {task}", number, _rng)]
+    records = [
+        record
+        for task in range(40)
+        for number in range(8)
+        for record in walk(f"level {task}", number, _rng)
+    ]
     _ = (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, records)))
     return
 
 
 @app.cell
 def from_json_lines(folder, levels_chart, pl, statistics):
-    names = {"episode": "trajectory", "level": "task", "t": "step", "seen": "state", "did": "action", "won": "reward"}
-    mine = pl.read_ndjson(folder / "mine.jsonl").rename(names).with_columns(action_valid=pl.lit(value=True))
+    names = {
+        "episode": "trajectory",
+        "level": "task",
+        "t": "step",
+        "seen": "state",
+        "did": "action",
+        "won": "reward",
+    }
+    mine = (
+        pl.read_ndjson(folder / "mine.jsonl")
+        .rename(names)
+        .with_columns(action_valid=pl.lit(value=True))
+    )
     levels_chart(statistics(mine, history_length=3, permutations=20).intervals, "shared")
     return (mine,)
 
@@ -93,8 +114,12 @@ def from_json_lines(folder, levels_chart, pl, statistics):
 def explained(levels_chart, mine, mo, statistics):
     mo.vstack(
         [
-            mo.md("Returns do not depend on the history here, so the intervals should contain chance, the grey ticks."),
-            levels_chart(statistics(mine, history_length=3, permutations=20).intervals, "explained"),
+            mo.md(
+                "Returns do not depend on the history here, so the intervals should contain chance, the grey ticks."
+            ),
+            levels_chart(
+                statistics(mine, history_length=3, permutations=20).intervals, "explained"
+            ),
         ]
     )
     return
@@ -122,7 +147,11 @@ def from_verl_agent(folder, json, levels_chart, mine, scan_steps, statistics, im
                 "anchor_obs": row["state"],
                 "rewards": 10 * row["reward"],
             }
-            | {"input": f"Step {row['step'] + 1}: {row['state']}", "output": row["action"], "is_action_valid": True}
+            | {
+                "input": f"Step {row['step'] + 1}: {row['state']}",
+                "output": row["action"],
+                "is_action_valid": True,
+            }
             for row in mine.iter_rows(named=True)
         ]
         (folder / "dumps" / "1.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -149,9 +178,18 @@ def about_policy(mo):
 def own_policy(collect, folder, levels_chart, scan_steps, statistics):
     def curious(request):
         taken = {action for _, _, action in request.history}
-        return request.rng.choice([each for each in request.admissible_actions if each not in taken] or ["look"])
+        return request.rng.choice(
+            [each for each in request.admissible_actions if each not in taken] or ["look"]
+        )
 
-    collect("HGPO/ALFWorld-v0", curious, folder / "curious", tasks=8, group_size=8, action_format="command")
+    collect(
+        "HGPO/ALFWorld-v0",
+        curious,
+        folder / "curious",
+        tasks=8,
+        group_size=8,
+        action_format="command",
+    )
     played = scan_steps(folder / "curious")
     levels_chart(statistics(played, history_length=3, permutations=20).intervals, "shared")
     return
@@ -172,10 +210,14 @@ def about_estimator(mo):
 def own_estimator(compute, mine, mo, pl, within):
     def median_at_state(steps):
         """Return to go minus its median over the steps of the group at the same state."""
-        return steps.with_columns(advantage=pl.col("return") - pl.col("return").median().over(within("history_hash_0")))
+        return steps.with_columns(
+            advantage=pl.col("return") - pl.col("return").median().over(within("history_hash_0"))
+        )
 
     both = compute(compute(mine, median_at_state, column="mine"), "hgpo", column="hgpo").collect()
-    shown = both.filter(pl.col("mine") != 0).select("trajectory", "step", "action", pl.col("mine", "hgpo").round(2))
+    shown = both.filter(pl.col("mine") != 0).select(
+        "trajectory", "step", "action", pl.col("mine", "hgpo").round(2)
+    )
     mo.ui.table(shown.head(20), selection=None)
     return
 

@@ -29,7 +29,18 @@ def imports():
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.resampling import ratio_interval
 
-    return InputError, Path, alt, compute_many, mo, np, pl, ratio_interval, read_variants, scan_steps
+    return (
+        InputError,
+        Path,
+        alt,
+        compute_many,
+        mo,
+        np,
+        pl,
+        ratio_interval,
+        read_variants,
+        scan_steps,
+    )
 
 
 @app.cell(hide_code=True)
@@ -65,9 +76,15 @@ def choose(Path, mo, scan_steps):
 def estimate(InputError, chosen, compute_many, mo, pl, read_variants, table, written):
     variants = read_variants([written.value], {"reward": "success"})
     names = {each.estimator.column: each.name for each in variants}
-    rows = table.filter(pl.col("iteration").is_between(*chosen.value)) if "iteration" in table.columns else table
+    rows = (
+        table.filter(pl.col("iteration").is_between(*chosen.value))
+        if "iteration" in table.columns
+        else table
+    )
     try:
-        estimated = compute_many(rows, [each.estimator for each in variants]).collect().rename(names)
+        estimated = (
+            compute_many(rows, [each.estimator for each in variants]).collect().rename(names)
+        )
     except InputError as error:  # a table without a column that an estimator reads
         mo.stop(True, mo.md(str(error)))
     estimators = list(names.values())
@@ -78,7 +95,11 @@ def estimate(InputError, chosen, compute_many, mo, pl, read_variants, table, wri
 def correlation_claim(estimated, estimators, mo, pl):
     ranked = estimated.select(pl.col(name).rank() for name in estimators).drop_nulls()
     _matrix = ranked.corr().to_numpy()
-    _pairs = [(_matrix[i, j], estimators[i], estimators[j]) for i in range(len(estimators)) for j in range(i)]
+    _pairs = [
+        (_matrix[i, j], estimators[i], estimators[j])
+        for i in range(len(estimators))
+        for j in range(i)
+    ]
     alike = "The advantages of one estimator have nothing to be compared with."
     if _known := [pair for pair in _pairs if pair[0] == pair[0]]:  # NaN: all advantages are 0
         _value, _first, _second = min(_known)
@@ -110,7 +131,9 @@ def correlations(alt, estimators, pl, ranked):
         base.mark_rect().encode(alt.Color("correlation:Q", scale=scale, legend=None))
         + base.mark_text().encode(
             alt.Text("correlation:Q", format=".2f"),
-            color=alt.condition("abs(datum.correlation) > 0.8", alt.value("white"), alt.value("black")),
+            color=alt.condition(
+                "abs(datum.correlation) > 0.8", alt.value("white"), alt.value("black")
+            ),
         )
     ).properties(width=440, height=340)
     return
@@ -119,7 +142,9 @@ def correlations(alt, estimators, pl, ranked):
 @app.cell
 def pair(estimators, mo):
     first = mo.ui.dropdown(estimators, value=estimators[0], label="first")
-    second = mo.ui.dropdown(estimators, value=estimators[min(2, len(estimators) - 1)], label="second")
+    second = mo.ui.dropdown(
+        estimators, value=estimators[min(2, len(estimators) - 1)], label="second"
+    )
     mo.hstack([first, second], justify="start")
     return first, second
 
@@ -160,10 +185,14 @@ def signs(alt, estimated, first, np, pl, ratio_interval, second):
             total = np.bincount(numbers.to_numpy()[here], minlength=tasks)
             hits = np.bincount(numbers.to_numpy()[here], known["differs"].to_numpy()[here], tasks)
             share, low, high = ratio_interval(hits, total)
-            found.append({"step": place, "share": share, "low": low, "high": high, "steps": int(total.sum())})
+            found.append(
+                {"step": place, "share": share, "low": low, "high": high, "steps": int(total.sum())}
+            )
         return found
 
-    bars = alt.Chart(alt.Data(values=by_position())).encode(alt.X("step:O", title="step (9: and later)"))
+    bars = alt.Chart(alt.Data(values=by_position())).encode(
+        alt.X("step:O", title="step (9: and later)")
+    )
     share = alt.Y("share:Q", title="steps whose signs differ", axis=alt.Axis(format="%"))
     (
         bars.mark_bar(color="#56b4e9").encode(
@@ -189,7 +218,11 @@ def steps_to_look_at(estimated, estimators, first, mo, pl, second):
     one, other = pl.col(first.value), pl.col(second.value)
     apart = estimated.filter(one * other < 0)
     drawn = apart.sample(min(12, apart.height), seed=0).select(
-        "trajectory", "step", pl.col("state").str.slice(-90), "action", *(pl.col(name).round(2) for name in estimators)
+        "trajectory",
+        "step",
+        pl.col("state").str.slice(-90),
+        "action",
+        *(pl.col(name).round(2) for name in estimators),
     )
     mo.ui.table(drawn, selection=None)
     return

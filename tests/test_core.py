@@ -14,7 +14,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 OURS = {"hgpo_envs", "hgpo_datasets", "hgpo_train"}
-CORE = [Requirement(line) for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
+CORE = [
+    Requirement(line)
+    for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+]
 
 PLAY = """
 import contextlib, importlib, io, json, sys
@@ -111,7 +114,9 @@ def test_it_plays_and_computes_with_the_core_alone(tmp_path):
     assert not {"numpy", "polars", "pyarrow", "gymnasium", "orjson"} & absent
     command = [sys.executable, "-c", PLAY, json.dumps(sorted(absent)), str(tmp_path)]
     paths = f"{ROOT}:{ROOT / 'datasets'}"
-    done = subprocess.run(command, env={"PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={"PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found.pop("rows") > 0
@@ -126,5 +131,15 @@ def test_the_core_is_what_its_page_says_and_nothing_heavy():
     page = (ROOT / "docs/dependencies.md").read_text().split("## Core")[1].split("##")[0]
     rows = [line.split()[1] for line in page.splitlines() if line.startswith("| ")]
     assert sorted(rows) == sorted(["package", *(requirement.name for requirement in CORE)])
-    heavy = {"pandas", "torch", "transformers", "vllm", "aiohttp", "datasets", "duckdb", "scipy", "spacy"}
+    heavy = {
+        "pandas",
+        "torch",
+        "transformers",
+        "vllm",
+        "aiohttp",
+        "datasets",
+        "duckdb",
+        "scipy",
+        "spacy",
+    }
     assert not closure(CORE) & heavy

@@ -17,7 +17,9 @@ from hgpo_datasets import schema
 from tools import schema_page
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "research").rglob("*.md")])
+PAGES = sorted(
+    [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "research").rglob("*.md")]
+)
 
 
 def headings(page: Path) -> set[str]:
@@ -51,13 +53,17 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def test_every_number_of_a_table_is_a_kept_result():
     for name in readme.PAGES:
-        assert readme.rewrite(name) == (ROOT / name).read_text("utf-8"), "run: python benchmarks/readme.py"
+        assert readme.rewrite(name) == (ROOT / name).read_text("utf-8"), (
+            "run: python benchmarks/readme.py"
+        )
 
 
 def test_the_two_commands_need_only_python_and_pip():
     commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
     assert [command.split("/")[-1].split()[0] for command in commands] == ["hgpo", "pytest"]
-    assert "grep -m1 -E '^python3 -m venv .*pytest' README.md" in (ROOT / ".ci/run").read_text("utf-8")
+    assert "grep -m1 -E '^python3 -m venv .*pytest' README.md" in (ROOT / ".ci/run").read_text(
+        "utf-8"
+    )
 
 
 @pytest.mark.slow
@@ -78,20 +84,25 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
 
 
 def test_the_named_extras_and_commands_exist():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
     (listed,) = re.findall(r"^Extras: (.*?)\.$", README, re.MULTILINE | re.DOTALL)
     installed = re.findall(r"(?:hgpo|'\.)\[(\w+)\]", README)
     named = {*re.findall(r"`(\w+)`", listed), *installed}
     assert named <= extras.keys()
     assert extras.keys() - named == {"dev", "examples"} - named
-    known = {words[0] for words in every_command() if words} | app.KNOWN.keys()  # those of other distributions, too
+    # those of other distributions, too
+    known = {words[0] for words in every_command() if words} | app.KNOWN.keys()
     assert set(re.findall(r"`hgpo (\w[\w-]*)", README)) <= known
 
 
 def options(name: str) -> set[str]:
     """The options of a benchmark: the parameters of its function `run`."""
     tree = ast.parse((ROOT / f"benchmarks/{name}.py").read_text("utf-8"))
-    (run,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    (run,) = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"
+    ]
     return {argument.arg.rstrip("_").replace("_", "-") for argument in run.args.args}
 
 
@@ -100,7 +111,9 @@ def test_the_benchmarks_commands_have_their_options():
     commands = [
         command
         for page in pages
-        for command in re.findall(r"python -m benchmarks ([a-z]\w*)(.*?)[`\n]", page.read_text("utf-8"))
+        for command in re.findall(
+            r"python -m benchmarks ([a-z]\w*)(.*?)[`\n]", page.read_text("utf-8")
+        )
     ]
     assert len(commands) > 30
     for name, rest in commands:
@@ -126,7 +139,9 @@ SCRIPTS = [
 def test_scripts_of_other_distributions_ask_before_they_replace_kept_results(path):
     """Those of benchmarks/ leave this to the runner."""
     tree = ast.parse(path.read_text("utf-8"))
-    calls = {getattr(node.func, "id", ""): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    calls = {
+        getattr(node.func, "id", ""): node for node in ast.walk(tree) if isinstance(node, ast.Call)
+    }
     assert {"add_keep", "make_parser"} & calls.keys()
     (keep,) = [keyword.value for keyword in calls["store"].keywords if keyword.arg == "keep"]
     assert isinstance(keep, ast.Attribute)  # the command line's, never a constant
@@ -164,10 +179,13 @@ def run(size: int = 1, names: tuple[str, ...] = ("a",), fast: bool = False):
 def test_a_benchmark_is_a_function_of_options_that_yields_rows(benchmark, capsys):
     scratch, kept = benchmark("--size", "2", "--names", "b", "c", "--names", "d", "--fast")
     found = json.loads(scratch.read_text("utf-8"))
-    assert [row["ratio"] for row in found["rows"]] == [5 / 4, 3.0, 2.0]  # times better, or times the floor
+    # times better, or times the floor
+    assert [row["ratio"] for row in found["rows"]] == [5 / 4, 3.0, 2.0]
     assert found["rows"][0]["note"] == "('b', 'c', 'd') True"
     assert found["made"]["python"]
-    assert json.loads(scratch.with_stem("conversations_more").read_text("utf-8"))["figures"] == {"x": 1}
+    assert json.loads(scratch.with_stem("conversations_more").read_text("utf-8"))["figures"] == {
+        "x": 1
+    }
     printed = capsys.readouterr().out
     assert "other 5 s (1.2 ×)" in printed
     assert "results/conversations.json are unchanged (--keep)" in printed
@@ -182,4 +200,5 @@ def test_a_kept_result_is_replaced_only_on_request(benchmark):
 
 def test_results_that_are_not_kept_are_ignored_by_git():
     command = ["git", "check-ignore", "-q", str(runner.SCRATCH / "x.json")]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode in (0, 128)  # 128: not a checkout
+    # 128: not a checkout
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode in (0, 128)

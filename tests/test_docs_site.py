@@ -59,7 +59,10 @@ def test_every_command_is_described_with_its_options():
 def rows(page: str) -> dict[str, list[str]]:
     """The rows of a page's tables by their first cell, with the markup removed."""
     lines = [line for line in page.splitlines() if line.startswith("| <code>")]
-    cells = [[unescape(re.sub("</?code>", "", cell)).strip() for cell in line.split("|")[1:-1]] for line in lines]
+    cells = [
+        [unescape(re.sub("</?code>", "", cell)).strip() for cell in line.split("|")[1:-1]]
+        for line in lines
+    ]
     return {cell[0]: cell[1:] for cell in cells}
 
 
@@ -84,13 +87,17 @@ def test_every_setting_is_described_with_its_default():
         for name, (_, default, meaning) in described.items():
             assert meaning
             written = build_toml(default) if default != "none" else None
-            assert written == (list(values[name]) if isinstance(values[name], tuple) else values[name])
+            assert written == (
+                list(values[name]) if isinstance(values[name], tuple) else values[name]
+            )
 
 
 def test_every_setting_of_rollouts_the_update_and_the_model_has_a_row_of_engines():
     rows_of = docs_reference.capabilities()
     sections = ("rollout", "update", "model")
-    assert rows_of.keys() == {name for name, _ in leaves(Config(), "") if name.split(".")[0] in sections}
+    assert rows_of.keys() == {
+        name for name, _ in leaves(Config(), "") if name.split(".")[0] in sections
+    }
     assert docs_reference.ENGINES.keys() <= rows_of.keys()
     assert docs_reference.engines_page().count("\n| <code>") == len(rows_of)
     with pytest.raises(InputError, match=r"openai cannot be trained with"):
@@ -131,7 +138,9 @@ def test_every_parameter_of_estimators_and_policies_is_described():
     common, *sections = page.split("\n## ")[1:]
     for section in sections:
         parameters = get(section.partition("\n")[0]).parameters
-        assert rows(common).keys() | rows(section).keys() == {field.name for field in dataclasses.fields(parameters)}
+        assert rows(common).keys() | rows(section).keys() == {
+            field.name for field in dataclasses.fields(parameters)
+        }
     assert {section.partition("\n")[0] for section in sections} >= {"hgpo", "gigpo", "grpo"}
     for section in docs_reference.policies_page().split("\n## ")[1:]:
         options = policy_spec(section.partition("\n")[0]).options
@@ -167,12 +176,17 @@ def test_links_that_leave_the_folder_are_copied():
     training = sources["training.md"]
     assert isinstance(training, str)
     assert "(benchmarks/results/learning_alfworld.png)" in training
-    assert sources["benchmarks/results/learning_alfworld.png"] == ROOT / "benchmarks/results/learning_alfworld.png"
+    assert (
+        sources["benchmarks/results/learning_alfworld.png"]
+        == ROOT / "benchmarks/results/learning_alfworld.png"
+    )
     assert "](docs/" not in str(sources["index.md"])
 
 
 @pytest.mark.slow
-def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it(docs_only, monkeypatch):
+def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it(
+    docs_only, monkeypatch
+):
     marimo = pytest.importorskip("marimo")
     monkeypatch.setenv("PYTHONPATH", docs_only["PYTHONPATH"])  # also without torch
     page = docs_notebooks.exported(ROOT / "notebooks/own_rollouts.py")
@@ -233,7 +247,9 @@ def site(tmp_path_factory, docs_only):
     write = ([sys.executable, "-c", WRITE, str(folder / "build/docs")], ROOT)
     build = ([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], folder)
     for command, where in (write, build):
-        done = subprocess.run(command, cwd=where, env=docs_only, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=where, env=docs_only, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"
 
@@ -244,10 +260,14 @@ def test_the_site_loads_nothing_from_elsewhere(site):
         address = "index.html" if page == "index.md" else f"{page.removesuffix('.md')}/index.html"
         html = (site / address).read_text("utf-8")
         loaded = re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?([^\s\">]+)", html)
-        loaded += re.findall(r"<link[^>]*rel=\"?(?:stylesheet|preload|preconnect)[^>]*href=\"?([^\s\">]+)", html)
+        loaded += re.findall(
+            r"<link[^>]*rel=\"?(?:stylesheet|preload|preconnect)[^>]*href=\"?([^\s\">]+)", html
+        )
         assert loaded
         assert [source for source in loaded if source.startswith(("http", "//"))] == []
-        assert "[hgpo" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL), "a reference that leads nowhere"
+        assert "[hgpo" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL), (
+            "a reference that leads nowhere"
+        )
     assert (site / "notebooks/own_rollouts.html").read_text("utf-8") == "<p>own_rollouts</p>"
     assert (site / "notebooks/marimo/index.html").is_file()
     reference = (site / "reference/hgpo_datasets/index.html").read_text("utf-8")
@@ -320,7 +340,10 @@ def test_searches_find_their_place_in_the_first_two_hits(site):
         pytest.skip("chromium is not installed")
     handler = partial(QuietHandler, directory=str(site))
     hits = {}
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, playwright.sync_playwright() as driver:
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        playwright.sync_playwright() as driver,
+    ):
         Thread(target=server.serve_forever, daemon=True).start()
         root = f"http://127.0.0.1:{server.server_address[1]}/"
         page = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
@@ -333,7 +356,14 @@ def test_searches_find_their_place_in_the_first_two_hits(site):
             page.locator("input[type=text]").last.fill(query)
             with suppress(playwright.TimeoutError):  # no hit at all
                 page.wait_for_function(f"() => ({HITS})() > 0", timeout=10_000)
-            hits[query] = [re.sub(r"[?]h=[^#]*", "", link.removeprefix(root)) for link in page.evaluate(LINKS)[:2]]
+            hits[query] = [
+                re.sub(r"[?]h=[^#]*", "", link.removeprefix(root))
+                for link in page.evaluate(LINKS)[:2]
+            ]
         server.shutdown()
-    lost = {query: hits[query] for query, at in SEARCHES.items() if not any(hit.startswith(at) for hit in hits[query])}
+    lost = {
+        query: hits[query]
+        for query, at in SEARCHES.items()
+        if not any(hit.startswith(at) for hit in hits[query])
+    }
     assert lost == {}

@@ -33,7 +33,10 @@ def test_link_is_its_definition(a, b):
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=7), max_size=5),
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=7),
+        max_size=5,
+    ),
     st.integers(0, 4),
 )
 def test_chains_equal_exactly_where_windows_equal(trajectories, depth):
@@ -41,7 +44,9 @@ def test_chains_equal_exactly_where_windows_equal(trajectories, depth):
     actions = np.array([a for t in trajectories for _, a in t], dtype=np.int64)
     first = np.array([i == 0 for t in trajectories for i in range(len(t))], dtype=bool)
     for with_actions in (False, True):
-        values, defined = hashing.chain_columns(states, first, depth, actions if with_actions else None)
+        values, defined = hashing.chain_columns(
+            states, first, depth, actions if with_actions else None
+        )
         for k in range(depth + 1):
             windows = []
             for trajectory in trajectories:
@@ -53,16 +58,22 @@ def test_chains_equal_exactly_where_windows_equal(trajectories, depth):
                         window = [s for s, _ in window]
                     windows.append(window)
             assert [w is not None for w in windows] == defined[k].tolist()
-            known = [(str(w), v) for w, v, d in zip(windows, values[k], defined[k], strict=True) if d]
+            known = [
+                (str(w), v) for w, v, d in zip(windows, values[k], defined[k], strict=True) if d
+            ]
             assert len(set(known)) == len({w for w, _ in known}) == len({v for _, v in known})
 
 
-@given(st.lists(st.lists(INT64, min_size=1, max_size=12), min_size=1, max_size=4), st.integers(0, 9))
+@given(
+    st.lists(st.lists(INT64, min_size=1, max_size=12), min_size=1, max_size=4), st.integers(0, 9)
+)
 def test_chains_of_steps_rows_and_columns_are_their_definition(episodes, depth):
     chain = hashing.Chain(depth)
     for states in episodes:
         expected: list[int] = []
-        values, defined = hashing.chain_columns(np.array(states), np.arange(len(states)) == 0, depth)
+        values, defined = hashing.chain_columns(
+            np.array(states), np.arange(len(states)) == 0, depth
+        )
         for t, state in enumerate(states):
             hashed = np.array([state])
             rows = hashing.advance(rows, hashed) if t else hashing.start(hashed, depth)  # noqa: F821 (of the step before)

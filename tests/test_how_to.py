@@ -18,7 +18,11 @@ RUNS_HERE = ("rollout", "eval", "stats", "advantages", "data")
 
 def commands(section: str) -> list[list[str]]:
     """The words of a section's `hgpo` commands."""
-    lines = "".join(re.findall(r"```sh\n(.*?)```", section, re.DOTALL)).replace("\\\n", " ").splitlines()
+    lines = (
+        "".join(re.findall(r"```sh\n(.*?)```", section, re.DOTALL))
+        .replace("\\\n", " ")
+        .splitlines()
+    )
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("hgpo ")]
 
 
@@ -34,7 +38,17 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def test_the_page_answers_what_people_ask():
-    words = ("one GPU", "several GPUs", "Weights", "LoRA", "served", "prompts", "environment", "Import", "large")
+    words = (
+        "one GPU",
+        "several GPUs",
+        "Weights",
+        "LoRA",
+        "served",
+        "prompts",
+        "environment",
+        "Import",
+        "large",
+    )
     assert all(any(word in title for title in SECTIONS) for word in words)
     names = [command[0] for command in commands(TUTORIAL)]
     assert names == ["rollout", "stats", "view", "advantages", "quickstart", "eval", "eval"]
@@ -50,7 +64,9 @@ def test_every_command_accepts_its_arguments(page):
         if words == ["--version"]:
             continue
         length = max(n for n in range(1, len(words) + 1) if tuple(words[:n]) in known)
-        known[tuple(words[:length])].parse_args(words[length:], print_error=False, exit_on_error=False)
+        known[tuple(words[:length])].parse_args(
+            words[length:], print_error=False, exit_on_error=False
+        )
 
 
 @pytest.mark.slow
@@ -83,7 +99,13 @@ def test_own_prompts():
     (template,) = re.findall(r"```jinja\n(.*?)```", section, re.DOTALL)
     Path("my.j2").write_text(template, "utf-8")
     run(section)
-    (prompt,) = pl.scan_parquet("runs/prompts/steps/*.parquet").filter(step=2).select("prompt").head(1).collect()
+    (prompt,) = (
+        pl.scan_parquet("runs/prompts/steps/*.parquet")
+        .filter(step=2)
+        .select("prompt")
+        .head(1)
+        .collect()
+    )
     assert prompt[0].count("You saw: ") == 2
     assert "You can: '" in prompt[0]
 
@@ -102,7 +124,14 @@ def test_own_policies_and_estimators_and_large_runs():
 @pytest.mark.slow
 def test_json_lines_are_imported():
     rows = [
-        {"episode": f"{level}/{number}", "level": level, "t": t, "seen": f"room {t}", "did": "go", "points": t * number}
+        {
+            "episode": f"{level}/{number}",
+            "level": level,
+            "t": t,
+            "seen": f"room {t}",
+            "did": "go",
+            "points": t * number,
+        }
         for level in ("a", "b")
         for number in range(3)
         for t in range(2)

@@ -25,7 +25,8 @@ ROOMS = {
         {"field_docs"},  # read by help, which imports nothing else
         {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
-        {"measures", "models", "panels"},  # panels know environments and settings, and nothing of how they are played
+        # panels know environments and settings, and nothing of how they are played
+        {"measures", "models", "panels"},
         {"scores"},
         {"advantages"},
         {"policies"},
@@ -119,11 +120,17 @@ def test_rooms_import_only_from_layers_below(package):
 def test_every_poe_command_in_the_docs_and_in_ci_exists():
     tasks = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["poe"]["tasks"]
     files = ["CONTRIBUTING.md", "docs/dependencies.md", ".ci/run", ".github/workflows/ci.yml"]
-    named = {name for file in files for name in re.findall(r"\bpoe ([a-z-]+)", (ROOT / file).read_text("utf-8"))}
+    named = {
+        name
+        for file in files
+        for name in re.findall(r"\bpoe ([a-z-]+)", (ROOT / file).read_text("utf-8"))
+    }
     assert named == set(tasks)
 
 
-@pytest.mark.parametrize("package", ["hgpo_train", "hgpo_train.rollout", "hgpo_train.advantages", "hgpo_datasets"])
+@pytest.mark.parametrize(
+    "package", ["hgpo_train", "hgpo_train.rollout", "hgpo_train.advantages", "hgpo_datasets"]
+)
 def test_every_exported_name_exists(package):
     module = import_module(package)
     assert module.__all__ == sorted(module.__all__)

@@ -14,7 +14,9 @@ from tools.release import problems
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 ADDRESS = {"urls": {"Repository": "https://github.com/somebody/hgpo"}}
-CHANGELOG, CITATION = ((ROOT / name).read_text("utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
+CHANGELOG, CITATION = (
+    (ROOT / name).read_text("utf-8") for name in ("CHANGELOG.md", "CITATION.cff")
+)
 
 
 def test_all_but_the_address_is_ready():
@@ -22,7 +24,9 @@ def test_all_but_the_address_is_ready():
     assert problems(PROJECT | ADDRESS, CHANGELOG, CITATION, f"v{PROJECT['version']}") == []
 
 
-@pytest.mark.parametrize("address", ["", "https://HOST/OWNER/hgpo", "https://example.org/hgpo", "git@github.com:a/b"])
+@pytest.mark.parametrize(
+    "address", ["", "https://HOST/OWNER/hgpo", "https://example.org/hgpo", "git@github.com:a/b"]
+)
 def test_a_placeholder_of_the_address_fails(address):
     (line,) = problems(PROJECT | {"urls": {"Repository": address}}, CHANGELOG, CITATION, None)
     assert "project.urls.Repository: expected an address" in line
@@ -32,7 +36,10 @@ def test_another_tag_a_missing_entry_and_a_citation_with_gaps_fail():
     project = PROJECT | ADDRESS
     assert "expected the tag" in problems(project, CHANGELOG, CITATION, "v9")[0]
     assert "expected a heading" in problems(project, "# Changelog\n", CITATION, None)[0]
-    assert "expected authors" in problems(project, CHANGELOG, CITATION.replace("authors:", "writers:", 1), None)[0]
+    assert (
+        "expected authors"
+        in problems(project, CHANGELOG, CITATION.replace("authors:", "writers:", 1), None)[0]
+    )
     assert "expected no version" in problems(project, CHANGELOG, CITATION + "version: 1\n", None)[0]
 
 
@@ -60,17 +67,31 @@ def test_both_locks_name_the_same_and_every_file_has_a_hash():
 
 @pytest.mark.parametrize("python", ["3.11", "3.13"])
 def test_what_is_locked_is_allowed(python):
-    environment = {**default_environment(), "python_version": python, "python_full_version": f"{python}.0"}
+    environment = {
+        **default_environment(),
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+    }
     versions: dict[str, str] = {}
     for line in locked("requirements.lock"):
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate(environment):
-            versions[canonicalize_name(requirement.name)] = str(requirement.specifier).removeprefix("==")
+            versions[canonicalize_name(requirement.name)] = str(requirement.specifier).removeprefix(
+                "=="
+            )
     extras = PROJECT["optional-dependencies"]
-    asked = PROJECT["dependencies"] + extras["dev"] + extras["train"] + extras["api"] + extras["interchange"]
+    asked = (
+        PROJECT["dependencies"]
+        + extras["dev"]
+        + extras["train"]
+        + extras["api"]
+        + extras["interchange"]
+    )
     for line in asked:
         requirement = Requirement(line)
         if requirement.name != "hgpo":
             name = canonicalize_name(requirement.name)
             assert name in versions, f"{name} is not locked; run .ci/lock"
-            assert versions[name] in requirement.specifier, f"{name} {versions[name]} is not {requirement.specifier}"
+            assert versions[name] in requirement.specifier, (
+                f"{name} {versions[name]} is not {requirement.specifier}"
+            )

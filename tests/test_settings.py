@@ -13,8 +13,14 @@ from hgpo_train.settings import read_assignments, read_value
 from hgpo_train.training.config import load_config
 
 LITERALS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -66,15 +72,21 @@ def test_a_value_may_contain_equals_signs_and_surrounding_spaces():
 
 
 def test_annotations_of_the_configuration_decide():
-    assert load_config(None, ["name=7", "tracking.wandb=2026", "environment.split=true"]).name == "7"
-    assert load_config(None, ["environment.options.price_seed=7"]).environment.options == {"price_seed": 7}
+    assert (
+        load_config(None, ["name=7", "tracking.wandb=2026", "environment.split=true"]).name == "7"
+    )
+    assert load_config(None, ["environment.options.price_seed=7"]).environment.options == {
+        "price_seed": 7
+    }
     assert load_config(None, ["tracking.wandb=none"]).tracking.wandb is None
 
 
 @pytest.mark.parametrize("policy", ["openai:tiny", "transformers:tiny", "vllm:tiny", "random"])
 def test_annotations_of_a_policys_options_decide(policy):
     given = read_assignments(
-        "--policy-option", ["api_key_env=1", "device=0", "top_p=1"], policy_spec(policy).option_types
+        "--policy-option",
+        ["api_key_env=1", "device=0", "top_p=1"],
+        policy_spec(policy).option_types,
     )
     texts = {"openai:tiny": {"api_key_env"}, "transformers:tiny": {"device"}}.get(policy, set())
     assert {name for name, value in given.items() if isinstance(value, str)} == texts

@@ -32,7 +32,9 @@ class CountingEngine(ALFWorldEngine):
         if state is None or state.terminated:
             return super().act(command)
         if command.strip() in state.actions:
-            self.fired.update(cases(self.game, self.game_state, *self._commands.meaning[command.strip()]))
+            self.fired.update(
+                cases(self.game, self.game_state, *self._commands.meaning[command.strip()])
+            )
         else:
             self.fired["nothing happens"] += 1
         return self._count_won(super().act(command))
@@ -76,7 +78,13 @@ def _sight(game: Game, game_state: GameState, verb: str) -> Iterator[str]:
         yield "inventory: nothing" if game_state.held == NOTHING else "inventory: something"
         return
     here = game.receptacles_at[game_state.location]
-    yield "look: in the middle" if not here else "look: one receptacle" if len(here) == 1 else "look: several"
+    yield (
+        "look: in the middle"
+        if not here
+        else "look: one receptacle"
+        if len(here) == 1
+        else "look: several"
+    )
     if any(r in here and game_state.location in game_state.spots[o] for o, r in game_state.emptied):
         yield "look: an object moved beside"
 
@@ -98,7 +106,9 @@ def _change(game: Game, game_state: GameState, verb: str, o: int) -> Iterator[st
 
 def _move(game: Game, game_state: GameState, verb: str, o: int, r: int) -> Iterator[str]:
     yield f"{verb}: {_kind(game, game_state, r)}"
-    elsewhere = [other for other, inside in enumerate(game_state.contents) if other != r and o in inside]
+    elsewhere = [
+        other for other, inside in enumerate(game_state.contents) if other != r and o in inside
+    ]
     if elsewhere:
         yield f"{verb}: object in two receptacles"
     if verb == "take" and game_state.location not in game_state.spots[o]:
@@ -122,5 +132,7 @@ def _examine(game: Game, game_state: GameState, o: int) -> Iterator[str]:
     if game.abilities[o] & Ability.CONTAINER:
         yield f"examine: container, {'holding something' if game.nested.get(o) else 'empty'}"
     else:
-        traits = [trait.name.lower() for trait in Trait if game_state.traits[o] & trait and trait.name]
+        traits = [
+            trait.name.lower() for trait in Trait if game_state.traits[o] & trait and trait.name
+        ]
         yield f"examine: {' and '.join(traits) or 'nothing special'}"

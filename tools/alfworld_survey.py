@@ -23,7 +23,15 @@ from hgpo_envs.alfworld.data.rooms import room_kind
 from hgpo_envs.errors import InputError
 
 SCENES: Final = [*range(1, 31), *range(201, 231), *range(301, 331), *range(401, 431)]
-ATTRIBUTES: Final = ("pickupable", "cleanable", "heatable", "coolable", "sliceable", "toggleable", "isReceptacleObject")
+ATTRIBUTES: Final = (
+    "pickupable",
+    "cleanable",
+    "heatable",
+    "coolable",
+    "sliceable",
+    "toggleable",
+    "isReceptacleObject",
+)
 OPENABLE: Final = {"Cabinet", "Drawer", "Fridge", "Microwave", "Safe"}
 LAMP_STANDS: Final = ("Desk", "SideTable", "Dresser", "Shelf")
 _FACT: Final = re.compile(r"\((\w+)((?: [^()\s]+)+)\)")
@@ -46,7 +54,9 @@ class Survey:
         self.where: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
         self.goals: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
         self.games: Counter[int] = Counter()
-        self.locations: dict[int, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+        self.locations: dict[int, dict[str, Counter[str]]] = defaultdict(
+            lambda: defaultdict(Counter)
+        )
         self.openable: dict[int, set[str]] = defaultdict(set)
         self.kinds: dict[int, set[str]] = defaultdict(set)
         self.fixtures: dict[int, Counter[tuple[str, tuple[str, ...]]]] = defaultdict(Counter)
@@ -101,7 +111,9 @@ class Survey:
         for receptacle in receptacles:
             self.where[room_kind(scene)][kind][self.types.get(receptacle, "")] += 1
             self.placed[scene][receptacle] += 1
-            self.overlaps[scene].update((receptacle, other) for other in receptacles if other != receptacle)
+            self.overlaps[scene].update(
+                (receptacle, other) for other in receptacles if other != receptacle
+            )
 
     def room(self, scene: int, layouts: Path) -> dict[str, Any]:
         """Return one room's entry."""
@@ -112,7 +124,9 @@ class Survey:
         receptacles = []
         for name in names:
             location = self.locations[scene][name].most_common(1)[0][0].removeprefix("loc|")
-            receptacles.append([self.types[name], _position(name), location, int(name in self.openable[scene])])
+            receptacles.append(
+                [self.types[name], _position(name), location, int(name in self.openable[scene])]
+            )
         fixtures = [
             [name.split("|", 1)[0], _position(name), [number[r] for r in held]]
             for (name, held), games in sorted(self.fixtures[scene].items())
@@ -139,15 +153,29 @@ class Survey:
             kind = name.rsplit("|", 1)[1] if name.endswith("Basin") else name.split("|", 1)[0]
             location = f"{round(4 * x)}|{round(4 * z)}|{rotation // 90}|{horizon}"
             receptacles.append([kind, _position(name), location, int(kind in OPENABLE)])
-        stands = [i for stand in LAMP_STANDS for i, row in enumerate(receptacles) if row[0] == stand]
-        lamp = [["DeskLamp", receptacles[stands[0]][1], stands[:1]]] if stands and "DeskLamp" in kinds else []
+        stands = [
+            i for stand in LAMP_STANDS for i, row in enumerate(receptacles) if row[0] == stand
+        ]
+        lamp = (
+            [["DeskLamp", receptacles[stands[0]][1], stands[:1]]]
+            if stands and "DeskLamp" in kinds
+            else []
+        )
         movable = sorted(kind for kind in kinds if "pickupable" in self.attributes.get(kind, ()))
-        return {"scene": scene, "receptacles": receptacles, "fixtures": lamp, "overlaps": [], "objects": movable}
+        return {
+            "scene": scene,
+            "receptacles": receptacles,
+            "fixtures": lamp,
+            "overlaps": [],
+            "objects": movable,
+        }
 
     def tables(self) -> dict[str, Any]:
         """Return the data common to all rooms."""
         return {
-            "attributes": {kind: sorted(values) for kind, values in sorted(self.attributes.items())},
+            "attributes": {
+                kind: sorted(values) for kind, values in sorted(self.attributes.items())
+            },
             "holds": {kind: sorted(values) for kind, values in sorted(self.holds.items())},
             "copies": {kind: _counts(counter) for kind, counter in sorted(self.copies.items())},
             "where": {
@@ -178,12 +206,16 @@ def survey(layouts: Path, games: Path) -> str:
     """
     folders = sorted(path.parent for path in games.glob("*/*/*/game.tw-pddl"))
     if not folders or not (layouts / "FloorPlan1-openable.json").is_file():
-        raise InputError(f"expected layouts in {layouts} and games in {games}; found {len(folders)} games")
+        raise InputError(
+            f"expected layouts in {layouts} and games in {games}; found {len(folders)} games"
+        )
     result = Survey()
     for folder in folders:
         result.add(folder)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.tables().items()]
-    rooms = ",\n".join(json.dumps(result.room(scene, layouts), separators=(",", ":")) for scene in SCENES)
+    rooms = ",\n".join(
+        json.dumps(result.room(scene, layouts), separators=(",", ":")) for scene in SCENES
+    )
     return "{" + ",\n".join(lines) + f',\n"rooms": [\n{rooms}\n]}}\n'
 
 

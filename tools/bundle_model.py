@@ -23,7 +23,10 @@ def bundle(run: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in checkpoint.glob("*.j*"):  # configurations, tokenizer, chat template
         shutil.copyfile(file, target / file.name)
-    weights = {name: value.to(torch.float16) for name, value in load_file(checkpoint / "model.safetensors").items()}
+    weights = {
+        name: value.to(torch.float16)
+        for name, value in load_file(checkpoint / "model.safetensors").items()
+    }
     save_file(weights, target / "model.safetensors", {"format": "pt"})
 
 

@@ -55,7 +55,10 @@ def script_of(world: str, size: str, method: str) -> Script:
     if method == "g2po":
         return Script(f"G2PO/examples/g2po_trainer/run_{world}.sh", size == "1.5b")
     recipe = "GraphGPO" if method == "graphgpo" else "hgpo"
-    return Script(f"verl-agent/recipe/{recipe}/run_qwen2.5_{size}_{world}_train.sh", not method.endswith("lora"))
+    return Script(
+        f"verl-agent/recipe/{recipe}/run_qwen2.5_{size}_{world}_train.sh",
+        not method.endswith("lora"),
+    )
 
 
 def official_values(script: Script, method: str) -> dict[str, Any]:
@@ -64,7 +67,12 @@ def official_values(script: Script, method: str) -> dict[str, Any]:
     if method.endswith("lora"):
         world = "alfworld" if "alfworld" in script.name else "webshop"
         adapted = scripts()[f"verl-agent/examples/gigpo_trainer/run_{world}_lora.sh"]
-        for option in ("model.lora_rank", "model.lora_alpha", "actor.optim.lr", "actor.use_kl_loss"):
+        for option in (
+            "model.lora_rank",
+            "model.lora_alpha",
+            "actor.optim.lr",
+            "actor.use_kl_loss",
+        ):
             values[f"actor_rollout_ref.{option}"] = adapted[f"actor_rollout_ref.{option}"]
     if method == "hgpo-k4":
         values["env.history_length"] = 4  # the script's variable, "2 or 4"
@@ -75,7 +83,9 @@ def official_values(script: Script, method: str) -> dict[str, Any]:
 
 def _kl(values: Mapping[str, Any]) -> float:
     return (
-        float(values["actor_rollout_ref.actor.kl_loss_coef"]) if values["actor_rollout_ref.actor.use_kl_loss"] else 0.0
+        float(values["actor_rollout_ref.actor.kl_loss_coef"])
+        if values["actor_rollout_ref.actor.use_kl_loss"]
+        else 0.0
     )
 
 
@@ -139,7 +149,8 @@ def compared(name: str) -> dict[str, tuple[object, object]]:
     found["update.aggregation"] = (aggregation, str(official_aggregation).replace("-", "_"))
     if found["checkpoint.keep"][1] == "null":
         found["checkpoint.keep"] = (config.checkpoint.keep, 0)
-    if size not in values["actor_rollout_ref.model.path"].lower():  # the script is for the other size
+    # the script is for the other size
+    if size not in values["actor_rollout_ref.model.path"].lower():
         found["model.path"] = (config.model.path, config.model.path)
     found["update.kl_weight"] = (config.update.kl_weight, _kl(values))
     for parameter, official in _parameters(values, method).items():
@@ -181,14 +192,20 @@ def tables() -> str:
         for size in _SIZES:
             names = {method: f"{world}-{size}-{method}" for method in _METHODS}
             columns = {method: compared(name) for method, name in names.items()}
-            head = [f"### {title}, Qwen2.5-{size.upper()}-Instruct", "", f"| | {' | '.join(_METHODS)} |"]
+            head = [
+                f"### {title}, Qwen2.5-{size.upper()}-Instruct",
+                "",
+                f"| | {' | '.join(_METHODS)} |",
+            ]
             titles = list(dict.fromkeys(row for values in columns.values() for row in values))
             lines = [_line(row, columns) for row in titles]
             official = [_script_cell(script_of(world, size, method), method) for method in _METHODS]
             gpus = [_machine_cell(world, size, method) for method in _METHODS]
             first = [f"| script | {' | '.join(official)} |"]
             last = [f"| GPUs, gpu_memory_utilization of the script | {' | '.join(gpus)} |"]
-            parts.append("\n".join([*head, "|---" * (len(_METHODS) + 1) + "|", *first, *lines, *last]))
+            parts.append(
+                "\n".join([*head, "|---" * (len(_METHODS) + 1) + "|", *first, *lines, *last])
+            )
     return "\n\n".join(parts)
 
 

@@ -19,4 +19,6 @@ class Examples(Extension):
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Change a docstring as soon as its object is known."""
         if obj.docstring:
-            obj.docstring.value = _EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value)
+            obj.docstring.value = _EXAMPLE.sub(
+                lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value
+            )

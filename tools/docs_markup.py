@@ -21,7 +21,9 @@ def plain(text: str) -> str:
     >>> plain("`--set` *.pack")
     '<code>--set</code> &#42;.pack'
     """
-    return re.sub(r"`([^`]*)`|[^`]+", lambda found: code(found[1]) if found[1] else _entities(found[0]), text)
+    return re.sub(
+        r"`([^`]*)`|[^`]+", lambda found: code(found[1]) if found[1] else _entities(found[0]), text
+    )
 
 
 def _entities(text: str) -> str:

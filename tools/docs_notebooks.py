@@ -25,7 +25,10 @@ _NETWORK: Final = re.compile(r"https://cdn\.jsdelivr\.net/npm/@marimo-team/front
 
 def pages() -> dict[str, str]:
     """Return the name of every notebook's page by the path of the notebook in the repository."""
-    return {f"notebooks/{path.name}": f"notebooks/{path.stem}.html" for path in sorted(NOTEBOOKS.glob("*.py"))}
+    return {
+        f"notebooks/{path.name}": f"notebooks/{path.stem}.html"
+        for path in sorted(NOTEBOOKS.glob("*.py"))
+    }
 
 
 def write(folder: Path) -> None:
@@ -43,8 +46,14 @@ def write(folder: Path) -> None:
         (folder / page).write_text(exported(ROOT / notebook), "utf-8")
     found = find_spec("marimo")
     if found is None or found.origin is None:
-        raise RuntimeError("marimo: expected the extra notebooks; install it with pip install -e '.[docs]'")
-    shutil.copytree(Path(found.origin).parent / "_static", target / ASSETS, ignore=shutil.ignore_patterns("*.md"))
+        raise RuntimeError(
+            "marimo: expected the extra notebooks; install it with pip install -e '.[docs]'"
+        )
+    shutil.copytree(
+        Path(found.origin).parent / "_static",
+        target / ASSETS,
+        ignore=shutil.ignore_patterns("*.md"),
+    )
 
 
 def exported(notebook: Path) -> str:
@@ -59,5 +68,7 @@ def exported(notebook: Path) -> str:
         raise RuntimeError(f"{notebook.name}: expected it to run; {done.stderr.strip()}")
     page = _NETWORK.sub(ASSETS, done.stdout)
     if loaded := re.findall(r'\s(?:src|href)="(https?://[^"]+)', page):
-        raise RuntimeError(f"{notebook.name}: expected a page without a network, received {loaded[0]}")
+        raise RuntimeError(
+            f"{notebook.name}: expected a page without a network, received {loaded[0]}"
+        )
     return page

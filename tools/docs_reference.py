@@ -99,7 +99,9 @@ def _vector_values() -> Iterator[Value]:
 def _facts(spec: EnvironmentSpec) -> str:
     splits = ", ".join(f"`{name}`" for name in (*spec.splits, "all"))
     players = ", ".join(f"`{name}`" for name in spec.players)
-    held_out = f" `hgpo eval` plays `{spec.evaluation_split}` by default." if spec.evaluation_split else ""
+    held_out = (
+        f" `hgpo eval` plays `{spec.evaluation_split}` by default." if spec.evaluation_split else ""
+    )
     return f"Splits: {splits}.{held_out} Scripted players: {players or 'none'}."
 
 
@@ -151,9 +153,13 @@ def estimators_page() -> str:
     for name, found in ((name, get(name)) for name in names(scored=True)):
         if not found.function.__module__.startswith("hgpo_train."):
             continue  # of another package, or of the user
-        own = [one for one in dataclass_values(type(found.parameters)) if common.get(one.name) != one]
+        own = [
+            one for one in dataclass_values(type(found.parameters)) if common.get(one.name) != one
+        ]
         whole = "" if found.scope == "group" else " Needs all rows of an iteration."
-        scores = f" Reads the scores {', '.join(found.scores)} (`hgpo score`)." if found.scores else ""
+        scores = (
+            f" Reads the scores {', '.join(found.scores)} (`hgpo score`)." if found.scores else ""
+        )
         parts += [f"## {name}", f"{plain(found.summary)}.{whole}{scores}"]
         parts += [table("parameter", own)] if own else []
     return "\n\n".join(parts) + "\n"
@@ -168,7 +174,9 @@ def policies_page() -> str:
             "[Rollouts](../rollouts.md#policies) describes the policies."
         ),
     ]
-    specs = {name: policy_spec(name) for name in policy_names() if name not in installed(ENTRY_POINTS)}
+    specs = {
+        name: policy_spec(name) for name in policy_names() if name not in installed(ENTRY_POINTS)
+    }
     without = ", ".join(f"`{name}`" for name, spec in specs.items() if not spec.options)
     parts.append(f"Without options: {without}.")
     for name, spec in specs.items():
@@ -186,7 +194,11 @@ _NOT_RAW: Final = 'at temperature 1 and top-p 1, or with the policy option `logp
 _UPDATE: Final = "of the update; the engine has its own"
 ENGINES: Final = {
     "rollout.engine": ("works", "works", "refused: a policy of `hgpo rollout` alone"),
-    "rollout.engine_options": ("`max_batch_tokens`", "arguments of `vllm.LLM`, `request_seeds`", "`extra`"),
+    "rollout.engine_options": (
+        "`max_batch_tokens`",
+        "arguments of `vllm.LLM`, `request_seeds`",
+        "`extra`",
+    ),
     "rollout.overflow": ("works", "works", "policy option, `history` or `error`"),
     "rollout.stop": ("works", "works", "policy option; most servers leave the stop text out"),
     "rollout.chat_template": ("works", "works", "the server's, as `vllm serve --chat-template`"),
@@ -221,7 +233,10 @@ def engines_page() -> str:
         ),
         "| setting | transformers | vllm | openai | verl |\n|---|---|---|---|---|",
     ]
-    lines = [f"| {code(name)} | {' | '.join(map(plain, cells))} |" for name, cells in capabilities().items()]
+    lines = [
+        f"| {code(name)} | {' | '.join(map(plain, cells))} |"
+        for name, cells in capabilities().items()
+    ]
     return "\n\n".join(parts) + "\n" + "\n".join(lines) + "\n"
 
 
@@ -235,7 +250,9 @@ def capabilities() -> dict[str, tuple[str, str, str, str]]:
         section, _, field = name.partition(".")
         if section in ("rollout", "update", "model"):
             played = _PLAYED if field in options else "no effect"
-            others = ENGINES.get(name, ("works", "works", played if section == "rollout" else _TRAINED))
+            others = ENGINES.get(
+                name, ("works", "works", played if section == "rollout" else _TRAINED)
+            )
             found[name] = (*others, f"{rule.kind}: {rule.how}")
     return found
 
@@ -246,7 +263,9 @@ def capabilities() -> dict[str, tuple[str, str, str, str]]:
 def documented(described: Callable[..., Any]) -> dict[str, str]:
     """Return what the docstring of a function or class says of its arguments or attributes, by name."""
     found: dict[str, str] = {}
-    for section in Docstring(cleandoc(described.__doc__ or "")).parse(Parser.google, warnings=False):
+    for section in Docstring(cleandoc(described.__doc__ or "")).parse(
+        Parser.google, warnings=False
+    ):
         if isinstance(section, DocstringSectionParameters | DocstringSectionAttributes):
             found |= {one.name: " ".join(one.description.split()) for one in section.value}
     return found
@@ -260,7 +279,9 @@ def dataclass_values(cls: type, settings: object = None) -> Iterator[Value]:
     meanings = documented(cls) or descriptions(cls)
     for field in dataclasses.fields(cls):
         default = getattr(settings, field.name) if settings else _default(field)
-        yield Value(field.name, kind_of(types_of(cls)[field.name]), _toml(default), meanings[field.name])
+        yield Value(
+            field.name, kind_of(types_of(cls)[field.name]), _toml(default), meanings[field.name]
+        )
 
 
 def kind_of(hint: Any) -> str:  # noqa: ANN401 (any annotation)
@@ -323,4 +344,8 @@ def _toml(value: object) -> str:
         return "none"
     if isinstance(value, tuple):
         return json.dumps(list(value))
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str | dict) else repr(value)
+    return (
+        json.dumps(value, ensure_ascii=False)
+        if isinstance(value, bool | str | dict)
+        else repr(value)
+    )

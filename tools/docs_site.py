@@ -93,7 +93,11 @@ _LINK: Final = re.compile(r"(?<=\]\()(?!https?:)([^)#]+)")
 
 def sources() -> dict[str, str | Path]:
     """Return the content of every file of the site by its name: a text, or a file to copy."""
-    pages = (path for path in sorted((ROOT / "docs").iterdir()) if path.suffix != ".py" and path.is_file())
+    pages = (
+        path
+        for path in sorted((ROOT / "docs").iterdir())
+        if path.suffix != ".py" and path.is_file()
+    )
     files: dict[str, str | Path] = {path.name: path for path in pages}
     files |= {name: ROOT / source for source, name in COPIED.items()}
     for name, path in list(files.items()):
@@ -154,7 +158,10 @@ def commands_page() -> str:
         printed = io.StringIO()
         app.help_print(words, console=Console(file=printed, width=100))
         level = "##" if len(words) <= 1 else "###"
-        parts += [f"{level} {' '.join(('hgpo', *words))}", indent(printed.getvalue().rstrip(), "    ")]
+        parts += [
+            f"{level} {' '.join(('hgpo', *words))}",
+            indent(printed.getvalue().rstrip(), "    "),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -164,7 +171,10 @@ def commands_page() -> str:
 def api_pages() -> dict[str, str]:
     """Return the reference of every package, in which mkdocstrings finds the docstrings."""
     described: set[str] = set()
-    pages = {package: _api_page(package, described) for package in sorted(PACKAGES, key=LATER.__contains__)}
+    pages = {
+        package: _api_page(package, described)
+        for package in sorted(PACKAGES, key=LATER.__contains__)
+    }
     return {package: pages[package] for package in PACKAGES}
 
 
@@ -202,7 +212,11 @@ def public_names(package: str) -> dict[str, str]:
 def _place_of_value(value: object, name: str) -> str:
     """Return where a constant or an alias of a type is defined: in the module that it was imported from."""
     for module in list(sys.modules.values()):
-        if module.__name__.startswith("hgpo_") and vars(module).get(name) is value and "__path__" not in vars(module):
+        if (
+            module.__name__.startswith("hgpo_")
+            and vars(module).get(name) is value
+            and "__path__" not in vars(module)
+        ):
             return f"{module.__name__}.{name}"
     raise LookupError(f"{name}: expected its definition in a module of HGPO, found none")
 

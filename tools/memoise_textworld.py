@@ -26,9 +26,15 @@ def memoise_textworld(games: int = 4) -> None:
         return
 
     @lru_cache(maxsize=2 * games)
-    def translated(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> object:
+    def translated(
+        domain: str, problem: str, verbose: bool = False, optimize: bool = False
+    ) -> object:
         # Only the planner uses the optimised form, and it is not called here; any valid task works.
-        return translate(domain, problem, verbose) if not optimize else translated(domain, problem, verbose)
+        return (
+            translate(domain, problem, verbose)
+            if not optimize
+            else translated(domain, problem, verbose)
+        )
 
     fast_downward.pddl2sas = translated
     Rule.parse_conjunctive_query = lru_cache(maxsize=4096)(Rule.parse_conjunctive_query)

@@ -35,16 +35,28 @@ def problems(project: dict[str, Any], changelog: str, citation: str, tag: str | 
     version, address = project["version"], project.get("urls", {}).get("Repository", "")
     found = []
     if not address.startswith("https://") or PLACEHOLDER.search(address):
-        found.append(f"pyproject.toml, project.urls.Repository: expected an address, received {address!r}")
+        found.append(
+            f"pyproject.toml, project.urls.Repository: expected an address, received {address!r}"
+        )
     if f"\n## {version}\n" not in changelog:
         found.append(f"CHANGELOG.md: expected a heading '## {version}'")
     if tag is not None and tag != f"v{version}":
         found.append(f"expected the tag v{version}, received {tag}")
     cited = yaml.safe_load(citation)
-    missing = [name for name in ("cff-version", "message", "title", "authors", "license") if not cited.get(name)]
+    missing = [
+        name
+        for name in ("cff-version", "message", "title", "authors", "license")
+        if not cited.get(name)
+    ]
     if missing or cited["license"] != project["license"]:
-        found.append(f"CITATION.cff: expected {', '.join(missing) or 'the licence of pyproject.toml'}")
-    found += [f"CITATION.cff: expected no {name}, which pyproject.toml has" for name in ("version",) if name in cited]
+        found.append(
+            f"CITATION.cff: expected {', '.join(missing) or 'the licence of pyproject.toml'}"
+        )
+    found += [
+        f"CITATION.cff: expected no {name}, which pyproject.toml has"
+        for name in ("version",)
+        if name in cited
+    ]
     return found
 
 
@@ -83,9 +95,12 @@ def _run(*command: object, cwd: Path = ROOT) -> None:
 def main(folder: Path) -> None:
     """Check, build and install a release."""
     project, changelog, citation = (
-        (ROOT / name).read_text("utf-8") for name in ("pyproject.toml", "CHANGELOG.md", "CITATION.cff")
+        (ROOT / name).read_text("utf-8")
+        for name in ("pyproject.toml", "CHANGELOG.md", "CITATION.cff")
     )
-    lines = problems(tomllib.loads(project)["project"], changelog, citation, os.environ.get("GITHUB_REF_NAME"))
+    lines = problems(
+        tomllib.loads(project)["project"], changelog, citation, os.environ.get("GITHUB_REF_NAME")
+    )
     build(folder)
     with tempfile.TemporaryDirectory() as scratch:
         for archive in sorted(folder.iterdir()):

@@ -120,7 +120,11 @@ def branch_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fau
     rows = frame.join(left, on=keys, how="left", maintain_order="left")
     begins = is_first & IS_BRANCH
     lost = rows.select(begins & pl.col("(known)").is_null()).to_series()
-    yield "parent", "expected a trajectory of the same group with a step of branch_step after its first one", lost
+    yield (
+        "parent",
+        "expected a trajectory of the same group with a step of branch_step after its first one",
+        lost,
+    )
     other = (pl.col("state") != pl.col("(state)")) | (pl.col("state_hash") != pl.col("(hash)"))
     changed = rows.select(begins & other).to_series()
     yield "branch_step", "expected the state of the parent's step of that number", changed

@@ -68,7 +68,9 @@ def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.Da
     if not checked:
         refuse(frame, derived_faults(frame, computed))
     last = pl.lit(pl.Series(np.append(first[1:], True)))
-    return frame.with_columns(*computed, pl.when(last).then("next_state")).select(c.name for c in columns(depth))
+    return frame.with_columns(*computed, pl.when(last).then("next_state")).select(
+        c.name for c in columns(depth)
+    )
 
 
 def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:
@@ -81,13 +83,19 @@ def order_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
     """Yield the rules of complete trajectories, with the rows that violate them. The rows must be sorted."""
     starts, lengths = _spans(first)
     begins = frame["branch_step"].fill_null(0).to_numpy()[starts]
-    contiguous = frame["step"].to_numpy() == np.arange(len(first)) - np.repeat(starts - begins, lengths)
+    contiguous = frame["step"].to_numpy() == np.arange(len(first)) - np.repeat(
+        starts - begins, lengths
+    )
     text = "expected contiguous steps 0, 1, 2, … (of a branch, from its branch_step); one is missing or duplicated"
     yield "step", text, pl.Series(~contiguous)
     names = frame["trajectory"].gather(starts)
     again = np.zeros(len(first), dtype=np.bool_)
     again[starts] = ~names.is_first_distinct()
-    yield "trajectory", "expected an identifier that is unique in the run; it is in two groups", pl.Series(again)
+    yield (
+        "trajectory",
+        "expected an identifier that is unique in the run; it is in two groups",
+        pl.Series(again),
+    )
     yield from branch_faults(frame, first)
 
 
@@ -111,14 +119,18 @@ def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
     if frame[name].null_count() < len(frame):
         logprobs = pl.col(name)
         other_length = logprobs.list.len() != pl.col("response_token_ids").list.len()
-        rules.append((name, f"{name} contains NaN", logprobs.list.eval(pl.element().is_nan()).list.any()))
+        rules.append(
+            (name, f"{name} contains NaN", logprobs.list.eval(pl.element().is_nan()).list.any())
+        )
         rules.append((name, f"{name} has not one value per token", other_length))
     masks = frame.select(rule.alias(str(number)) for number, (_, _, rule) in enumerate(rules))
     for (column, text, _), mask in zip(rules, masks, strict=True):
         yield column, text, mask
 
 
-def derived_faults(frame: pl.DataFrame, computed: pl.DataFrame, *, supplied: bool = True) -> Iterator[Fault]:
+def derived_faults(
+    frame: pl.DataFrame, computed: pl.DataFrame, *, supplied: bool = True
+) -> Iterator[Fault]:
     """Yield the derived columns, with the rows whose values differ from those of `derived`.
 
     If `supplied`, nulls are values that were not supplied, and no differences.
@@ -154,11 +166,15 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     return computed.filter(~whole["in_prefix"])
 
 
-def _of_whole_trajectories(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.DataFrame:
+def _of_whole_trajectories(
+    frame: pl.DataFrame, first: NDArray[np.bool_], depth: int
+) -> pl.DataFrame:
     starts, lengths = _spans(first)
     rewards = frame["reward"].to_list()
     ends = starts + lengths
-    returns = [_sum(rewards[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    returns = [
+        _sum(rewards[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
     # A trajectory is won if one of its steps is, and the result is unknown if the last one is.
     won = frame["won"]
     any_won = np.logical_or.reduceat(won.fill_null(value=False).to_numpy(), starts)
@@ -179,7 +195,11 @@ def _of_whole_trajectories(frame: pl.DataFrame, first: NDArray[np.bool_], depth:
         depth,
         action.fill_null(0).to_numpy(),
     )
-    context_exists = exists if not action.has_nulls() else _all_known_between(exists, action.is_not_null().to_numpy())
+    context_exists = (
+        exists
+        if not action.has_nulls()
+        else _all_known_between(exists, action.is_not_null().to_numpy())
+    )
     return pl.DataFrame(
         [
             pl.Series("episode_return", np.repeat(np.array(returns), lengths)),
@@ -188,7 +208,10 @@ def _of_whole_trajectories(frame: pl.DataFrame, first: NDArray[np.bool_], depth:
             state.alias("state_hash"),
             action.alias("action_hash"),
             *(_nullable(f"history_hash_{k}", history[k], exists[k]) for k in range(depth + 1)),
-            *(_nullable(f"context_hash_{k}", context[k], context_exists[k]) for k in range(depth + 1)),
+            *(
+                _nullable(f"context_hash_{k}", context[k], context_exists[k])
+                for k in range(depth + 1)
+            ),
             following.zip_with(last, state.shift(-1)).alias("next_state_hash"),
         ]
     )

@@ -123,7 +123,9 @@ def canonical(value: object) -> bytes:
 
 def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, str]:
     """Return a line and its check."""
-    values = {name: value for name, value in msgspec.structs.asdict(content).items() if value is not None}
+    values = {
+        name: value for name, value in msgspec.structs.asdict(content).items() if value is not None
+    }
     if isinstance(content, Header):
         values["format"] = _FORMAT
     check = xxhash.xxh3_64_hexdigest(previous_check.encode() + canonical(values))
@@ -184,9 +186,13 @@ def _content(line: bytes, manifest: Manifest) -> Header | Shard:
     else:
         content = msgspec.convert(values, Shard)
         if content.file != manifest.next_file:
-            raise msgspec.ValidationError(f"expected the file {manifest.next_file!r}, received {content.file!r}")
+            raise msgspec.ValidationError(
+                f"expected the file {manifest.next_file!r}, received {content.file!r}"
+            )
         if content.replaces is not None and content.replaces not in manifest.shards:
-            raise msgspec.ValidationError(f"expected an earlier file in `replaces`, received {content.replaces!r}")
+            raise msgspec.ValidationError(
+                f"expected an earlier file in `replaces`, received {content.replaces!r}"
+            )
     if encode_line(content, manifest.check)[0] != line + b"\n":
         raise msgspec.ValidationError("its check differs")
     return content

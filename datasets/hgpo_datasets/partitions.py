@@ -108,7 +108,9 @@ def map_partitions(
         ProcessError: A process was killed, for example by the system for its memory; or the Ray job failed.
     """
     work = partial(_of_steps, function)
-    with closing(_on_ray(work, parts, processes) if ray else in_processes(work, parts, processes)) as results:
+    with closing(
+        _on_ray(work, parts, processes) if ray else in_processes(work, parts, processes)
+    ) as results:
         yield from results
 
 
@@ -116,7 +118,9 @@ def _of_steps(function: Callable[[pl.LazyFrame], R], part: Partition | pl.LazyFr
     return function(part.scan() if isinstance(part, Partition) else part)
 
 
-def in_processes(function: Callable[[T], R], items: Sequence[T], processes: int = 1) -> Generator[R]:
+def in_processes(
+    function: Callable[[T], R], items: Sequence[T], processes: int = 1
+) -> Generator[R]:
     """Apply a function to items of any kind, as `map_partitions`.
 
     Together, the processes have as many threads as the machine has cores.
@@ -149,7 +153,10 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     # never "fork", because Polars' threads do not survive one; a fork server has imported Polars but never used it
     context = multiprocessing.get_context(_START)
     context.set_forkserver_preload(["hgpo_datasets.partitions"])
-    with _threads_of(processes), ProcessPoolExecutor(processes, context, initializer=_begin) as pool:
+    with (
+        _threads_of(processes),
+        ProcessPoolExecutor(processes, context, initializer=_begin) as pool,
+    ):
         yield pool
 
 
@@ -196,7 +203,10 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], workers: int) -> Gen
             for number in range(len(items)):
                 yield ray.get(begun[number])
                 begun[number] = None
-                begun += [task.remote(function, item) for item in items[number + workers : number + workers + 1]]
+                begun += [
+                    task.remote(function, item)
+                    for item in items[number + workers : number + workers + 1]
+                ]
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error  # what the function raised
             if isinstance(cause, InputError):

@@ -102,7 +102,9 @@ def source_files(
     for path in sources:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             received = f"{type(path).__name__} {path!r}"
-            raise InputError(f"expected the path or URL of a run or Parquet file, received {received}")
+            raise InputError(
+                f"expected the path or URL of a run or Parquet file, received {received}"
+            )
     parts = [_files(part, damaged, options) for part in parts_of(sources)]
     empty = parts.count([])
     names = ", ".join(map(str, sources)) or "an empty list"
@@ -168,13 +170,18 @@ def _remote_files(url: str, options: Mapping[str, Any]) -> list[StepFile]:
         listed = manifest.decode(remote.read_lines(name, manifest.MOST_BYTES, options))
     if listed.problem:
         raise InputError(f"{url}: {listed.problem}")
-    files = [StepFile(f"{run}/{STEPS}/{name}", listed.header, shard) for name, shard in listed.shards.items()]
+    files = [
+        StepFile(f"{run}/{STEPS}/{name}", listed.header, shard)
+        for name, shard in listed.shards.items()
+    ]
     for file in files[:1]:  # a missing file is an error of the scan, not of a later query
         _columns(file.path, options)
     return files
 
 
-def shared_depth(files: Sequence[StepFile], options: Mapping[str, Any], *, plain: bool = False) -> int | None:
+def shared_depth(
+    files: Sequence[StepFile], options: Mapping[str, Any], *, plain: bool = False
+) -> int | None:
     """Return the depth of hashes that all files have, or None if their columns are the same.
 
     Raises:
@@ -189,12 +196,19 @@ def shared_depth(files: Sequence[StepFile], options: Mapping[str, Any], *, plain
     if len(depths) < 2 and all(columns == seen[0] for columns in seen):
         return None
     if plain_files:
-        other = next((path for path, columns in zip(alone, seen, strict=False) if columns != seen[0]), files[-1].path)
-        raise InputError(f"{alone[0]} and {other} have different columns or types, and cannot be read together")
+        other = next(
+            (path for path, columns in zip(alone, seen, strict=False) if columns != seen[0]),
+            files[-1].path,
+        )
+        raise InputError(
+            f"{alone[0]} and {other} have different columns or types, and cannot be read together"
+        )
     return min([*depths] + [schema.stored_depth(columns) for columns in seen])
 
 
-def scan_files(files: Sequence[StepFile], depth: int | None, options: Mapping[str, Any]) -> pl.LazyFrame:
+def scan_files(
+    files: Sequence[StepFile], depth: int | None, options: Mapping[str, Any]
+) -> pl.LazyFrame:
     """Return one frame over files, with the columns of this depth if it is not None."""
     schemas: dict[str, Any] = {}
     if depth is not None:
@@ -217,7 +231,9 @@ def scan_files(files: Sequence[StepFile], depth: int | None, options: Mapping[st
         pl.Binary(): schema.TEXT,
         pl.List(pl.Binary()): schema.TEXTS,
     }
-    return steps.cast({name: texts[dtype] for name, dtype in steps.collect_schema().items() if dtype in texts})
+    return steps.cast(
+        {name: texts[dtype] for name, dtype in steps.collect_schema().items() if dtype in texts}
+    )
 
 
 def is_plain(file: str) -> bool:
@@ -228,11 +244,19 @@ def is_plain(file: str) -> bool:
         return shards.VERSION_KEY not in pl.read_parquet_metadata(file)
 
 
-def _columns(file: str, options: Mapping[str, Any], *, versioned: bool = True) -> dict[str, pl.DataType]:
+def _columns(
+    file: str, options: Mapping[str, Any], *, versioned: bool = True
+) -> dict[str, pl.DataType]:
     with errors(file):
         if versioned:
-            shards.check_version(pl.read_parquet_metadata(file, storage_options=dict(options) or None), file)
-        return dict(pl.scan_parquet(file, storage_options=dict(options) or None, glob=False).collect_schema())
+            shards.check_version(
+                pl.read_parquet_metadata(file, storage_options=dict(options) or None), file
+            )
+        return dict(
+            pl.scan_parquet(
+                file, storage_options=dict(options) or None, glob=False
+            ).collect_schema()
+        )
 
 
 @contextmanager

@@ -135,7 +135,11 @@ def verify_tables(run: Path, name: str, report: VerifyReport) -> None:
             continue
         report.files += 1
         if found not in expected:
-            report.add("bytes", path, f"its SHA-256 is not the one in {checksum.name}: one of them was changed")
+            report.add(
+                "bytes",
+                path,
+                f"its SHA-256 is not the one in {checksum.name}: one of them was changed",
+            )
 
 
 def _line(file: BufferedReader | io.BytesIO, path: Path) -> bytes:
@@ -149,4 +153,6 @@ def _lines(checksum: Path) -> list[bytes]:
 
 
 def _damaged(path: Path, error: object) -> InputError:
-    return InputError(f"{path} cannot be read ({one_line(error)}); delete it, and it is computed again")
+    return InputError(
+        f"{path} cannot be read ({one_line(error)}); delete it, and it is computed again"
+    )

@@ -81,7 +81,9 @@ def refuse(frame: pl.DataFrame, faults: Iterable[Fault]) -> None:
         (row["trajectory"], f"{row_name(row)}: {rule}, received {column} = {preview(row[column])}")
         for column, rule, mask in faults
         if mask.any()
-        for row in frame.filter(mask).unique("trajectory", keep="first", maintain_order=True).iter_rows(named=True)
+        for row in frame.filter(mask)
+        .unique("trajectory", keep="first", maintain_order=True)
+        .iter_rows(named=True)
     ]
     if messages:
         raise RowError(messages)
@@ -123,7 +125,9 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
         if column.name not in given:
             if filler is None and not optional:
                 meaning = column.meaning[0].lower() + column.meaning[1:-1]
-                raise InputError(f"expected a column {column.name!r} ({meaning}), received rows without it")
+                raise InputError(
+                    f"expected a column {column.name!r} ({meaning}), received rows without it"
+                )
             absent.append(pl.lit(filler, column.type).alias(column.name))
             continue
         values = given[column.name]
@@ -132,7 +136,9 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
         if series.has_nulls() and not optional:
             if filler is None:
                 indices = series.is_null().arg_true().to_list()
-                raise _row_error(column, indices, series, trajectories, "expected a value in every row")
+                raise _row_error(
+                    column, indices, series, trajectories, "expected a value in every row"
+                )
             series = series.fill_null(pl.lit(filler, column.type))
         found.append(series)
     return pl.DataFrame(found).with_columns(absent).select(list(known))
@@ -144,7 +150,9 @@ def _by_column(rows: Rows) -> Mapping[str, Any]:
         try:
             return {series.name: series for series in pl.DataFrame(rows)}
         except _REFUSALS as error:
-            raise InputError(f"expected a table of steps, received {preview(rows)}: {first_line(error)}") from error
+            raise InputError(
+                f"expected a table of steps, received {preview(rows)}: {first_line(error)}"
+            ) from error
     if isinstance(rows, Mapping):
         return rows
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
@@ -177,9 +185,13 @@ def series_of(
     except _REFUSALS as error:
         indices = [index for index, value in enumerate(values) if not _fits(column, value)]
         if not indices:  # each value fits, but together they do not form a column
-            message = f"column {column.name}: expected {column.type}, received values of several types"
+            message = (
+                f"column {column.name}: expected {column.type}, received values of several types"
+            )
             raise InputError(message) from error
-        raise _row_error(column, indices, values, trajectories, f"expected {column.type}") from error
+        raise _row_error(
+            column, indices, values, trajectories, f"expected {column.type}"
+        ) from error
 
 
 def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
@@ -207,8 +219,12 @@ def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
         raise ValueError(column.name)  # a container whose len() differs from its number of items
     # Passed as Polars series, because pyarrow imports pandas to inspect arrays of other types.
     parts = (pl.Series(np.append(0, ends)), flat, pl.Series(lengths, dtype=pl.Int64) < 0)
-    offsets, content, nulls = (part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in parts)
-    return pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, content, mask=nulls), dtype=column.type)
+    offsets, content, nulls = (
+        part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in parts
+    )
+    return pl.Series(
+        column.name, pa.LargeListArray.from_arrays(offsets, content, mask=nulls), dtype=column.type
+    )
 
 
 def _cleaned(value: object) -> object:
@@ -245,13 +261,16 @@ def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> 
     try:
         if _alike(series.dtype, wanted):
             if wanted in _BYTES:
-                return series.cast(wanted).cast(_BYTES[wanted]).cast(wanted)  # from bytes, Polars checks each text
+                # from bytes, Polars checks each text
+                return series.cast(wanted).cast(_BYTES[wanted]).cast(wanted)
             fitting = series.cast(wanted, strict=False)
             wrong = _changed(series, fitting)
             if not wrong.any():
                 return fitting
     except _REFUSALS:  # a text is no UTF-8
-        series = series if series.dtype == _BYTES[wanted] else series.cast(wanted).cast(_BYTES[wanted])
+        series = (
+            series if series.dtype == _BYTES[wanted] else series.cast(wanted).cast(_BYTES[wanted])
+        )
         wrong = pl.Series([not _is_utf8(value) for value in series])
     raise _row_error(
         column,
@@ -279,7 +298,10 @@ def _alike(found: pl.DataType, wanted: pl.DataType) -> bool:
 
 def _changed(series: pl.Series, fitting: pl.Series) -> pl.Series:
     """Return the mask of values that a cast to numbers has changed."""
-    inner = [dtype.inner if isinstance(dtype, pl.List) else dtype for dtype in (series.dtype, fitting.dtype)]
+    inner = [
+        dtype.inner if isinstance(dtype, pl.List) else dtype
+        for dtype in (series.dtype, fitting.dtype)
+    ]
     if all(dtype.is_float() for dtype in inner):
         return pl.repeat(
             value=False,

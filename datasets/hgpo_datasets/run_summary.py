@@ -44,7 +44,9 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         InputError: The source has no rows, is not local, or a file is damaged.
     """
     if "://" in str(source):
-        raise InputError(f"expected a local run or local files, received the URL {source}; copy it to this machine")
+        raise InputError(
+            f"expected a local run or local files, received the URL {source}; copy it to this machine"
+        )
     files = source_files(source, {})
     header = files[0].header if len({Path(file.path).parent for file in files}) == 1 else None
     run_group = ("run", *schema.GROUP_KEY)
@@ -55,7 +57,14 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         episodes = (
             steps.group_by(*run_group, "trajectory")
             .agg(
-                pl.col("env_id", "split", "task_type", "episode_return", "episode_length", "episode_won").first(),
+                pl.col(
+                    "env_id",
+                    "split",
+                    "task_type",
+                    "episode_return",
+                    "episode_length",
+                    "episode_won",
+                ).first(),
                 pl.col("score").sort_by("step").last(),
                 IS_BRANCH.first().alias("branch"),
                 pl.len().cast(pl.Int64).alias("rows"),
@@ -72,7 +81,9 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
     branches = episodes["branch"].sum()
     episodes = episodes.filter(~pl.col("branch"))
     if episodes.is_empty():
-        raise InputError(f"{source}: expected rollouts with their branches, received branches alone")
+        raise InputError(
+            f"{source}: expected rollouts with their branches, received branches alone"
+        )
     names = episodes.select(pl.col("run", "env_id", "split").unique().sort().drop_nulls().implode())
     lengths = pl.col("episode_length")
     sizes = Counter(sorted(episodes.group_by(run_group).len()["len"]))
@@ -80,12 +91,17 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         "source": clean_text(str(source)),
         **dict(zip(("runs", "env_ids", "splits"), names.row(0), strict=True)),
         "wordings": wordings,
-        "iterations": [int(episodes["iteration"].min() or 0), int(episodes["iteration"].max() or 0)],  # type: ignore[arg-type]
+        "iterations": [
+            int(episodes["iteration"].min() or 0),  # type: ignore[arg-type]
+            int(episodes["iteration"].max() or 0),  # type: ignore[arg-type]
+        ],
         "groups": sizes.total(),
         "group_sizes": dict(sizes),
         "branches": branches,
         "steps": stored,
-        **episodes.select(shortest=lengths.min(), median=lengths.median(), longest=lengths.max()).row(0, named=True),
+        **episodes.select(
+            shortest=lengths.min(), median=lengths.median(), longest=lengths.max()
+        ).row(0, named=True),
         "depth": depth,
         "total": _results(episodes.with_columns(task_type=pl.lit(None, pl.String)))[0],
         "kinds": _results(episodes),
@@ -105,7 +121,10 @@ def _results(episodes: pl.DataFrame) -> list[dict[str, Any]]:
         pl.col("task_id").n_unique().alias("tasks"),
         pl.len().alias("episodes"),
         won.mean().alias("success"),
-        pl.col("task_id").filter(whole & pl.col("episode_won").is_not_null()).n_unique().alias("success_tasks"),
+        pl.col("task_id")
+        .filter(whole & pl.col("episode_won").is_not_null())
+        .n_unique()
+        .alias("success_tasks"),
         pl.when(won.count() > 0).then(won.sum() / pl.len()).alias("success_if_aborted_lost"),
         pl.when(won.count() > 0).then(1 - (~won).sum() / pl.len()).alias("success_if_aborted_won"),
         pl.col("score").filter(whole).mean(),

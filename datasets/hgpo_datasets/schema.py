@@ -87,7 +87,13 @@ _IDENTITY: Final = _family(
         unit="count from 0",
         default=0,
     ),
-    Column("env_id", TEXT, "Gymnasium id of the environment.", "unknown, as in imported rows", "`HGPO/<Name>-v<n>`"),
+    Column(
+        "env_id",
+        TEXT,
+        "Gymnasium id of the environment.",
+        "unknown, as in imported rows",
+        "`HGPO/<Name>-v<n>`",
+    ),
     Column(
         "env_version",
         TEXT,
@@ -137,7 +143,12 @@ _TEXT: Final = _family(
         f"{_UNSTORED} (`state_hash` is stored)",
     ),
     Column("prompt", TEXT, "Input of the policy.", f"the policy uses no prompt, or {_UNSTORED}"),
-    Column("response", TEXT, "Output of the policy.", f"the policy chose an action directly, or {_UNSTORED}"),
+    Column(
+        "response",
+        TEXT,
+        "Output of the policy.",
+        f"the policy chose an action directly, or {_UNSTORED}",
+    ),
     Column(
         "message",
         TEXT,
@@ -187,7 +198,12 @@ _FLAGS: Final = _family(
         "Whether the environment could execute the action, whatever the form of the response.",
         "unknown, or the rollout was aborted at this step",
     ),
-    Column("terminated", pl.Boolean(), "Whether the task ended with this step; last rows only.", default=False),
+    Column(
+        "terminated",
+        pl.Boolean(),
+        "Whether the task ended with this step; last rows only.",
+        default=False,
+    ),
     Column(
         "truncated",
         pl.Boolean(),
@@ -229,7 +245,13 @@ _NUMBERS: Final = _family(
         "The benchmark's reward of this step; finite.",
         unit="ALFWorld: 1 for the winning step; WebShop: the score in [0, 1]",
     ),
-    Column("score", pl.Float64(), "The benchmark's score after this step; finite.", "unknown", "in [0, 1]"),
+    Column(
+        "score",
+        pl.Float64(),
+        "The benchmark's score after this step; finite.",
+        "unknown",
+        "in [0, 1]",
+    ),
     Column(
         "episode_return",
         pl.Float64(),
@@ -282,8 +304,16 @@ _TOKENS: Final = _family(
 
 _TIMINGS: Final = _family(
     "timings",
-    Column("environment_s", pl.Float64(), "Duration of the environment's step.", "not measured", "seconds"),
-    Column("policy_s", pl.Float64(), "Duration of the policy's response.", "not measured", "seconds"),
+    Column(
+        "environment_s",
+        pl.Float64(),
+        "Duration of the environment's step.",
+        "not measured",
+        "seconds",
+    ),
+    Column(
+        "policy_s", pl.Float64(), "Duration of the policy's response.", "not measured", "seconds"
+    ),
 )
 
 
@@ -294,7 +324,9 @@ _hash = partial(
     derived=True,
     family="hashes",
 )
-_STATE_HASH: Final = _hash("state_hash", meaning="Hash of `state`, or of the key that is compared instead of it.")
+_STATE_HASH: Final = _hash(
+    "state_hash", meaning="Hash of `state`, or of the key that is compared instead of it."
+)
 _ACTION_HASH: Final = _hash("action_hash", meaning="Hash of `action`.", null="there was no action")
 _NEXT_HASH: Final = _hash(
     "next_state_hash",
@@ -315,7 +347,11 @@ _CHAINS: Final = {
     )
     for name, meaning, rest in (
         ("history", "Hash of the state and the {k} states before it.", ""),
-        ("context", "Hash of the same states and the actions between them.", ", or one of the actions is unknown"),
+        (
+            "context",
+            "Hash of the same states and the actions between them.",
+            ", or one of the actions is unknown",
+        ),
     )
     for k in range(MAX_DEPTH + 1)
 }
@@ -328,8 +364,21 @@ def columns(depth: int = DEFAULT_DEPTH) -> tuple[Column, ...]:
     >>> [column.name for column in columns(depth=1) if column.family == "hashes"][2:6]
     ['history_hash_0', 'history_hash_1', 'context_hash_0', 'context_hash_1']
     """
-    chains = [_CHAINS[f"{name}_hash_{k}"] for name in ("history", "context") for k in range(depth + 1)]
-    return (*_IDENTITY, *_TEXT, *_FLAGS, *_NUMBERS, *_TOKENS, _STATE_HASH, _ACTION_HASH, *chains, _NEXT_HASH, *_TIMINGS)
+    chains = [
+        _CHAINS[f"{name}_hash_{k}"] for name in ("history", "context") for k in range(depth + 1)
+    ]
+    return (
+        *_IDENTITY,
+        *_TEXT,
+        *_FLAGS,
+        *_NUMBERS,
+        *_TOKENS,
+        _STATE_HASH,
+        _ACTION_HASH,
+        *chains,
+        _NEXT_HASH,
+        *_TIMINGS,
+    )
 
 
 def polars_schema(depth: int = DEFAULT_DEPTH) -> pl.Schema:
@@ -358,4 +407,6 @@ def check_version(version: int, name: str) -> None:
     """Raise VersionError unless a file, which is named in the error, has the schema version of this package."""
     if version != VERSION:
         repair = "use the hgpo that wrote it, or upgrade hgpo if it is newer"
-        raise VersionError(f"{name}: expected schema version {VERSION}, received {version}; {repair}")
+        raise VersionError(
+            f"{name}: expected schema version {VERSION}, received {version}; {repair}"
+        )

@@ -53,19 +53,27 @@ class ShardFolder:
         except BaseException as error:
             self.close()
             if isinstance(error, FileExistsError | NotADirectoryError):
-                raise InputError(f"expected a folder, received the file {error.filename}; use another path") from error
+                raise InputError(
+                    f"expected a folder, received the file {error.filename}; use another path"
+                ) from error
             raise
 
     def check_free(self) -> None:
         """Raise InputError if the folder was moved or replaced, or another program created the next file."""
         try:
-            in_place = os.path.samestat((self._folder / manifest.NAME).stat(), os.fstat(self._descriptor))
+            in_place = os.path.samestat(
+                (self._folder / manifest.NAME).stat(), os.fstat(self._descriptor)
+            )
         except (FileNotFoundError, NotADirectoryError):
             in_place = False
         if not in_place:
-            raise InputError(f"{self._folder} was moved or replaced while its run was open; move it back, commit again")
+            raise InputError(
+                f"{self._folder} was moved or replaced while its run was open; move it back, commit again"
+            )
         if os.path.lexists(path := self.steps / self.manifest.next_file):
-            raise InputError(f"{path} was created by another program; move it elsewhere and commit again")
+            raise InputError(
+                f"{path} was created by another program; move it elsewhere and commit again"
+            )
 
     def write(self, shard: Shard, data: bytes) -> None:
         """Write a shard and append its line to the manifest. Both are on disk when this returns.
@@ -117,11 +125,16 @@ class ShardFolder:
         for name, shard in self.manifest.shards.items():
             file = self.steps / name
             if not file.is_file() or file.stat().st_size != shard.bytes:
-                raise InputError(f"{file} is missing or damaged; run `hgpo verify {self._folder}` for details")
+                raise InputError(
+                    f"{file} is missing or damaged; run `hgpo verify {self._folder}` for details"
+                )
         if os.path.lexists(path := self.steps / self.manifest.next_file):
             shards.file_size(path)
             try:
-                own = shards.metadata_of(self.header).items() <= pl.read_parquet_metadata(path).items()
+                own = (
+                    shards.metadata_of(self.header).items()
+                    <= pl.read_parquet_metadata(path).items()
+                )
             except shards.POLARS_ERRORS:
                 own = False
             if not own:
@@ -132,12 +145,17 @@ class ShardFolder:
     def _read(self) -> Manifest:
         """Read the manifest. Remove an incomplete last line, which was never committed."""
         if (size := os.fstat(self._descriptor).st_size) > manifest.MOST_BYTES:
-            raise InputError(f"{manifest.NAME}: expected at most {manifest.MOST_BYTES:,} bytes, received {size:,}")
+            raise InputError(
+                f"{manifest.NAME}: expected at most {manifest.MOST_BYTES:,} bytes, received {size:,}"
+            )
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        with os.fdopen(self._descriptor, "rb", closefd=False) as file:  # needs no new descriptor after a failure
+        # needs no new descriptor after a failure
+        with os.fdopen(self._descriptor, "rb", closefd=False) as file:
             listed = manifest.decode(file.read())
         if listed.problem or listed.header is None:
-            raise InputError(f"{self._folder}: {listed.problem}; run `hgpo verify {self._folder}` for details")
+            raise InputError(
+                f"{self._folder}: {listed.problem}; run `hgpo verify {self._folder}` for details"
+            )
         os.ftruncate(self._descriptor, listed.size)
         self.manifest = listed
         self.header = listed.header

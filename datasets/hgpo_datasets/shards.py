@@ -35,7 +35,8 @@ POLARS_ERRORS: Final = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 _ROW_GROUP_ROWS: Final = 25_000
 _PAGE_BYTES: Final = 8 << 20  # zstd finds repetitions only within a page
-_DICTIONARY_BYTES: Final = 64 << 20  # the distinct texts of a row group exceed pyarrow's default of 1 MB
+# the distinct texts of a row group exceed pyarrow's default of 1 MB
+_DICTIONARY_BYTES: Final = 64 << 20
 
 
 def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
@@ -51,8 +52,12 @@ def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    texts = [name for name, dtype in frame.schema.items() if dtype == schema.TEXT and name != "prompt"]
-    texts += [f"{name}.list.element" for name, dtype in frame.schema.items() if dtype == schema.TEXTS]
+    texts = [
+        name for name, dtype in frame.schema.items() if dtype == schema.TEXT and name != "prompt"
+    ]
+    texts += [
+        f"{name}.list.element" for name, dtype in frame.schema.items() if dtype == schema.TEXTS
+    ]
     # string views, so that texts are not copied; one chunk, because pyarrow ends a page at each chunk's end
     table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.newest())
     out = pa.BufferOutputStream()

@@ -58,8 +58,11 @@ def run_at(folder: Path) -> Path | None:
 
 def run_with_steps(folder: Path) -> Path | None:
     """Return the run whose `steps/` the folder is, or None."""
-    candidates = () if is_run(folder) else (folder, real(folder))  # the real path has a parent, also for "." and links
-    return next((steps.parent for steps in candidates if steps.name == STEPS and is_run(steps.parent)), None)
+    # the real path has a parent, also for "." and links
+    candidates = () if is_run(folder) else (folder, real(folder))
+    return next(
+        (steps.parent for steps in candidates if steps.name == STEPS and is_run(steps.parent)), None
+    )
 
 
 def run_of_file(file: Path) -> Path | None:
@@ -133,10 +136,14 @@ def is_pattern(source: str) -> bool:
 def matching(pattern: str) -> list[Path]:
     """Return the paths that a glob pattern matches, sorted. Its leading folders that exist are names, not patterns."""
     parts = Path(pattern).parts
-    names = next((number for number in range(len(parts), 0, -1) if os.path.lexists(Path(*parts[:number]))), 0)
+    names = next(
+        (number for number in range(len(parts), 0, -1) if os.path.lexists(Path(*parts[:number]))), 0
+    )
     folder = glob.escape(str(Path(*parts[:names]))) if names else ""
+    pattern = os.path.join(folder, *parts[names:])  # noqa: PTH118
     # glob.glob, because Path.glob accepts no absolute patterns
-    return sorted(Path(name) for name in glob.glob(os.path.join(folder, *parts[names:]), recursive=True))  # noqa: PTH118, PTH207
+    names_found = glob.glob(pattern, recursive=True)  # noqa: PTH207
+    return sorted(Path(name) for name in names_found)
 
 
 def check_text(path: Path) -> None:
@@ -173,11 +180,15 @@ def _parts(source: str) -> list[Part]:
         more = "; the pattern matches nothing" if is_pattern(source) else ""
         raise InputError(f"{source}: no such file or run{more}")
     if not files:
-        holders = folders_below(folders[0], lambda folder: folder if any(folder.glob(f"*{PARQUET}")) else None)
+        holders = folders_below(
+            folders[0], lambda folder: folder if any(folder.glob(f"*{PARQUET}")) else None
+        )
         raise InputError(
             f"{source} is not a run, and contains none: it has no {manifest.NAME}; to read Parquet files without a "
             f"manifest, pass a pattern ({next(holders, folders[0])}/*{PARQUET})"
         )
     if not tables and files[0].suffix in _TEXT_FORMATS:
-        raise InputError(f"{files[0]}: expected a Parquet file; convert it (docs/how_to.md, “Import rollouts”)")
+        raise InputError(
+            f"{files[0]}: expected a Parquet file; convert it (docs/how_to.md, “Import rollouts”)"
+        )
     return [Part(str(file), "file", source) for file in tables or files]

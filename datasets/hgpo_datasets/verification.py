@@ -24,7 +24,13 @@ import polars as pl
 
 from hgpo_datasets import manifest, schema, shards
 from hgpo_datasets.branches import IS_FIRST
-from hgpo_datasets.derived_columns import derived, derived_faults, first_rows, order_faults, value_faults
+from hgpo_datasets.derived_columns import (
+    derived,
+    derived_faults,
+    first_rows,
+    order_faults,
+    value_faults,
+)
 from hgpo_datasets.partitions import check_processes, process_pool
 from hgpo_datasets.rows import row_name
 from hgpo_datasets.sources import PARQUET, STEPS, run_at, run_of_file, runs_below
@@ -91,7 +97,9 @@ class VerifyReport:
 
     def summary(self) -> str:
         """Return the numbers of files, rows and bytes read as a text."""
-        return ", ".join([counted(self.files, "file"), counted(self.rows, "row"), counted(self.bytes, "byte")])
+        return ", ".join(
+            [counted(self.files, "file"), counted(self.rows, "row"), counted(self.bytes, "byte")]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -123,13 +131,17 @@ def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> V
     if processes:
         check_processes(processes)
     if not isinstance(source, str | os.PathLike):
-        raise InputError(f"expected the path of a run or file, received {type(source).__name__} {source!r}")
+        raise InputError(
+            f"expected the path of a run or file, received {type(source).__name__} {source!r}"
+        )
     path = Path(source)
     if not (path.is_dir() or path.is_file()):
         raise InputError(f"{path}: no such run or file on this machine")
     if path.is_dir() and run_at(path) is None:
         below = counted(len(runs_below(path)), "run")
-        raise InputError(f"{path} is not a run: it has no {manifest.NAME} (found {below} below it); pass a run")
+        raise InputError(
+            f"{path} is not a run: it has no {manifest.NAME} (found {below} below it); pass a run"
+        )
     report = VerifyReport(clean_text(str(path)))
     with _reporting(path, report):
         if (run := run_at(path)) is not None:
@@ -149,7 +161,11 @@ def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
     except InputError as error:
         report.add("unreadable", path, str(error))
     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 (PanicException is not an Exception)
-        report.add("unreadable", path, f"cannot be read ({type(error).__name__}: {shards.first_line(error)})")
+        report.add(
+            "unreadable",
+            path,
+            f"cannot be read ({type(error).__name__}: {shards.first_line(error)})",
+        )
 
 
 def _verify_file(path: Path, report: VerifyReport, processes: int | None) -> None:
@@ -171,7 +187,9 @@ def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     steps = run / STEPS
     present = sorted(steps.iterdir()) if steps.is_dir() else []
     for scratch in scratch_folders(run):
-        report.note("leftover", scratch, "scratch folder of a writer that was killed or is still open")
+        report.note(
+            "leftover", scratch, "scratch folder of a writer that was killed or is still open"
+        )
     # 2. The manifest. Its damaged end may hide shards; those before it are verified all the same.
     try:
         listed = manifest.current(run, steps)
@@ -192,13 +210,23 @@ def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     _check_others(present, listed, report, at_work=at_work)
 
 
-def _check_others(present: Sequence[Path], listed: manifest.Manifest, report: VerifyReport, *, at_work: bool) -> None:
+def _check_others(
+    present: Sequence[Path], listed: manifest.Manifest, report: VerifyReport, *, at_work: bool
+) -> None:
     """Check the files in the folder of the shards that are not shards."""
     for extra in present:
         if extra.name in listed.replaced:
-            report.note("leftover", extra, "replaced by a later file; opening the run for writing removes it")
+            report.note(
+                "leftover",
+                extra,
+                "replaced by a later file; opening the run for writing removes it",
+            )
         elif extra.suffix != PARQUET:
-            report.add("foreign", extra, "not a Parquet file, so that other programs cannot read the folder; move it")
+            report.add(
+                "foreign",
+                extra,
+                "not a Parquet file, so that other programs cannot read the folder; move it",
+            )
         elif extra.name in listed.shards:
             continue
         elif extra.name != listed.next_file:
@@ -206,11 +234,17 @@ def _check_others(present: Sequence[Path], listed: manifest.Manifest, report: Ve
         elif at_work:
             report.note("uncommitted", extra, "not in the manifest yet; a writer has the run open")
         else:
-            report.add("uncommitted", extra, "not in the manifest; opening the run for writing removes it")
+            report.add(
+                "uncommitted", extra, "not in the manifest; opening the run for writing removes it"
+            )
 
 
 def _check_files(
-    files: Sequence[_File], header: Header | None, run: Path | None, report: VerifyReport, processes: int | None
+    files: Sequence[_File],
+    header: Header | None,
+    run: Path | None,
+    report: VerifyReport,
+    processes: int | None,
 ) -> None:
     """Check each file by itself, then that no group and no trajectory is in two files."""
     owners: dict[tuple[Any, ...], str] = {}
@@ -234,7 +268,9 @@ def _check_files(
                 report.add(noun, path, f"{noun} {', '.join(map(repr, value))} is also in {owner}")
 
 
-def _in_processes(check: Callable[[_File], _Result], files: Sequence[_File], processes: int) -> Iterator[_Result]:
+def _in_processes(
+    check: Callable[[_File], _Result], files: Sequence[_File], processes: int
+) -> Iterator[_Result]:
     """Check files in processes, and yield their results in order.
 
     If a process ends, the first file without a result is checked in a process of its own, whose end is a problem of
@@ -258,7 +294,9 @@ def _alone(check: Callable[[_File], _Result], file: _File) -> _Result:
             return pool.submit(check, file).result()
     except BrokenProcessPool:
         report = VerifyReport(str(file[0]), files=1)
-        report.add("unreadable", file[0], "the process that decoded it was ended, as by a forged file")
+        report.add(
+            "unreadable", file[0], "the process that decoded it was ended, as by a forged file"
+        )
         return report, []
 
 
@@ -272,7 +310,9 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
     with _reporting(path, report):
         if not os.path.lexists(path):
             if run is not None and path.name in manifest.current(run, run / STEPS).replaced:
-                report.note("replaced", path, "replaced by a writer during the verification; verify again")
+                report.note(
+                    "replaced", path, "replaced by a writer during the verification; verify again"
+                )
             else:
                 report.add("missing", path, "listed in the manifest, but missing")
             return report, keys
@@ -280,7 +320,11 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
         report.files = 1
         report.bytes = len(data)
         if shard is not None and len(data) != shard.bytes:
-            report.add("size", path, f"expected {shard.bytes:,} bytes (as committed), received {len(data):,}")
+            report.add(
+                "size",
+                path,
+                f"expected {shard.bytes:,} bytes (as committed), received {len(data):,}",
+            )
         elif shard is not None and hashlib.sha256(data).hexdigest() != shard.sha256:
             # a damaged footer can end the process
             where = f"; {_damage(data)}" if isolated else ""
@@ -312,7 +356,9 @@ def _damage(data: bytes) -> str:
     return f"damaged: {'; '.join(columns[:5])}{', and more' if len(columns) > 5 else ''}"
 
 
-def _check_content(path: Path, data: bytes, header: Header | None, report: VerifyReport) -> list[tuple[Any, ...]]:
+def _check_content(
+    path: Path, data: bytes, header: Header | None, report: VerifyReport
+) -> list[tuple[Any, ...]]:
     """Check the columns and rows of a file whose bytes are intact. Return the keys of its groups and trajectories."""
     shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     frame = pl.read_parquet(data)
@@ -321,13 +367,19 @@ def _check_content(path: Path, data: bytes, header: Header | None, report: Verif
     known = schema.columns(depth)
     stored = schema.polars_schema(depth)
     types = dict(frame.schema)
-    wrong = [f"{name} is {types.get(name)}, not {dtype}" for name, dtype in stored.items() if types.get(name) != dtype]
+    wrong = [
+        f"{name} is {types.get(name)}, not {dtype}"
+        for name, dtype in stored.items()
+        if types.get(name) != dtype
+    ]
     if wrong:
         report.add("columns", path, "; ".join(wrong))
         return []
     for column in known:
         if not column.null and (count := frame[column.name].null_count()):
-            report.add("null", path, f"{column.name} must not be null, but is in {counted(count, 'row')}")
+            report.add(
+                "null", path, f"{column.name} must not be null, but is in {counted(count, 'row')}"
+            )
     if report.problems or frame.is_empty():
         return []
     for kind, message in _row_problems(frame, depth):
@@ -358,4 +410,7 @@ def _row_problems(frame: pl.DataFrame, depth: int) -> Iterator[tuple[str, str]]:
     for kind, _, text, mask in rules:
         if mask.any():
             rows = frame.filter(mask)
-            yield kind, f"{text} in {counted(len(rows), 'row')}; the first is {row_name(rows.row(0, named=True))}"
+            yield (
+                kind,
+                f"{text} in {counted(len(rows), 'row')}; the first is {row_name(rows.row(0, named=True))}",
+            )

@@ -173,16 +173,23 @@ class StepWriter:
             return
         batch = _batch(frame)
         # Both committed and accepted groups count: none may come a second time.
-        known_groups = self._files.keys() | frozenset().union(*(batch.groups for batch in self._ready))
+        known_groups = self._files.keys() | frozenset().union(
+            *(batch.groups for batch in self._ready)
+        )
         if known_groups & batch.groups:
             name = preview(tuple(min(known_groups & batch.groups)), 200)
             raise InputError(f"group {name} (iteration, task, group) {self._already}")
-        known_trajectories = self._trajectories.union(*(batch.trajectories for batch in self._ready))
+        known_trajectories = self._trajectories.union(
+            *(batch.trajectories for batch in self._ready)
+        )
         self._refuse_known(batch, known_trajectories)
         self._ready.append(batch)
         shard_rows, shard_bytes = self._limits
         ready = [batch.frame for batch in self._ready]
-        if sum(map(len, ready)) >= shard_rows or sum(frame.estimated_size() for frame in ready) >= shard_bytes:
+        if (
+            sum(map(len, ready)) >= shard_rows
+            or sum(frame.estimated_size() for frame in ready) >= shard_bytes
+        ):
             self.commit()
 
     def extend(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
@@ -259,8 +266,14 @@ class StepWriter:
             missing = missing.join(known, TRAJECTORY_KEY, "anti")
         if not missing.is_empty():
             *group, name, _ = missing.row(0)
-            raise InputError(f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run")
-        return [self._replace_in(shard, some, frame) for shard, some in names.items() if not some.is_empty()]
+            raise InputError(
+                f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run"
+            )
+        return [
+            self._replace_in(shard, some, frame)
+            for shard, some in names.items()
+            if not some.is_empty()
+        ]
 
     def _replace_in(self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
         kept = self._read(shard).join(
@@ -318,15 +331,21 @@ class StepWriter:
 
     def _refuse_known(self, batch: _Batch, known: frozenset[str]) -> None:
         if names := sorted(batch.trajectories & known):
-            raise RowError((name, f"trajectory {preview(name, 200)} {self._already}") for name in names)
+            raise RowError(
+                (name, f"trajectory {preview(name, 200)} {self._already}") for name in names
+            )
 
     def _check_open(self) -> None:
         if not self._run.is_open:
-            raise InputError(f"the writer of run {self.header.run!r} is closed; open a new one to resume the run")
+            raise InputError(
+                f"the writer of run {self.header.run!r} is closed; open a new one to resume the run"
+            )
 
     def _committed(self, *some: Shard) -> pl.LazyFrame:
         """Scan some committed shards, all by default."""
-        files = [self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()]
+        files = [
+            self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()
+        ]
         if not files:
             return pl.LazyFrame(schema={**schema.polars_schema(0), _FILE: schema.TEXT})
         return pl.scan_parquet(files, glob=False, include_file_paths=_FILE)
@@ -342,12 +361,16 @@ class StepWriter:
         )
         if not checked:
             other_run = frame["run"] != run
-            rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", other_run)])
+            rows.refuse(
+                frame, [("run", f"expected run {run!r}; drop the column to copy rows", other_run)]
+            )
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
             errors = [text and redact(text) for text in frame["error"]]
             frame = frame.with_columns(pl.Series("error", errors, schema.TEXT))
-        return frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped)
+        return frame.with_columns(
+            pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped
+        )
 
     def _write_shard(self, batches: list[_Batch], replaces: str | None = None) -> Shard:
         frames = [batch.frame for batch in batches]
@@ -372,7 +395,9 @@ class StepWriter:
             try:
                 self._settle()
             except Exception as second:  # noqa: BLE001 (the next commit tries again; the first error is raised)
-                error.add_note(f"an incomplete shard in {self.folder} could not be removed yet: {second}")
+                error.add_note(
+                    f"an incomplete shard in {self.folder} could not be removed yet: {second}"
+                )
             raise
         return shard
 
@@ -387,14 +412,18 @@ class StepWriter:
                 self._files.update(dict.fromkeys(moved, shard.file))
             for batch in batches:
                 self._files.update(dict.fromkeys(batch.groups, shard.file))
-            self._trajectories = self._trajectories.union(*(batch.trajectories for batch in batches))
+            self._trajectories = self._trajectories.union(
+                *(batch.trajectories for batch in batches)
+            )
             self._ready = [batch for batch in self._ready if batch not in batches]
         self._writing = None
 
 
 def _batch(frame: pl.DataFrame) -> _Batch:
     """Return rows that are new, with their groups and trajectories."""
-    groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
+    groups = frozenset(
+        GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows()
+    )
     return _Batch(frame, groups, frozenset(frame["trajectory"].unique()))
 
 
@@ -422,7 +451,9 @@ def _header(run: object, depth: object, config: object) -> Header:
 def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configured: bool) -> None:
     """Raise unless an existing run can be resumed with the requested name, depth and configuration."""
     if named and was.run != now.run:
-        raise InputError(f"{folder} contains the run {was.run!r}, not {now.run!r}; use another folder")
+        raise InputError(
+            f"{folder} contains the run {was.run!r}, not {now.run!r}; use another folder"
+        )
     stored = {"depth": was.depth} | (_leaves(was.config) if configured else {})
     asked = {"depth": now.depth} | (_leaves(now.config) if configured else {})
     # A setting that only one of them has can follow from another that differs, which is named instead.
@@ -431,7 +462,9 @@ def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configur
         before = stored.get(name, "unset")
         after = asked.get(name, "unset")
         if before != after:
-            raise InputError(f"{folder} was written with {name} {before}, not {after}; use another folder")
+            raise InputError(
+                f"{folder} was written with {name} {before}, not {after}; use another folder"
+            )
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -439,7 +472,9 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, dict) and value
-        leaves |= _leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name} =": repr(value)}
+        leaves |= (
+            _leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name} =": repr(value)}
+        )
     return leaves
 
 
@@ -447,7 +482,11 @@ def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
     """Return the columns that are not stored. Those that readers need to understand the others must be."""
     every = schema.columns(depth)
     needed = ("won", "parent", "branch_step")
-    optional = [column for column in every if column.null and not column.derived and column.name not in needed]
+    optional = [
+        column
+        for column in every
+        if column.null and not column.derived and column.name not in needed
+    ]
     known = {
         *schema.FAMILIES,
         *(column.name for column in every),
@@ -457,5 +496,9 @@ def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
         if name not in known:
             raise InputError(unknown("column or family", name, sorted(accepted)))
         if name not in accepted:
-            raise InputError(f"without: {name} is always stored, because readers need it; remove it")
-    return [column.name for column in optional if not {column.name, column.family}.isdisjoint(without)]
+            raise InputError(
+                f"without: {name} is always stored, because readers need it; remove it"
+            )
+    return [
+        column.name for column in optional if not {column.name, column.family}.isdisjoint(without)
+    ]

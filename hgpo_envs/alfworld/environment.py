@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from hgpo_envs.engine import TaskSource
 
 
-def open_source(*, data: str | None = None, grammar: str | None = None, backend: str = "native") -> TaskSource:
+def open_source(
+    *, data: str | None = None, grammar: str | None = None, backend: str = "native"
+) -> TaskSource:
     """Open a set of ALFWorld games.
 
     Args:

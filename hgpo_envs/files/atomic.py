@@ -93,9 +93,13 @@ class FolderLock:
             note = _note_of(self.folder)
             holder = f"process {note.get('process')} on {note.get('host')} is {note.get('purpose')} there"
             known = holder if note else "another process has locked it"
-            raise InputError(f"{self.folder} is in use: {known}; wait for it, or use another folder")
+            raise InputError(
+                f"{self.folder} is in use: {known}; wait for it, or use another folder"
+            )
         if os.fstat(self._descriptor).st_nlink == 0:  # the folder was removed before it was locked
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / LOCK))
+            raise FileNotFoundError(
+                errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / LOCK)
+            )
 
     def release(self) -> None:
         """Release the lock and empty its file. Further calls have no effect."""
@@ -162,13 +166,17 @@ def open_inside(path: Path, flags: int = 0) -> int:
         if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
             return descriptor
         os.close(descriptor)
-    raise InputError(f"{path}: expected a file with one name, found a link, folder, pipe or device; remove it")
+    raise InputError(
+        f"{path}: expected a file with one name, found a link, folder, pipe or device; remove it"
+    )
 
 
 def refuse_link(path: Path) -> None:
     """Raise InputError if a folder of ours is a link: its files would be written and removed elsewhere."""
     if path.is_symlink():
-        raise InputError(f"{path} is a link: expected a folder, in which files are replaced; move the folder there")
+        raise InputError(
+            f"{path} is a link: expected a folder, in which files are replaced; move the folder there"
+        )
 
 
 def make_folder(path: Path) -> None:
@@ -255,7 +263,8 @@ def new_folder(path: Path, *, replace: Callable[[Path], bool] | None = None) -> 
         yield content
         _check_replaceable(path, replace)
         if replace is None and path.exists():
-            path.rmdir()  # fails, and so keeps the content, if another process has just written into it
+            # fails, and so keeps the content, if another process has just written into it
+            path.rmdir()
 
 
 @contextmanager
@@ -269,7 +278,9 @@ def new_path(path: Path, *, scratch_in: Path | None = None) -> Iterator[Path]:
         scratch_in: See `write_file`. Only for files: an interrupted replacement of a folder could not be undone.
     """
     path = path.absolute()
-    with _scratch_folder(path, path.parent if scratch_in is None else scratch_in.absolute()) as scratch:
+    with _scratch_folder(
+        path, path.parent if scratch_in is None else scratch_in.absolute()
+    ) as scratch:
         content = scratch / _CONTENT
         yield content
         for item in (content, *content.rglob("*")):
@@ -343,7 +354,8 @@ def scratch_folders(folder: Path) -> list[Path]:
 
 def _sync(path: Path) -> None:
     """Flush a file, or a folder's list of names, to disk."""
-    if os.name == "nt" and path.is_dir():  # Windows cannot open folders, and flushes only files open for writing
+    # Windows cannot open folders, and flushes only files open for writing
+    if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
@@ -355,11 +367,17 @@ def _sync(path: Path) -> None:
 def _check_replaceable(path: Path, replace: Callable[[Path], bool] | None) -> None:
     if not path.exists() and not path.is_symlink():
         return
-    if path.is_dir() and not path.is_symlink() and (not any(path.iterdir()) or (replace is not None and replace(path))):
+    if (
+        path.is_dir()
+        and not path.is_symlink()
+        and (not any(path.iterdir()) or (replace is not None and replace(path)))
+    ):
         return
     if replace is None:
         raise InputError(f"{path} already exists; choose another name, or remove it first")
-    raise InputError(f"{path} was not created by this command and cannot be replaced; choose another name")
+    raise InputError(
+        f"{path} was not created by this command and cannot be replaced; choose another name"
+    )
 
 
 @contextmanager
@@ -374,12 +392,15 @@ def _scratch_folder(path: Path, parent: Path) -> Iterator[Path]:
                 lock = FolderLock(scratch, f"writing {path.name}")
             except BaseException as error:
                 shutil.rmtree(scratch, ignore_errors=True)
-                if not isinstance(error, FileNotFoundError | InputError):  # for example, no disk space for the lock
+                # for example, no disk space for the lock
+                if not isinstance(error, FileNotFoundError | InputError):
                     raise
             else:
                 break  # otherwise another process took it for abandoned before it was locked
         else:
-            raise InputError(f"cannot lock a new folder in {parent}: does its file system support locks?")
+            raise InputError(
+                f"cannot lock a new folder in {parent}: does its file system support locks?"
+            )
         try:
             yield scratch
         finally:
@@ -394,7 +415,8 @@ def _scratch_folder(path: Path, parent: Path) -> Iterator[Path]:
 
 def _replace_folder(scratch: Path, path: Path) -> None:
     """Rename an existing folder into the scratch folder, and the new one to its place."""
-    _sync(scratch.parent)  # after a power failure, the scratch folder must be there with the old version in it
+    # after a power failure, the scratch folder must be there with the old version in it
+    _sync(scratch.parent)
     path.rename(scratch / path.name)
     _sync(scratch)
     (scratch / _CONTENT).rename(path)  # if this fails, `_remove_scratch` restores the old version

@@ -66,7 +66,9 @@ def download(
     """
     register_url(url)
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"expected a URL that starts with http:// or https://, received {redact(url)!r}")
+        raise InputError(
+            f"expected a URL that starts with http:// or https://, received {redact(url)!r}"
+        )
     unchanged: dict[str, str] = {}  # the condition on which the rest is requested
     failures = 0
     with path.open("wb") as file, httpx.Client(timeout=timeout, follow_redirects=True) as client:
@@ -76,9 +78,14 @@ def download(
                 return _receive(client, url, file, unchanged, progress)
             except (httpx.TransportError, _TryAgain) as error:
                 failures = 1 if file.tell() > before else failures + 1
-                if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and failures >= FIRST_TRIES:
+                if (
+                    isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                    and failures >= FIRST_TRIES
+                ):
                     reason = redact(str(error)) or "timed out"
-                    raise NoConnection(f"no connection to {httpx.URL(url).host} ({reason})") from None
+                    raise NoConnection(
+                        f"no connection to {httpx.URL(url).host} ({reason})"
+                    ) from None
                 if failures >= tries:
                     reason = redact(str(error)) or type(error).__name__
                     raise InputError(
@@ -90,7 +97,11 @@ def download(
 
 
 def _receive(
-    client: httpx.Client, url: str, file: IO[bytes], unchanged: dict[str, str], progress: Progress | None
+    client: httpx.Client,
+    url: str,
+    file: IO[bytes],
+    unchanged: dict[str, str],
+    progress: Progress | None,
 ) -> None:
     """Send one request and append the received bytes to the file, or start over if the server sends all of them."""
     start = file.tell() if unchanged else 0
@@ -101,12 +112,18 @@ def _receive(
         if answer.status_code in _RETRY_STATUS:
             raise _TryAgain(f"the server answered {answer.status_code}")
         partial = answer.status_code == httpx.codes.PARTIAL_CONTENT
-        if not start or not partial or not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        if (
+            not start
+            or not partial
+            or not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        ):
             file.seek(0)
             file.truncate()
             unchanged.clear()
             if start and answer.status_code != httpx.codes.OK:
-                raise _TryAgain(f"the server answered {answer.status_code} to a request for the rest")
+                raise _TryAgain(
+                    f"the server answered {answer.status_code} to a request for the rest"
+                )
             if answer.status_code != httpx.codes.OK:
                 raise InputError(
                     f"{redact(url)}: the server answered {answer.status_code} {answer.reason_phrase}; check the address"
@@ -117,7 +134,9 @@ def _receive(
         total = file.tell() + int(length) if length.isdecimal() else None
         for piece in answer.iter_raw():
             if file.tell() + len(piece) > LARGEST:
-                raise InputError(f"{redact(url)}: expected at most {LARGEST:,} bytes, received more")
+                raise InputError(
+                    f"{redact(url)}: expected at most {LARGEST:,} bytes, received more"
+                )
             file.write(piece)
             if progress is not None:
                 progress(file.tell(), total)

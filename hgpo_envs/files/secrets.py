@@ -26,7 +26,9 @@ _NAMES: Final = (
     r"(?:api|access|account|private|secret|subscription)[-_]?keys?|passw(?:or)?d|passphrase|pwd|secrets?|authorization|"
     r"(?:proxy[-_]?)?auth|credentials?|signature|sig|cookies?|jwt|bearer"
 )
-_OF_TEXTS: Final = "bos|eos|pad|unk|sep|cls|mask|start|end|eot|eom|stop|image|video|audio|special|first|last|next"
+_OF_TEXTS: Final = (
+    "bos|eos|pad|unk|sep|cls|mask|start|end|eot|eom|stop|image|video|audio|special|first|last|next"
+)
 """What precedes `token` in the name of a model's token, which is no secret."""
 _TOKEN: Final = rf"(?!(?:[\w.-]*[-_.])?(?:{_OF_TEXTS})[-_.]?token)[\w.-]*token"
 _NAME: Final = re.compile(rf"(?:.*[-_.])?(?:{_NAMES})|{_TOKEN}", re.IGNORECASE)
@@ -46,7 +48,11 @@ def register(value: str) -> None:
     """Make `redact` replace a value, with and without the white space around it."""
     global _registered  # noqa: PLW0603 (the registry of the process)
     values = {*_registered, value, value.strip()}
-    _registered = tuple(sorted((each for each in values if len(each) >= SHORTEST), key=lambda each: (-len(each), each)))
+    _registered = tuple(
+        sorted(
+            (each for each in values if len(each) >= SHORTEST), key=lambda each: (-len(each), each)
+        )
+    )
 
 
 def register_url(url: str) -> None:
@@ -104,7 +110,10 @@ def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
         return redact(value)
     if isinstance(value, Mapping):
         secret = {name for name, item in value.items() if _is_secret(str(name), item)}
-        return {redact_json(name): MARK if name in secret else redact_json(item) for name, item in value.items()}
+        return {
+            redact_json(name): MARK if name in secret else redact_json(item)
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [redact_json(item) for item in value]
     return value
@@ -113,7 +122,11 @@ def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
 def _is_secret(name: str, value: object) -> bool:
     if name == "api_key_env" and isinstance(value, str):
         return value != "" and not names_variable(value)
-    return bool(value) and isinstance(value, str | Mapping | list | tuple) and _NAME.fullmatch(name) is not None
+    return (
+        bool(value)
+        and isinstance(value, str | Mapping | list | tuple)
+        and _NAME.fullmatch(name) is not None
+    )
 
 
 def redact_logging() -> None:
@@ -126,7 +139,8 @@ def redact_logging() -> None:
         record = factory(*arguments, **named)
         try:
             message = record.getMessage()
-        except (TypeError, ValueError, KeyError):  # a wrong logging call, which logging itself reports
+        except (TypeError, ValueError, KeyError):
+            # a wrong logging call, which logging itself reports
             return record
         if (clean := redact(message)) != message:
             record.msg = clean

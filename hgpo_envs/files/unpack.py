@@ -67,7 +67,9 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
             # of reading a position that does not exist; others are of the disk
             if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
                 raise
-            raise InputError(f"{archive} is damaged: {one_line(error, 200)}; fetch it again") from None
+            raise InputError(
+                f"{archive} is damaged: {one_line(error, 200)}; fetch it again"
+            ) from None
     return len(files)
 
 
@@ -98,7 +100,9 @@ def open_zip(file: io.BufferedIOBase) -> zipfile.ZipFile:
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise InputError(f"{one_line(repr(info.filename), 80)} is a link or a device")
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
-            raise InputError(f"{one_line(repr(info.filename), 80)} is encrypted, or compressed by an unusual method")
+            raise InputError(
+                f"{one_line(repr(info.filename), 80)} is encrypted, or compressed by an unusual method"
+            )
     return packed
 
 
@@ -109,7 +113,9 @@ class _Reader(io.BufferedReader):
         whole = size is None or size < 0
         data = super().read(LARGEST_LIST + 1 if whole else min(size, LARGEST_LIST + 1))  # type: ignore[type-var]
         if len(data) > LARGEST_LIST:
-            raise InputError(f"expected a list of files of at most {LARGEST_LIST:,} bytes, received a larger one")
+            raise InputError(
+                f"expected a list of files of at most {LARGEST_LIST:,} bytes, received a larger one"
+            )
         return data
 
 
@@ -119,7 +125,9 @@ def _files(members: Sequence[zipfile.ZipInfo], folder: Path) -> list[tuple[zipfi
     names = [_folded(path) for _, path in files]
     folders = {_folded(parent) for _, path in files for parent in path.parents}
     if len({*names}) < len(names) or not folders.isdisjoint(names):
-        raise InputError("two of its files have the same name, or names that some systems take for the same")
+        raise InputError(
+            "two of its files have the same name, or names that some systems take for the same"
+        )
     return files
 
 

@@ -33,7 +33,9 @@ LONGEST_PART: Final = 255
 LONGEST_NAME: Final = 1024
 """The maximum UTF-8 length in bytes of a name."""
 _FORBIDDEN: Final = re.compile(r'[\x00-\x1f\x7f<>:"|?*\\\ud800-\udfff]')
-_RESERVED: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])\s*(\..*)?", re.IGNORECASE)
+_RESERVED: Final = re.compile(
+    r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])\s*(\..*)?", re.IGNORECASE
+)
 _GZIP: Final = b"\x1f\x8b"
 """The first bytes of a gzip file."""
 
@@ -48,7 +50,12 @@ def open_regular(path: Path, what: str = "file") -> BufferedReader:
     Raises:
         InputError: If it does not exist, cannot be read, or is a folder, a named pipe, a socket or a device.
     """
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = (
+        os.O_RDONLY
+        | getattr(os, "O_BINARY", 0)
+        | getattr(os, "O_NONBLOCK", 0)
+        | getattr(os, "O_CLOEXEC", 0)
+    )
     try:
         descriptor = os.open(path, flags)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -91,7 +98,9 @@ def read_bytes(path: Path, limit: int, what: str = "file", *, unpack: bool = Fal
             reason = getattr(error, "strerror", None) or str(error)
             raise InputError(f"cannot read {path}: {reason}; copy or create it again") from None
     if len(data) > limit:
-        raise InputError(f"{path}: expected a {what} of at most {limit:,} bytes, received a larger file")
+        raise InputError(
+            f"{path}: expected a {what} of at most {limit:,} bytes, received a larger file"
+        )
     return data
 
 
@@ -127,7 +136,9 @@ def writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         # NumPy reports a short write as an OSError without an errno
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or "requested and" in str(error)
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or "requested and" in str(
+            error
+        )
         why = "no space left on the disk" if full else error.strerror or str(error)
         is_other = error.filename and error.filename != str(out.absolute())
         where = f" ({error.filename})" if is_other and not full else ""
@@ -156,7 +167,12 @@ def path_inside(folder: Path, name: object) -> Path:
     """
     if isinstance(name, str):
         parts = [part for part in name.split("/") if part not in ("", ".")]
-        if parts and name[0] != "/" and all(map(_portable, parts)) and len(name.encode()) <= LONGEST_NAME:
+        if (
+            parts
+            and name[0] != "/"
+            and all(map(_portable, parts))
+            and len(name.encode()) <= LONGEST_NAME
+        ):
             return folder.joinpath(*parts)
     shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:80]}…"
     raise InputError(f"the name {shown} leads out of the folder, or is not a portable file name")

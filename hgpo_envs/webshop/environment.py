@@ -71,7 +71,9 @@ def open_source(
     defaults = signature(open_source).parameters
     for name, value in (native if backend == "original" else original).items():
         if value != defaults[name].default:
-            raise InputError(f"{name} is for backend={other!r}; leave it out with backend={backend!r}")
+            raise InputError(
+                f"{name} is for backend={other!r}; leave it out with backend={backend!r}"
+            )
     if backend == "original":
         from hgpo_envs.webshop.reference.original import OriginalSource
 
@@ -83,7 +85,9 @@ def open_source(
 
 def data_places() -> list[Path]:
     """Return the built catalogues in the working directory and its folders."""
-    return sorted(path.parent for pattern in ("", "*/") for path in Path().glob(f"{pattern}catalogue.json"))
+    return sorted(
+        path.parent for pattern in ("", "*/") for path in Path().glob(f"{pattern}catalogue.json")
+    )
 
 
 WEBSHOP: Final = EnvironmentSpec(

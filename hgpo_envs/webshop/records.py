@@ -56,7 +56,9 @@ class RecordWriter:
         path = folder / f"{name}.jsonl{'.gz' * compress}"
         self._file = path.open("wb")
         # no time and no file name in the gzip header, so that the same records give the same bytes
-        self._text = gzip.GzipFile("", "wb", fileobj=self._file, mtime=0) if compress else self._file
+        self._text = (
+            gzip.GzipFile("", "wb", fileobj=self._file, mtime=0) if compress else self._file
+        )
         self._starts = array("q", [0])
 
     def write(self, record: object) -> None:
@@ -151,7 +153,9 @@ class Labels:
         return np.flatnonzero(self._codes == number)
 
 
-def write_records(folder: Path, name: str, records: Iterable[object], *, compress: bool = False) -> None:
+def write_records(
+    folder: Path, name: str, records: Iterable[object], *, compress: bool = False
+) -> None:
     """Write a file of records and their offsets."""
     writer = RecordWriter(folder, name, compress=compress)
     for record in records:
@@ -185,7 +189,9 @@ def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[An
                 return np.frombuffer(file.read(size), dtype).reshape(shape)
             return np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray)
         except Exception as error:  # NumPy's header parser raises any error of Python's tokenizer
-            raise InputError(f"{path} is damaged ({one_line(error)}); build the catalogue again") from error
+            raise InputError(
+                f"{path} is damaged ({one_line(error)}); build the catalogue again"
+            ) from error
 
 
 @contextmanager

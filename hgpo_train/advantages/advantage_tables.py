@@ -93,7 +93,9 @@ def write_advantages(
     writer = None
     with ExitStack() as stack:
         file = stack.enter_context(_opened(out))
-        for table in stack.enter_context(closing(map_partitions(work, parts, processes=processes, ray=ray))):
+        for table in stack.enter_context(
+            closing(map_partitions(work, parts, processes=processes, ray=ray))
+        ):
             # oldest: pyarrow writes no categories of string views
             arrow = table.to_arrow(compat_level=pl.CompatLevel.oldest())
             if writer is None:
@@ -109,7 +111,10 @@ def write_advantages(
 
 def description(estimators: Sequence[Estimator], run_fingerprint: str = "") -> dict[str, Any]:
     """Return what the columns of estimators were computed with, as `read_metadata` returns it."""
-    columns = {each.column: {"estimator": each.name, "parameters": asdict(each.parameters)} for each in estimators}
+    columns = {
+        each.column: {"estimator": each.name, "parameters": asdict(each.parameters)}
+        for each in estimators
+    }
     version = installed_version("hgpo") or ""
     return {"run_fingerprint": run_fingerprint, "columns": columns, "hgpo_version": version}
 
@@ -150,9 +155,13 @@ def read_metadata(path: Path) -> dict[str, Any]:
     try:
         metadata = pl.read_parquet_metadata(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{path}: expected an advantage table of `hgpo advantages` ({one_line(error)})") from error
+        raise InputError(
+            f"{path}: expected an advantage table of `hgpo advantages` ({one_line(error)})"
+        ) from error
     if METADATA not in metadata:
-        raise InputError(f"{path}: expected an advantage table, received a file without the metadata {METADATA}")
+        raise InputError(
+            f"{path}: expected an advantage table, received a file without the metadata {METADATA}"
+        )
     return dict(orjson.loads(metadata[METADATA]))
 
 
@@ -174,7 +183,9 @@ def trained_advantages(run: Path, iteration: int | None = None) -> pl.LazyFrame 
         steps = pl.scan_parquet(files, missing_columns="insert", extra_columns="ignore")
         steps.collect_schema()
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{run / FOLDER}: expected advantage tables ({one_line(error)})") from error
+        raise InputError(
+            f"{run / FOLDER}: expected advantage tables ({one_line(error)})"
+        ) from error
     return steps
 
 
@@ -202,9 +213,13 @@ def refuse_own_input(source: Path, out: Path) -> None:
     # other programs can read the folder of a run's shards only if it contains nothing else
     inside = inside or any(run_of_file(path) is not None for path in (target, *target.parents))
     if inside or (out.exists() and any(out.samefile(file) for file in step_files(source))):
-        raise InputError(f"expected an output file outside of the input {source}, received {out}; change --out")
+        raise InputError(
+            f"expected an output file outside of the input {source}, received {out}; change --out"
+        )
     if out.is_dir():
-        raise InputError(f"expected an output file, received the folder {out}; add a file name to --out")
+        raise InputError(
+            f"expected an output file, received the folder {out}; add a file name to --out"
+        )
 
 
 def fingerprint(source: Path) -> str:

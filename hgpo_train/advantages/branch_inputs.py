@@ -35,7 +35,8 @@ def with_parents(steps: pl.DataFrame, name: str, *, accepted: bool) -> pl.DataFr
     """
     if not set(steps.columns) >= COLUMNS or steps["parent"].null_count() == steps.height:
         return steps
-    from hgpo_datasets.branches import IS_BRANCH, with_prefixes  # tables without branches need none of the package
+    # tables without branches need none of the package
+    from hgpo_datasets.branches import IS_BRANCH, with_prefixes
 
     # Other programs write numbers with nulls as floats, and names in other types. What is neither finds no parent.
     steps = steps.with_columns(
@@ -55,7 +56,9 @@ def with_parents(steps: pl.DataFrame, name: str, *, accepted: bool) -> pl.DataFr
     if lost.height:
         branch, parent, step = lost.select("trajectory", "parent", "branch_step").row(0)
         expected = f"step {step} of its parent {parent!r} in the table"
-        raise InputError(f"trajectory {branch!r}: expected {expected}, received none; keep whole groups together")
+        raise InputError(
+            f"trajectory {branch!r}: expected {expected}, received none; keep whole groups together"
+        )
     return with_prefixes(steps)
 
 

@@ -68,7 +68,10 @@ BATCH_KEYS: Final = ("run", "iteration")
 GROUP_KEYS: Final = ("run", "iteration", "env_id", "task_id", "group")
 """Rollouts with equal values in these columns are compared. Missing columns are ignored."""
 
-CHAINS: Final[Mapping[Context, str]] = {"states": "history_hash_", "states_actions": "context_hash_"}
+CHAINS: Final[Mapping[Context, str]] = {
+    "states": "history_hash_",
+    "states_actions": "context_hash_",
+}
 """The prefix of each context's columns; the depth follows."""
 
 _HASH: Final = re.compile(r"state_hash|next_state_hash|action_hash|(?:history|context)_hash_\d+")
@@ -156,7 +159,8 @@ def columns_used(
     needed = dict.fromkeys([*row_keys(schema), reward, *_added_columns(p)])
     checked: dict[str, None] = {}
     for column in [*reads, *flags]:
-        if column == "next_state":  # null where a trajectory ends, and absent where nothing is known of it
+        # null where a trajectory ends, and absent where nothing is known of it
+        if column == "next_state":
             continue
         sources = dict.fromkeys(_sources(column, stored, p))
         needed |= sources
@@ -192,14 +196,20 @@ def _check_types(
     for column, expected in expected_types.items():
         dtype = schema.get(column, pl.Null())
         if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
-            raise InputError(f"column {column}: expected {expected}, received {dtype}; convert it with cast")
+            raise InputError(
+                f"column {column}: expected {expected}, received {dtype}; convert it with cast"
+            )
     for column in needed:
         if _HASH.fullmatch(column) and schema[column] != pl.Int64():
             fix = "reinterpret(signed=True)" if schema[column] == pl.UInt64() else "cast or hash"
-            raise InputError(f"column {column}: expected int64, received {schema[column]}; convert it with {fix}")
+            raise InputError(
+                f"column {column}: expected int64, received {schema[column]}; convert it with {fix}"
+            )
     for column in _TEXTS & schema.keys():
         if schema[column].is_nested():
-            raise InputError(f"column {column}: expected texts, received {schema[column]}; convert it with cast")
+            raise InputError(
+                f"column {column}: expected texts, received {schema[column]}; convert it with cast"
+            )
 
 
 def prepare(
@@ -233,7 +243,10 @@ def prepare(
     if reads is None:
         hashes = ["state_hash", "action_hash", "next_state_hash"]
         for prefix in CHAINS.values():
-            hashes += [f"{prefix}{k}" for k in range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)]
+            hashes += [
+                f"{prefix}{k}"
+                for k in range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
+            ]
         reads = [column for column in hashes if set(_sources(column, stored, p)) <= set(schema)]
     _, checked = columns_used(schema, p, required, name)
 
@@ -243,7 +256,9 @@ def prepare(
     task = "task_id" if "task_id" in schema else "task"
     for column in (task, "trajectory", "step"):
         if steps[column].null_count():
-            raise StepTableError(f"expected a value as {column} in every row, received null; drop or repair such rows")
+            raise StepTableError(
+                f"expected a value as {column} in every row, received null; drop or repair such rows"
+            )
 
     height = steps.height
     steps = with_parents(steps, name, accepted=branches)
@@ -267,7 +282,9 @@ def prepare(
         **(parent_columns(schema) if branches else {}),
     )
     # Numbers are used repeatedly, and their chunks would be joined each time; texts are hashed once.
-    keyed = pl.DataFrame([column.rechunk() if column.dtype.is_numeric() else column for column in keyed])
+    keyed = pl.DataFrame(
+        [column.rechunk() if column.dtype.is_numeric() else column for column in keyed]
+    )
 
     # 4. Sums over trajectories, then the returns. Each operation of the official code is rounded like its float32.
     ordered = _with_outcomes(_in_order(keyed), p, checked)
@@ -365,7 +382,8 @@ def _with_outcomes(
         (_UNIQUE, "trajectory"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
-        (f"finite numbers as {listed(_added_columns(p))}", "(added)"): ~np.isfinite(added) & ~aborted,
+        (f"finite numbers as {listed(_added_columns(p))}", "(added)"): ~np.isfinite(added)
+        & ~aborted,
     }
     _check_rows(steps, checks, ~aborted, checked)
 
@@ -533,7 +551,9 @@ def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
     """Return the int64 hashes of a text column, or of a function of its texts; null for null."""
     texts = pl.col(column).cast(pl.String)
     key_of = None if of is None else partial(_key, of)
-    return texts.map_batches(partial(text_hashes, of=key_of), return_dtype=pl.Int64, is_elementwise=True)
+    return texts.map_batches(
+        partial(text_hashes, of=key_of), return_dtype=pl.Int64, is_elementwise=True
+    )
 
 
 def _key(of: Callable[[str], object], text: str) -> str:

@@ -25,10 +25,14 @@ Mode = Annotated[
 ]
 Ddof = Annotated[
     Literal[0, 1],
-    Meta(description="Delta degrees of freedom of the standard deviation: the divisor is n - ddof."),
+    Meta(
+        description="Delta degrees of freedom of the standard deviation: the divisor is n - ddof."
+    ),
 ]
 Discount = Annotated[float, Meta(ge=0, le=1, description="γ, the discount per step, in [0, 1].")]
-Epsilon = Annotated[NonNegativeFloat, Meta(description="ε, added to standard deviations and to sums of weights.")]
+Epsilon = Annotated[
+    NonNegativeFloat, Meta(description="ε, added to standard deviations and to sums of weights.")
+]
 Precision = Annotated[
     Literal["mixed", "float64"],
     Meta(
@@ -54,7 +58,9 @@ CrossSteps = Annotated[
 StepWeight = Annotated[float, Meta(description="w, the weight of the step term.")]
 EpisodeWeight = Annotated[float, Meta(description="The weight of the episode term.")]
 Similarity = Annotated[bool, Meta(description="Whether states with similar texts are one state.")]
-SimilarityThreshold = Annotated[float, Meta(description="The minimum ratio of similar texts, in (0, 1).")]
+SimilarityThreshold = Annotated[
+    float, Meta(description="The minimum ratio of similar texts, in (0, 1).")
+]
 
 REWARD_SCALE: Final = 10.0
 INVALID_ACTION_PENALTY: Final = 0.1

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     """Names of columns, or a function from parameters to them."""
 
     InTraining = Callable[
-        [pl.DataFrame, Any, Any, Sequence[Mapping[str, float]]], tuple[pl.DataFrame, dict[str, float]]
+        [pl.DataFrame, Any, Any, Sequence[Mapping[str, float]]],
+        tuple[pl.DataFrame, dict[str, float]],
     ]
     """A function of steps, parameters, the trained model and the metrics of earlier iterations; see `estimator`."""
 
@@ -86,7 +87,9 @@ class Estimator:
     @property
     def __signature__(self) -> inspect.Signature:
         """The signature of a call: the estimator's parameters with their values, those of returns, and two options."""
-        first = inspect.Parameter("steps", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="StepTable")
+        first = inspect.Parameter(
+            "steps", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="StepTable"
+        )
         named = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
             for name, value in self._options().items()
@@ -132,7 +135,11 @@ class Estimator:
             reads or (),
             self.name,
         )
-        return list(schema) if reads is None else list(dict.fromkeys([*used, *columns_of(self.scores)]))
+        return (
+            list(schema)
+            if reads is None
+            else list(dict.fromkeys([*used, *columns_of(self.scores)]))
+        )
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns."""
@@ -145,7 +152,8 @@ class Estimator:
         """Pickle the estimator by its name: a module has the estimator in the place of its function."""
         module = self.function.__module__
         name = self.name
-        if not module.startswith("hgpo_train."):  # only this package's are registered in every process
+        # only this package's are registered in every process
+        if not module.startswith("hgpo_train."):
             name = f"{module}:{self.function.__qualname__}"
         return _unpickled, (name, self._options())
 
@@ -232,7 +240,9 @@ def compute_many(steps: StepTable, estimators: Iterable[str | Estimator]) -> pl.
     """
 
     def named_estimator(each: str | Estimator) -> Estimator:
-        return get(each).with_parameters(column=f"advantage_{each}") if isinstance(each, str) else each
+        return (
+            get(each).with_parameters(column=f"advantage_{each}") if isinstance(each, str) else each
+        )
 
     named = [named_estimator(each) for each in estimators]
     scores = [score for each in named for score in each.scores]
@@ -246,7 +256,9 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
         if not column:
             raise InputError("column: expected a name, received an empty text")
         if column in schema:
-            raise InputError(f"the table already has a column {column!r}; choose another name for the advantages")
+            raise InputError(
+                f"the table already has a column {column!r}; choose another name for the advantages"
+            )
 
     # One expression of the columns that the estimator reads: Polars then reads only these, and keeps the rows' order.
     # An expression has one column as its result, so that several are the fields of a struct. One is returned as it is,
@@ -254,7 +266,9 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
     names = list(estimator.added)
     is_single = len(names) == 1
     dtype = pl.Float64() if is_single else pl.Struct(dict.fromkeys(names, pl.Float64()))
-    estimates = pl.map_batches(estimator.columns(schema), partial(_estimates, estimator=estimator), return_dtype=dtype)
+    estimates = pl.map_batches(
+        estimator.columns(schema), partial(_estimates, estimator=estimator), return_dtype=dtype
+    )
     if is_single:
         return steps.with_columns(estimates.alias(estimator.column))
     added = [pl.col(_ESTIMATES).struct.field(name) for name in names]
@@ -265,7 +279,9 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
     """Return what an estimator adds to a table, from the columns that it reads: a column, or structs of several."""
     # 1. The query. Windows over many groups are twice as fast in the streaming engine, which takes longer to start.
     steps = pl.DataFrame(columns)
-    added = [pl.col(name).cast(pl.Float64).alias(column) for column, name in estimator.added.items()]
+    added = [
+        pl.col(name).cast(pl.Float64).alias(column) for column, name in estimator.added.items()
+    ]
     engine: EngineType = "streaming" if steps.height > LARGE else "in-memory"
     try:
         prepared = prepare(
@@ -276,18 +292,30 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
             branches=estimator.branches,
         )
         check_scores(prepared, estimator.scores, steps)
-        table = estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
+        table = (
+            estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
+        )
     except InputError as error:  # of a query that is part of this one
         raise StepTableError(str(error)) from None
     except OverflowError as error:
-        raise StepTableError(f"{estimator.name}: a parameter is too large ({one_line(error)})") from error
-    except (AttributeError, pl.exceptions.ColumnNotFoundError, pl.exceptions.InvalidOperationError) as error:
+        raise StepTableError(
+            f"{estimator.name}: a parameter is too large ({one_line(error)})"
+        ) from error
+    except (
+        AttributeError,
+        pl.exceptions.ColumnNotFoundError,
+        pl.exceptions.InvalidOperationError,
+    ) as error:
         expected = f"to return a LazyFrame with {listed(list(estimator.added.values()))}, from columns that it receives"
-        raise StepTableError(f"expected the estimator {estimator.name} {expected} ({one_line(error)})") from error
+        raise StepTableError(
+            f"expected the estimator {estimator.name} {expected} ({one_line(error)})"
+        ) from error
 
     # 2. The table's rows in their order, which the function may have changed, with a finite value for each.
     if table.height != steps.height:
-        raise StepTableError(f"expected {estimator.name} to return all {steps.height} rows, received {table.height}")
+        raise StepTableError(
+            f"expected {estimator.name} to return all {steps.height} rows, received {table.height}"
+        )
     if not table["(row)"].is_sorted():
         table = table.sort("(row)")
     values = table[estimator.column]
@@ -346,7 +374,9 @@ def estimator(
         InputError: Another estimator is registered under this name.
     """
 
-    def decorate(function: Callable[Concatenate[pl.LazyFrame, P], pl.LazyFrame]) -> TypedEstimator[P]:
+    def decorate(
+        function: Callable[Concatenate[pl.LazyFrame, P], pl.LazyFrame],
+    ) -> TypedEstimator[P]:
         new = replace(
             as_estimator(function, name),
             reads=_of_parameters(reads),
@@ -358,7 +388,9 @@ def estimator(
             branches=branches,
         )
         if _registered.setdefault(new.name, new) is not new:
-            raise InputError(f"an estimator {new.name!r} is registered already; choose another name")
+            raise InputError(
+                f"an estimator {new.name!r} is registered already; choose another name"
+            )
         return cast("TypedEstimator[P]", new)
 
     return decorate
@@ -378,7 +410,9 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
         raise InputError(f"estimator: expected {expected}, received {one_line(repr(function))}")
     name = name or str(getattr(function, "__name__", type(function).__name__))
     if not re.fullmatch(r"[^\s/\\]+", name):  # part of names of files and columns
-        raise InputError(f"estimator: expected a name without spaces and slashes, received {name!r}")
+        raise InputError(
+            f"estimator: expected a name without spaces and slashes, received {name!r}"
+        )
 
     # The parameters become the fields of a class, which validates them as any other settings. One of `Parameters` keeps
     # its type, and has the function's default.
@@ -387,10 +421,17 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # SharedOptions
             continue
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is inspect.Parameter.empty:
+        if (
+            parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+            or parameter.default is inspect.Parameter.empty
+        ):
             expected = "keyword-only parameters with defaults after the first one"
-            raise InputError(f"the estimator {name!r}: expected {expected}, received {parameter.name!r}")
-        annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
+            raise InputError(
+                f"the estimator {name!r}: expected {expected}, received {parameter.name!r}"
+            )
+        annotation = types.get(
+            parameter.name, Any if parameter.default is None else type(parameter.default)
+        )
         fields.append((parameter.name, annotation, field(default=parameter.default)))
     namespace = {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
     parameters = make_dataclass(
@@ -408,7 +449,9 @@ def get(name: str) -> Estimator:
     """Return an estimator by its registered name, or one as ``module:function``, which is imported."""
     known, _, rest = name.partition(":")
     if "=" in rest:
-        raise InputError(f"estimator: expected a name without parameters, such as {known!r}, received {name!r}")
+        raise InputError(
+            f"estimator: expected a name without parameters, such as {known!r}, received {name!r}"
+        )
     if ":" in name:
         return as_estimator(import_object(name, "an estimator"))
     entry_points = installed(ENTRY_POINTS)

@@ -35,8 +35,14 @@ def require_scores(schema: pl.Schema, scores: Sequence[str], name: str) -> None:
         )
     for column, expected in columns.items():
         found = schema[column]
-        if found != pl.Null and _is_numeric(expected) and not _is_numeric(found, nested=expected == pl.List):
-            raise InputError(f"column {column}: expected {expected}, received {found}; compute it with hgpo score")
+        if (
+            found != pl.Null
+            and _is_numeric(expected)
+            and not _is_numeric(found, nested=expected == pl.List)
+        ):
+            raise InputError(
+                f"column {column}: expected {expected}, received {found}; compute it with hgpo score"
+            )
 
 
 def _is_numeric(dtype: pl.DataType, *, nested: bool | None = None) -> bool:
@@ -61,7 +67,14 @@ def check_scores(prepared: pl.LazyFrame, scores: Sequence[str], steps: pl.DataFr
         if not _is_numeric(dtype) or steps.schema[column] == pl.Null:
             continue
         value = pl.col(column).list.mean() if dtype == pl.List else pl.col(column)
-        bad = prepared.filter(~value.is_finite() & ~pl.col("(aborted)")).select("(row)", value).sort("(row)").collect()
+        bad = (
+            prepared.filter(~value.is_finite() & ~pl.col("(aborted)"))
+            .select("(row)", value)
+            .sort("(row)")
+            .collect()
+        )
         if bad.height:
             row, received = bad.row(0)
-            raise StepTableError(f"expected finite numbers as {column}, received {received}", steps[row])
+            raise StepTableError(
+                f"expected finite numbers as {column}, received {received}", steps[row]
+            )

@@ -46,7 +46,8 @@ def step_table(steps: StepTable, scores: Sequence[str] = ()) -> pl.LazyFrame:
     if isinstance(steps, pl.LazyFrame | pl.DataFrame):
         return steps.lazy()
     if is_path(steps):
-        from hgpo_datasets import scan_steps  # tables in memory need none of the package, whose import takes as long
+        # tables in memory need none of the package, whose import takes as long
+        from hgpo_datasets import scan_steps
 
         return with_scores(scan_steps(steps, plain=True), steps, scores)
     if not hasattr(steps, "__arrow_c_stream__") or isinstance(steps, pl.Series):
@@ -58,7 +59,9 @@ def step_table(steps: StepTable, scores: Sequence[str] = ()) -> pl.LazyFrame:
         return pl.LazyFrame(steps)
     except Exception as error:  # of the other library
         reason = one_line(error, 200)
-        raise InputError(f"{type(steps).__name__} cannot be converted to a Polars DataFrame: {reason}") from error
+        raise InputError(
+            f"{type(steps).__name__} cannot be converted to a Polars DataFrame: {reason}"
+        ) from error
 
 
 def table_parts(
@@ -109,7 +112,12 @@ def _chunks(
 
     # The first row of each group, and that after its last; groups whose rows are in two places overlap others.
     row = pl.col("(row)")
-    limits = steps.select(keys).with_row_index("(row)").group_by(keys).agg(start=row.min(), end=row.max() + 1)
+    limits = (
+        steps.select(keys)
+        .with_row_index("(row)")
+        .group_by(keys)
+        .agg(start=row.min(), end=row.max() + 1)
+    )
     groups = limits.sort("start").collect()
     apart = groups.filter(pl.col("end") > pl.col("start").shift(-1)).select(keys)
     if apart.height:

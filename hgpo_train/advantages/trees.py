@@ -48,11 +48,18 @@ Fresh = Annotated[
 ]
 TreeWeights = Annotated[
     bool,
-    Meta(description="Whether advantages are multiplied by the probability of their step in the tree."),
+    Meta(
+        description="Whether advantages are multiplied by the probability of their step in the tree."
+    ),
 ]
 
 _READ: Final = ("task_key", "trajectory_key", "parent_key", "branch_step", "step", "step_reward")
-_ADDED: Final = {"node": pl.Int64(), "children": pl.Float64(), "weight": pl.Float64(), "tree_return": pl.Float64()}
+_ADDED: Final = {
+    "node": pl.Int64(),
+    "children": pl.Float64(),
+    "weight": pl.Float64(),
+    "tree_return": pl.Float64(),
+}
 
 
 def with_tree(steps: pl.LazyFrame, *, gamma: float, fresh: bool = False) -> pl.LazyFrame:
@@ -160,7 +167,8 @@ class _Tree:
             above = self.above[chosen]
             before = weights[above]
             if not self.fresh:
-                before = before / self.share[above]  # the branch's own first row has the share of the node, too
+                # the branch's own first row has the share of the node, too
+                before = before / self.share[above]
             rows = np.flatnonzero(chosen[self.number])
             weights[rows] *= np.repeat(before, self.lengths[chosen])
         return weights
@@ -242,4 +250,6 @@ def weighted_normalise(
     is_equal = is_constant & (deviation.abs() <= rounding)
     # A row that is no part of the sums, such as one with a penalty, may differ from equal values: not divided by ε.
     score = pl.when(is_equal).then(0.0).when(is_constant).then(deviation).otherwise(score)
-    return steps.with_columns(pl.when(pl.col("(group)").is_not_null() & (pl.col("(n)") > 1)).then(score).alias(into))
+    return steps.with_columns(
+        pl.when(pl.col("(group)").is_not_null() & (pl.col("(n)") > 1)).then(score).alias(into)
+    )

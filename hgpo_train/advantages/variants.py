@@ -48,7 +48,9 @@ def read_variants(
         elif text.strip():
             written.append(text.strip())
     if not written or len(set(written)) < len(written):
-        raise InputError(f"estimators: expected different estimators, such as hgpo,gigpo, received {written}")
+        raise InputError(
+            f"estimators: expected different estimators, such as hgpo,gigpo, received {written}"
+        )
 
     # 2. The estimators. The name of one as `module:function` contains a colon, so that parameters begin at the first
     # part with an equals sign.
@@ -71,7 +73,9 @@ def read_variants(
 
     # 4. Each estimator with its parameters, and a column of its own.
     variants = []
-    for number, (text, estimator, own) in enumerate(zip(written, estimators, assignments, strict=True), 1):
+    for number, (text, estimator, own) in enumerate(
+        zip(written, estimators, assignments, strict=True), 1
+    ):
         known = types_of(type(estimator.parameters))
         assigned = read_assignments("estimators", own, known)
         values = {name: value for name, value in shared.items() if name in known} | assigned

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from hgpo_train.advantages.parameters import Mode
 
-_ODD: Final = -7046029254386353131  # 2⁶⁴/φ as int64: multiplication by it spreads numbers over all 64 bits
+# 2⁶⁴/φ as int64: multiplication by it spreads numbers over all 64 bits
+_ODD: Final = -7046029254386353131
 _ROUNDING: Final = 1e-15  # some multiple of the rounding of one addition
 
 

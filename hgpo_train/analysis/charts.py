@@ -37,7 +37,9 @@ _WIDTH: Final = 420
 _HEIGHT: Final = 220
 
 
-def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = None) -> alt.LayerChart | alt.FacetChart:
+def levels_chart(
+    intervals: pl.DataFrame, statistic: str, *, by: str | None = None
+) -> alt.LayerChart | alt.FacetChart:
     """Return a chart of one statistic by level.
 
     Args:
@@ -46,10 +48,18 @@ def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = No
         by: The column that it was split by, which colours show, in the order of the table; the legend is above.
     """
     rows = intervals.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
-    order = [*(level for level in rows["level"].unique(maintain_order=True) if level != ORACLE), ORACLE]
+    order = [
+        *(level for level in rows["level"].unique(maintain_order=True) if level != ORACLE),
+        ORACLE,
+    ]
     # Layers from the back: what chance gives, intervals, and values; the last are hollow, without an interval.
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
-        x=alt.X("level:N", sort=order, title="k, past states in the context", axis=alt.Axis(labelAngle=0)),
+        x=alt.X(
+            "level:N",
+            sort=order,
+            title="k, past states in the context",
+            axis=alt.Axis(labelAngle=0),
+        ),
         **({} if by is None else _split(by, rows[by].unique(maintain_order=True).to_list())),
     )
     shares = (alt.Tooltip(f"{name}:Q", format=".1%") for name in ("value", "low", "high", "chance"))
@@ -58,12 +68,17 @@ def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = No
     points = base.encode(y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip)
     point: dict[str, Any] = {"size": 60, "opacity": 1, "strokeWidth": 1.5, **colour}
     layers = [
-        base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(y="chance:Q", color=alt.value("#9a9a9a")),
+        base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(
+            y="chance:Q", color=alt.value("#9a9a9a")
+        ),
         base.mark_rule(strokeWidth=2, **colour).encode(y="low:Q", y2="high:Q"),
         points.mark_point(filled=True, **point).transform_filter("datum.low !== null"),
         points.mark_point(**point).transform_filter("datum.low === null"),
     ]
-    parts = {"lines: 95% intervals": True, "hollow: too few tasks decide for one": rows["low"].null_count() > 0}
+    parts = {
+        "lines: 95% intervals": True,
+        "hollow: too few tasks decide for one": rows["low"].null_count() > 0,
+    }
     parts |= {"grey: chance alone": rows["chance"].count() > 0}
     about = "; ".join(part for part, shown in parts.items() if shown)
     label = DEFINITIONS["levels"][statistic].label
@@ -73,7 +88,9 @@ def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = No
 
 def _split(by: str, values: list[Any]) -> dict[str, Any]:
     """Return the encodings of a column in its own order: colours with a legend, side by side."""
-    scale = alt.Scale(domain=values, range=[COLOURS[number % len(COLOURS)] for number in range(len(values))])
+    scale = alt.Scale(
+        domain=values, range=[COLOURS[number % len(COLOURS)] for number in range(len(values))]
+    )
     legend = alt.Legend(title=by.replace("_", " "), orient="top", symbolType="circle")
     return {
         "color": alt.Color(f"{by}:N", scale=scale, legend=legend),
@@ -84,7 +101,8 @@ def _split(by: str, values: list[Any]) -> dict[str, Any]:
 def statistics_chart(intervals: pl.DataFrame, *, by: str | None = None) -> alt.VConcatChart:
     """Return the page of `hgpo stats --plot`: shared contexts, differing histories, and what these explain."""
     charts = [
-        levels_chart(intervals, name, by=by) for name in ("shared", "differing", "explained", "sign_disagreement")
+        levels_chart(intervals, name, by=by)
+        for name in ("shared", "differing", "explained", "sign_disagreement")
     ]
     return alt.vconcat(charts[0] | charts[1], charts[2] | charts[3])
 
@@ -97,9 +115,13 @@ def protocols_chart(effects: pl.DataFrame) -> alt.FacetChart:
             `hgpo_train.evaluation.protocols.Effect`. Effects that are not known are left out.
     """
     known = effects.filter(pl.col("effect").is_not_null())
-    rows = known.with_columns(pl.col("effect", "low", "high") * 100, pl.col("kind").replace(PROTOCOL_KINDS))
+    rows = known.with_columns(
+        pl.col("effect", "low", "high") * 100, pl.col("kind").replace(PROTOCOL_KINDS)
+    )
     names = rows["protocol"].unique(maintain_order=True).to_list()
-    scale = alt.Scale(domain=list(PROTOCOL_KINDS.values()), range=[COLOURS[1], COLOURS[0], "#b0b0b0"])
+    scale = alt.Scale(
+        domain=list(PROTOCOL_KINDS.values()), range=[COLOURS[1], COLOURS[0], "#b0b0b0"]
+    )
     legend = alt.Legend(orient="bottom", labelLimit=0, columns=1, symbolType="circle")
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
         y=alt.Y("protocol:N", sort=names, title=None, axis=alt.Axis(grid=True, labelLimit=0)),
@@ -107,7 +129,12 @@ def protocols_chart(effects: pl.DataFrame) -> alt.FacetChart:
         tooltip=["protocol:N", "sentence:N", "effect:Q", "low:Q", "high:Q", "note:N", "source:N"],
     )
     # Layers from the back: the number that is moved, intervals, and effects.
-    middle = {"x": alt.datum(0), "y": alt.value(0), "y2": alt.value("height"), "color": alt.value("#9a9a9a")}
+    middle = {
+        "x": alt.datum(0),
+        "y": alt.value(0),
+        "y2": alt.value("height"),
+        "color": alt.value("#9a9a9a"),
+    }
     zero = base.mark_rule().encode(**middle)
     bars = base.mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q")
     # Most effects are small and a few are not: beyond 10 points the axis is logarithmic.
@@ -126,7 +153,9 @@ def check_chart_file(option: str, path: Path) -> None:
     if path.suffix not in FORMATS:
         raise InputError(f"{option} {path}: expected a file that ends in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise InputError(f"{option} {path}: expected an existing folder, {path.parent} does not exist")
+        raise InputError(
+            f"{option} {path}: expected an existing folder, {path.parent} does not exist"
+        )
 
 
 def save_chart(chart: alt.TopLevelMixin, path: Path) -> None:

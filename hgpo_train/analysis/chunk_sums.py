@@ -14,7 +14,14 @@ from hgpo_envs.wording import listed
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
 from hgpo_train.advantages.windows import chain
-from hgpo_train.analysis.level_sums import Groups, counts, exchanged, spread, sum_by, unbiased_squares
+from hgpo_train.analysis.level_sums import (
+    Groups,
+    counts,
+    exchanged,
+    spread,
+    sum_by,
+    unbiased_squares,
+)
 from hgpo_train.measures import TASK
 
 if TYPE_CHECKING:
@@ -50,7 +57,8 @@ class Settings(NamedTuple):
 
     by: tuple[str, ...]
     estimator: Estimator
-    variants: tuple[bool, ...]  # whether steps whose states reply to actions that changed nothing are left out
+    # whether steps whose states reply to actions that changed nothing are left out
+    variants: tuple[bool, ...]
     permutations: int
     seed: int
 
@@ -64,7 +72,12 @@ def part_sums(
 
     # Units are numbered; the steps of a trajectory must be in one of them.
     keys = [*settings.by, "(task)"]
-    units = table.select(keys).unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
+    units = (
+        table.select(keys)
+        .unique(maintain_order=True)
+        .with_row_index("(unit)")
+        .cast({"(unit)": pl.Int64})
+    )
     table = table.join(
         units,
         on=keys,
@@ -75,7 +88,9 @@ def part_sums(
     of_trajectory = table.group_by(row_keys(table.columns)[:-1]).agg(pl.col("(unit)").n_unique())
     if (of_trajectory["(unit)"] > 1).any():
         received = listed(list(settings.by))
-        raise InputError(f"columns to split by: expected one value in each trajectory, received {received}")
+        raise InputError(
+            f"columns to split by: expected one value in each trajectory, received {received}"
+        )
 
     prepared = _prepared(table, settings)
     episodes = ("episodes", _episode_sums(prepared, units))
@@ -101,7 +116,11 @@ def _read(steps: pl.LazyFrame, settings: Settings) -> pl.DataFrame:
     task = [name for name in TASK if name in schema] if "task_id" in schema else ["task"]
     texts = [pl.col(name).cast(pl.String) for name in task]
     named = pl.concat_str(texts, separator=" ", ignore_nulls=True).alias("(task)")
-    return steps.select(name for name in schema if name in wanted).collect().with_columns(pl.lit(0).alias(ALL), named)
+    return (
+        steps.select(name for name in schema if name in wanted)
+        .collect()
+        .with_columns(pl.lit(0).alias(ALL), named)
+    )
 
 
 def _sums(
@@ -149,7 +168,10 @@ def _sums(
         if number == 0:
             yield "levels", frame
         else:
-            yield "permuted", frame.drop("(task)").with_columns(pl.lit(number).alias("(permutation)"))
+            yield (
+                "permuted",
+                frame.drop("(task)").with_columns(pl.lit(number).alias("(permutation)")),
+            )
 
 
 def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
@@ -167,7 +189,9 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     rewards = pl.lit(None, pl.Float64)
     if "reward" in columns:
         rewards = pl.col("reward").cast(pl.Float64).sum().over(row_keys(columns)[:-1])
-    chunk = chunk.with_columns(rewards.alias("(rewards)"), _admissible(chunk.schema).alias("(admissible)"))
+    chunk = chunk.with_columns(
+        rewards.alias("(rewards)"), _admissible(chunk.schema).alias("(admissible)")
+    )
     steps = prepare(chunk, p)
 
     # A step replies to the action of the row before it, of the same trajectory.
@@ -190,7 +214,9 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
             item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
         # Each item is hashed with its position, so that the running sum of the hashes identifies the sequence.
         placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("position")).hash()
-        steps = steps.with_columns(placed.reinterpret(signed=True).cum_sum().over("trajectory_key").alias("(whole)"))
+        steps = steps.with_columns(
+            placed.reinterpret(signed=True).cum_sum().over("trajectory_key").alias("(whole)")
+        )
     return steps.collect(engine="in-memory")
 
 
@@ -202,13 +228,19 @@ def _admissible(schema: pl.Schema) -> pl.Expr:
         return pl.lit(None, pl.Boolean)
     kind = schema["admissible_actions"]
     if not isinstance(kind, pl.List):
-        raise InputError(f"column admissible_actions: expected lists of texts, received {kind}; convert or drop it")
+        raise InputError(
+            f"column admissible_actions: expected lists of texts, received {kind}; convert or drop it"
+        )
     return pl.col("admissible_actions").list.contains(pl.col("action"))
 
 
 def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
     """Return one row per trajectory, with the columns of `hgpo_train.measures` and `return`, which is scaled."""
-    won = pl.col("won").cast(pl.Boolean).any(ignore_nulls=False) if "won" in steps.columns else pl.lit(None, pl.Boolean)
+    won = (
+        pl.col("won").cast(pl.Boolean).any(ignore_nulls=False)
+        if "won" in steps.columns
+        else pl.lit(None, pl.Boolean)
+    )
     episodes = steps.group_by("(unit)", "task_key", "trajectory_key", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("length"),
         pl.col("episode_return").first().alias("return"),
@@ -248,7 +280,9 @@ def _with_returns(
         deep = np.zeros(steps.height, np.bool_)
         deep[groups[str(estimator.parameters.history_length)].shared().rows] = True
         rows = states.rows[states.by_row(states.reduced(np.logical_or, deep))]
-        compared.append(_compared(returns[1:, rows], steps[rows], list(groups), estimator, states.count))
+        compared.append(
+            _compared(returns[1:, rows], steps[rows], list(groups), estimator, states.count)
+        )
     sums = {}
     for level, group in groups.items():
         sums[level] = spread(group, returns, at_state)
@@ -306,7 +340,9 @@ def _sizes(level: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
     """Return the number of groups of each size."""
     # Sizes are counted over all tasks, so that these do not become rows.
     by = units.drop("(unit)", "(task)")
-    frame = by[groups.units].with_columns(pl.lit(level).alias("level"), pl.Series("size", groups.sizes))
+    frame = by[groups.units].with_columns(
+        pl.lit(level).alias("level"), pl.Series("size", groups.sizes)
+    )
     sizes = frame.group_by(*by.columns, "level", "size", maintain_order=True)
     return sizes.agg(pl.len().cast(pl.Int64).alias("groups"))
 
@@ -314,7 +350,9 @@ def _sizes(level: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
 def _states(steps: pl.DataFrame, state: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
     """Return the number of steps and of pairs of steps at each state, with the texts of the states of most pairs."""
     text = pl.col("state") if "state" in steps.columns else pl.lit(None, pl.String)
-    first = steps.select("(unit)", pl.col(state).alias("key"), text.alias("state"))[groups.rows[groups.starts]]
+    first = steps.select("(unit)", pl.col(state).alias("key"), text.alias("state"))[
+        groups.rows[groups.starts]
+    ]
     n = groups.sizes
     frame = first.with_columns(pl.Series("steps", n), pl.Series("pairs", n * (n - 1)))
     by = [name for name in units.columns if name not in ("(unit)", "(task)")]

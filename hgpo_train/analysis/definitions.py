@@ -29,17 +29,24 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
         "trajectories": Definition(
             "rollouts", "Rollouts that were not aborted; all columns but “aborted” are of them."
         ),
-        "aborted": Definition("aborted", "Rollouts that ended by a failure, of which the outcome is not known."),
+        "aborted": Definition(
+            "aborted", "Rollouts that ended by a failure, of which the outcome is not known."
+        ),
         "steps": Definition("steps", "Steps of these rollouts."),
-        "mean_length": Definition("mean length", "Steps of the average rollout.", "steps / rollouts"),
+        "mean_length": Definition(
+            "mean length", "Steps of the average rollout.", "steps / rollouts"
+        ),
         "mean_return": Definition(
             "mean return", "The sum of a rollout's stored rewards, on average.", "mean of Σ_t r_t"
         ),
         "success": Definition(
-            "success", "Share of the rollouts that won, of those whose outcome is known.", "won / (rollouts − unknown)"
+            "success",
+            "Share of the rollouts that won, of those whose outcome is known.",
+            "won / (rollouts − unknown)",
         ),
         "success_95_low": Definition(
-            "95% from", "Lower bound of the 95% interval of success: Wilson's, with tasks as trials."
+            "95% from",
+            "Lower bound of the 95% interval of success: Wilson's, with tasks as trials.",
         ),
         "success_95_high": Definition("95% to", "Upper bound of this interval."),
         "success_if_aborted_lost": Definition(
@@ -48,13 +55,17 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "won / (rollouts + aborted)",
         ),
         "success_if_aborted_won": Definition(
-            "if aborted won", "Success if they are counted as won.", "(won + unknown + aborted) / (rollouts + aborted)"
+            "if aborted won",
+            "Success if they are counted as won.",
+            "(won + unknown + aborted) / (rollouts + aborted)",
         ),
         "flat_groups": Definition(
             "equal returns",
             "Share of the groups whose rollouts all have the same return, from which GRPO learns nothing.",
         ),
-        "valid": Definition("valid form", "Share of the responses from which an action could be read."),
+        "valid": Definition(
+            "valid form", "Share of the responses from which an action could be read."
+        ),
         "admissible": Definition(
             "admissible", "Share of the actions that the environment could carry out, where known."
         ),
@@ -63,7 +74,9 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "Share of the steps whose state replies to an action that changed nothing: it is the state before, begins "
             "with “Nothing happens”, or follows an action that was not admissible.",
         ),
-        "shared_masked": Definition("shared, masked", "Steps that would share their state if its numbers were masked."),
+        "shared_masked": Definition(
+            "shared, masked", "Steps that would share their state if its numbers were masked."
+        ),
         "largest_pairs": Definition(
             "pairs of one task",
             "Share of the pairs of steps at the same state that one task holds; above 20%, it decides.",
@@ -72,16 +85,24 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
     },
     "levels": {
         "eligible": Definition(
-            "steps with k previous states", "Share of all steps with k earlier states.", "mean of [t ≥ k]"
+            "steps with k previous states",
+            "Share of all steps with k earlier states.",
+            "mean of [t ≥ k]",
         ),
         "shared": Definition(
             "steps that share a context",
             "Share of all steps in a group with another step: same task, same state and same k states before it.",
             "Σ_{n>1} n / steps",
         ),
-        "cross": Definition("… with another rollout", "Share of all steps in a group with two or more rollouts."),
-        "mean_size": Definition("mean group size", "Steps of the average group.", "Σ n / number of groups"),
-        "step_size": Definition("mean group size per step", "Size of the group of the average step.", "Σ n² / Σ n"),
+        "cross": Definition(
+            "… with another rollout", "Share of all steps in a group with two or more rollouts."
+        ),
+        "mean_size": Definition(
+            "mean group size", "Steps of the average group.", "Σ n / number of groups"
+        ),
+        "step_size": Definition(
+            "mean group size per step", "Size of the group of the average step.", "Σ n² / Σ n"
+        ),
         "differing": Definition(
             "same state, different history",
             "Context inconsistency: of the pairs of steps at the same state, the share whose last k states differ. "
@@ -99,7 +120,8 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "mean of Σ (R − R̄)² / n",
         ),
         "flat": Definition(
-            "groups of equal returns", "Share of the groups of two or more in which all returns are equal."
+            "groups of equal returns",
+            "Share of the groups of two or more in which all returns are equal.",
         ),
         "explained": Definition(
             "variance at a state explained",
@@ -113,7 +135,9 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "mean of w_k / Σ_j w_j, w_k = (k + 2)^α",
         ),
         "bias": Definition(
-            "mean |A_k − A_K|", "Distance from the advantage at the deepest level.", "mean of |A_k − A_K|"
+            "mean |A_k − A_K|",
+            "Distance from the advantage at the deepest level.",
+            "mean of |A_k − A_K|",
         ),
         "sign_disagreement": Definition(
             "signs of A_k and A_K differ",
@@ -124,27 +148,35 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "… in a group of two",
             "Share of the compared steps in a group of two at depth K, where z-scores are ±1 or 0 for any returns.",
         ),
-        "compared": Definition("steps that have both", "Number of steps with an advantage at depth k and at depth K."),
+        "compared": Definition(
+            "steps that have both", "Number of steps with an advantage at depth k and at depth K."
+        ),
     },
     "intervals": {
         "low": Definition(
-            "low", "Lower end of the 95% interval over tasks. None below six tasks, or where too few tasks decide."
+            "low",
+            "Lower end of the 95% interval over tasks. None below six tasks, or where too few tasks decide.",
         ),
         "high": Definition("high", "Upper end of the 95% interval."),
         "chance": Definition(
-            "chance", "Mean of the statistic if the returns are permuted among the rollouts that visit the same state."
+            "chance",
+            "Mean of the statistic if the returns are permuted among the rollouts that visit the same state.",
         ),
         "tasks": Definition("tasks", "Number of tasks, which are the independent observations."),
     },
     "states": {
         "pairs": Definition(
-            "of pairs", "The state's share of all pairs of steps at the same state.", "n (n − 1) / Σ n (n − 1)"
+            "of pairs",
+            "The state's share of all pairs of steps at the same state.",
+            "n (n − 1) / Σ n (n − 1)",
         ),
         "steps": Definition("of steps", "The state's share of all steps."),
     },
     "lengths": {
         "steps": Definition("steps", "Rollouts by their number of steps."),
-        "episodes": Definition("episodes", "Number of rollouts of this length, aborted ones included."),
+        "episodes": Definition(
+            "episodes", "Number of rollouts of this length, aborted ones included."
+        ),
         "aborted": Definition("aborted", "Those that ended by a failure."),
         "won": Definition("won", "Those that won."),
     },

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-_MUCH: Final = 0.1  # what masking numbers must add to the share of steps with a group to be mentioned
+# what masking numbers must add to the share of steps with a group to be mentioned
+_MUCH: Final = 0.1
 _LARGE: Final = 0.2  # the share of pairs at one state or of one task that is mentioned
-_FEW: Final = 0.05  # the share of steps that reply to an action that changed nothing below which they are not
+# the share of steps that reply to an action that changed nothing below which they are not
+_FEW: Final = 0.05
+# no shares
 _NUMBERS: Final = (
     "mean_size",
     "step_size",
@@ -27,7 +30,7 @@ _NUMBERS: Final = (
     "bias",
     "mean_length",
     "mean_return",
-)  # no shares
+)
 _ROUNDING: Final = 1e-5  # what a sum of weights may lack of 1, because of the estimator's epsilon
 
 
@@ -53,7 +56,9 @@ def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
     levels = _levels(found)
     masked = _masking(run["shared_masked"], levels[0]["shared"])
     if not levels[0]["shared"]:
-        alone = "No two steps of a group are at the same state, so that HGPO's advantages are all 0."
+        alone = (
+            "No two steps of a group are at the same state, so that HGPO's advantages are all 0."
+        )
         return [*_outcomes(run), alone, *masked]
     return [
         *_outcomes(run),
@@ -62,7 +67,11 @@ def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
         *_states(found),
         *([] if changed is None else _unchanged(run, changed)),
         *_explained(found, "The"),
-        *([] if changed is None else _explained(changed, "Without replies to actions that changed nothing, the")),
+        *(
+            []
+            if changed is None
+            else _explained(changed, "Without replies to actions that changed nothing, the")
+        ),
         *_signs(levels, found),
         *_zeros(levels),
         *masked,
@@ -75,7 +84,11 @@ def _levels(found: Statistics) -> list[Row]:
 
 
 def _outcomes(run: Row) -> list[str]:
-    parts = [counted(run["steps"], "step"), counted(run["trajectories"], "rollout"), counted(run["groups"], "group")]
+    parts = [
+        counted(run["steps"], "step"),
+        counted(run["trajectories"], "rollout"),
+        counted(run["groups"], "group"),
+    ]
     won = "it is not stored which of them won"
     if run["success"] is not None:
         interval = f"95%: {share(run['success_95_low'])} to {share(run['success_95_high'])}"
@@ -90,7 +103,9 @@ def _outcomes(run: Row) -> list[str]:
         sentences.append(f"{line}.")
     if run["flat_groups"]:
         equal = f"In {share(run['flat_groups'])} of the groups all rollouts have the same return"
-        sentences.append(f"{equal}: from them, episode advantages (GRPO) learn only to avoid invalid actions.")
+        sentences.append(
+            f"{equal}: from them, episode advantages (GRPO) learn only to avoid invalid actions."
+        )
     return sentences
 
 
@@ -100,7 +115,9 @@ def _contexts(levels: list[Row], found: Statistics) -> list[str]:
     if len(levels) == 1:
         return [f"{shared}."]
     last = levels[-1]
-    before = "the state before it" if last["level"] == "1" else f"the {last['level']} states before it"
+    before = (
+        "the state before it" if last["level"] == "1" else f"the {last['level']} states before it"
+    )
     return [
         f"{shared}, {share(last['shared'])} also {before}.",
         f"Context inconsistency: of the pairs of steps at the same state, {_differ(found)}.",
@@ -111,7 +128,9 @@ def _differ(found: Statistics) -> str:
     levels = _levels(found)
     differ = [f"{_with_interval(found, 'differing', levels[1])} differ in the state before"]
     if len(levels) > 2:
-        differ.append(f"{_with_interval(found, 'differing', levels[-1])} within the last {levels[-1]['level']} states")
+        differ.append(
+            f"{_with_interval(found, 'differing', levels[-1])} within the last {levels[-1]['level']} states"
+        )
     return listed(differ)
 
 
@@ -160,7 +179,11 @@ def _explained(found: Statistics, opening: str) -> list[str]:
     if not known:
         return []
     last = known[-1]
-    before = "state before a step explains" if last["level"] == "1" else f"{last['level']} states before a step explain"
+    before = (
+        "state before a step explains"
+        if last["level"] == "1"
+        else f"{last['level']} states before a step explain"
+    )
     line = (
         f"{opening} {before} {share(last['value'])} of the variance of returns at its state "
         f"({percent(last['low'])} to {percent(last['high'])}; by chance {share(last['chance'])})"
@@ -188,7 +211,9 @@ def _zeros(levels: list[Row]) -> list[str]:
     if zero < _ROUNDING:
         return []
     if zero == 1:
-        return ["Steps that share a state in a group have equal returns: HGPO's advantages are all 0."]
+        return [
+            "Steps that share a state in a group have equal returns: HGPO's advantages are all 0."
+        ]
     reason = "at every level, they are alone or the returns of their group are equal"
     return [f"{share(zero).capitalize()} of the steps have an advantage of 0: {reason}."]
 

@@ -98,13 +98,16 @@ def sum_by(units: Integers, values: NDArray[Any], count: int) -> Floats:
     copies = math.prod(values.shape[:-1])
     bins = units + count * np.arange(copies)[:, None]
     sums = np.bincount(bins.ravel(), values.ravel(), count * copies)
-    return sums.reshape(*values.shape[:-1], count).astype(np.float64)  # of no values, they are integers
+    # of no values, they are integers
+    return sums.reshape(*values.shape[:-1], count).astype(np.float64)
 
 
 def counts(groups: Groups, trajectories: Integers) -> dict[str, Floats]:
     """Return the sums that do not depend on returns."""
     n = groups.sizes
-    of_several = groups.reduced(np.minimum, trajectories) != groups.reduced(np.maximum, trajectories)
+    of_several = groups.reduced(np.minimum, trajectories) != groups.reduced(
+        np.maximum, trajectories
+    )
     return {
         "eligible": groups.by_unit(n),
         "shared": groups.by_unit(n * (n > 1)),
@@ -156,7 +159,10 @@ def _squares(groups: Groups, values: Floats) -> Floats:
 
 
 def exchanged(
-    groups: Groups, trajectories: Integers, returns: Floats, generators: Iterable[np.random.Generator]
+    groups: Groups,
+    trajectories: Integers,
+    returns: Floats,
+    generators: Iterable[np.random.Generator],
 ) -> list[Floats]:
     """Return the returns, permuted at random among the trajectories that visit the same state, once a generator.
 

@@ -100,7 +100,9 @@ class Statistics(NamedTuple):
         from hgpo_train.analysis.describe import describe
 
         if self.by:
-            raise InputError(f"describe: expected statistics of a whole run, received some that are split by {self.by}")
+            raise InputError(
+                f"describe: expected statistics of a whole run, received some that are split by {self.by}"
+            )
         return "\n".join(describe(self))
 
     def chart(self) -> alt.VConcatChart:
@@ -114,7 +116,9 @@ class Statistics(NamedTuple):
         except ModuleNotFoundError as error:
             raise InputError(f"chart needs {error.name}: {install_command('notebooks')}") from None
         if len(self.by) > 1:
-            raise InputError(f"chart: expected statistics split by one column at most, received {self.by}")
+            raise InputError(
+                f"chart: expected statistics split by one column at most, received {self.by}"
+            )
         return statistics_chart(self.intervals, by=next(iter(self.by), None))
 
     def _repr_html_(self) -> str:
@@ -181,7 +185,9 @@ def statistics(
     return _statistics(steps, (without_unchanged,), **(options | parameters))[0]
 
 
-def with_and_without_unchanged(steps: StepTable, **arguments: Any) -> tuple[Statistics, Statistics | None]:
+def with_and_without_unchanged(
+    steps: StepTable, **arguments: Any
+) -> tuple[Statistics, Statistics | None]:
     """Return the statistics of all steps, and those without replies to actions that changed nothing, if there are any.
 
     The arguments are those of `statistics`. The table is read once.
@@ -203,7 +209,9 @@ def _statistics(
     **parameters: Any,
 ) -> list[Statistics]:
     """Return the statistics of each variant: whether replies to actions that changed nothing are left out."""
-    estimator = hgpo.with_parameters(details=True, **{"history_length": STATISTICS_HISTORY_LENGTH} | parameters)
+    estimator = hgpo.with_parameters(
+        details=True, **{"history_length": STATISTICS_HISTORY_LENGTH} | parameters
+    )
     _check("history_length", estimator.parameters.history_length, 0, MOST)
     _check("permutations", permutations, 0, MOST)
     _check("seed", seed, 0)
@@ -223,11 +231,15 @@ def _statistics(
                 for frames, named in zip(collected, of_variants, strict=True):
                     for name, frame in named:
                         frames.setdefault(name, []).append(frame)
-        sums = ({name: pl.concat(several) for name, several in frames.items()} for frames in collected)
+        sums = (
+            {name: pl.concat(several) for name, several in frames.items()} for frames in collected
+        )
         return [_from_sums(each, list(settings.by)) for each in sums]
     except pl.exceptions.DuplicateError as error:
         expected = "columns with other names than statistics have, each once"
-        raise InputError(f"columns to split by: expected {expected}, received {listed(settings.by)}") from error
+        raise InputError(
+            f"columns to split by: expected {expected}, received {listed(settings.by)}"
+        ) from error
 
 
 def _check(name: str, number: int, least: int, most: int | None = None) -> None:
@@ -240,8 +252,14 @@ def _check(name: str, number: int, least: int, most: int | None = None) -> None:
 def _from_sums(sums: dict[str, pl.DataFrame], by: list[str]) -> Statistics:
     # Levels are sorted as they came, since "10" is not before "2", and the oracle is last.
     order = pl.Enum(sums["levels"]["level"].unique(maintain_order=True))
-    sizes = sums["sizes"].group_by(*by, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
-    sizes = sizes.with_columns(steps=pl.col("size") * pl.col("groups")).sort(*by, pl.col("level").cast(order), "size")
+    sizes = (
+        sums["sizes"]
+        .group_by(*by, "level", "size", maintain_order=True)
+        .agg(pl.col("groups").sum())
+    )
+    sizes = sizes.with_columns(steps=pl.col("size") * pl.col("groups")).sort(
+        *by, pl.col("level").cast(order), "size"
+    )
     levels, intervals = _levels(sums["levels"], sums.get("permuted"), by)
     states = _states(sums["states"], by)
     summary = _summary(sums["episodes"], sums["levels"].filter(level="0"), by)
@@ -250,7 +268,9 @@ def _from_sums(sums: dict[str, pl.DataFrame], by: list[str]) -> Statistics:
     return Statistics(*(table.drop(ALL, strict=False) for table in tables))
 
 
-def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _levels(
+    sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return `Statistics.levels` and `Statistics.intervals`."""
     levels = sums["level"].unique(maintain_order=True).to_list()
     tasks = sums.group_by(*by, "(task)", "level", maintain_order=True).sum()
@@ -267,7 +287,10 @@ def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) ->
         arrays = {name: array[present] for name, array in of_tasks.items()}
         whole = {name: array.sum(0) for name, array in arrays.items()}
         found = level_statistics(whole)
-        keys = [pl.lit(value, sums.schema[name]).alias(name) for name, value in zip(by, values, strict=True)]
+        keys = [
+            pl.lit(value, sums.schema[name]).alias(name)
+            for name, value in zip(by, values, strict=True)
+        ]
 
         # Sums are floats; the numbers that are shown are integers, and the oracle has no advantages to compare.
         numbers = {
@@ -292,17 +315,25 @@ def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) ->
                     "high": high,
                 }
             )
-            mean = chance[name].mean(0) if name in OF_RETURNS and chance else np.full(len(levels), np.nan)
+            mean = (
+                chance[name].mean(0)
+                if name in OF_RETURNS and chance
+                else np.full(len(levels), np.nan)
+            )
             frame = frame.with_columns(pl.Series("chance", mean), tasks=pl.lit(int(present.sum())))
             bounds.append(frame.select(*keys, pl.all()))
     level_table, interval_table = (
-        pl.concat(frames).with_columns(selectors.float().fill_nan(None)).sort(by, maintain_order=True)
+        pl.concat(frames)
+        .with_columns(selectors.float().fill_nan(None))
+        .sort(by, maintain_order=True)
         for frames in (tables, bounds)
     )
     return level_table, interval_table
 
 
-def _by_value(sums: pl.DataFrame, by: list[str], levels: int) -> dict[tuple[object, ...], dict[str, Floats]]:
+def _by_value(
+    sums: pl.DataFrame, by: list[str], levels: int
+) -> dict[tuple[object, ...], dict[str, Floats]]:
     """Return sums as arrays of shape (tasks or permutations, levels), by the values of the columns `by`."""
     names = sums.select(selectors.float()).columns
     arrays = {}
@@ -311,7 +342,9 @@ def _by_value(sums: pl.DataFrame, by: list[str], levels: int) -> dict[tuple[obje
     return arrays
 
 
-def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
+def _intervals(
+    tasks: dict[str, Floats], values: dict[str, Floats]
+) -> dict[str, tuple[Floats, Floats]]:
     """Return the bounds of each statistic's interval, one per level; NaN where there is none."""
     # The jackknife: the same statistics without each task in turn.
     without = level_statistics({name: array.sum(0) - array for name, array in tasks.items()})
@@ -333,7 +366,9 @@ def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str,
 
     # What is not explained is positive, and can exceed 1. Where it is 0, only the interval of a share has a width.
     rest = (1 - values["explained"], 1 - without["explained"], tasks["at_state"])
-    below, above = np.where(rest[0] == 0, jackknife_bounds(*rest, "share"), jackknife_bounds(*rest, "positive"))
+    below, above = np.where(
+        rest[0] == 0, jackknife_bounds(*rest, "share"), jackknife_bounds(*rest, "positive")
+    )
     above = np.where(above <= _UNEXPLAINED, above, np.nan)
     bounds["explained"] = (1 - above, np.where(np.isnan(above), np.nan, 1 - below))
     if len(tasks["rows"]) < FEWEST_TASKS:
@@ -341,7 +376,12 @@ def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str,
 
     # What is 0 by definition has no uncertainty; and a deeper context is shared less often.
     deepest = int(np.flatnonzero(np.isfinite(values["weight"]))[-1])
-    for name, level in {"differing": 0, "inconsistency": 0, "bias": deepest, "sign_disagreement": deepest}.items():
+    for name, level in {
+        "differing": 0,
+        "inconsistency": 0,
+        "bias": deepest,
+        "sign_disagreement": deepest,
+    }.items():
         if values[name][level] == 0:
             for bound in bounds[name]:
                 bound[level] = 0.0
@@ -353,8 +393,12 @@ def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str,
 
 def _states(sums: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Return `Statistics.states`."""
-    states = sums.group_by(*by, "key").agg(pl.col("steps", "pairs").sum(), pl.col("state").drop_nulls().first())
-    shares = (_share(pl.col(name), pl.col(name).sum().over(by)).alias(name) for name in ("pairs", "steps"))
+    states = sums.group_by(*by, "key").agg(
+        pl.col("steps", "pairs").sum(), pl.col("state").drop_nulls().first()
+    )
+    shares = (
+        _share(pl.col(name), pl.col(name).sum().over(by)).alias(name) for name in ("pairs", "steps")
+    )
     named = pl.coalesce("state", pl.col("key").cast(pl.String)).alias("state")
     ordered = states.with_columns(shares).sort(
         *by,
@@ -380,7 +424,9 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
         whole.sum().cast(pl.Int64).alias("trajectories"),
         pl.col("aborted").sum().cast(pl.Int64),
         pl.col("length").filter(whole).sum().alias("steps"),
-        _share(pl.col("unchanged").filter(whole).sum(), pl.col("length").filter(whole).sum()).alias("unchanged"),
+        _share(pl.col("unchanged").filter(whole).sum(), pl.col("length").filter(whole).sum()).alias(
+            "unchanged"
+        ),
         pl.col("(task)").filter(known).n_unique().alias("trials"),
         pl.when(known.any()).then((known & pl.col("won")).mean()).alias("success_if_aborted_lost"),
         pl.when(known.any()).then((~known | pl.col("won")).mean()).alias("success_if_aborted_won"),
@@ -412,7 +458,9 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
     bounds = []
     for success, trials in table.select("success", "trials").iter_rows():
         bounds.append(wilson_interval(success, trials) if trials else (None, None))
-    ends = pl.DataFrame(bounds, dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64), orient="row")
+    ends = pl.DataFrame(
+        bounds, dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64), orient="row"
+    )
     return table.hstack(ends).sort(by, maintain_order=True).select(*by, *_SUMMARY)
 
 

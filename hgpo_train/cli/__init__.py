@@ -22,7 +22,8 @@ def main() -> None:
     sys.stderr = RedactedStream(plain)
     is_reported = False
     try:
-        from hgpo_train.cli.app import run  # here, so that Ctrl-C during its imports is one line, too
+        # here, so that Ctrl-C during its imports is one line, too
+        from hgpo_train.cli.app import run
 
         run(sys.argv[1:])
     except KeyboardInterrupt:
@@ -40,7 +41,8 @@ def main() -> None:
         exit_with_error(error, sys.argv[1:])
     finally:
         if (failed := flush_streams()) is not None:
-            if not isinstance(failed, BrokenPipeError) and not is_reported:  # the first as of `| head`
+            # the first as of `| head`
+            if not isinstance(failed, BrokenPipeError) and not is_reported:
                 print(f"error: standard output: {failed.strerror}", file=sys.stderr)
             sys.exit(1)
     sys.exit(0)

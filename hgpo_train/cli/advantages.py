@@ -25,8 +25,16 @@ def _list() -> None:
     for name in names(scored=True):
         own = [item for item in vars(get(name).parameters).items() if item not in shared.items()]
         scores = f" (scores: {', '.join(get(name).scores)})" if get(name).scores else ""
-        rows.append([name, get(name).summary + scores, ", ".join(f"{parameter}={value}" for parameter, value in own)])
-    rows.append(["all", "", ", ".join(f"{parameter}={value}" for parameter, value in shared.items())])
+        rows.append(
+            [
+                name,
+                get(name).summary + scores,
+                ", ".join(f"{parameter}={value}" for parameter, value in own),
+            ]
+        )
+    rows.append(
+        ["all", "", ", ".join(f"{parameter}={value}" for parameter, value in shared.items())]
+    )
     print_table(["estimator", "summary", "parameters and their defaults"], rows, texts=3)
 
 
@@ -84,7 +92,10 @@ def advantages(
     parameters = contexts.given(gamma=gamma, reward=reward)
     variants = read_variants(estimator or ["hgpo"], parameters, setting or [])
     names = [variant.estimator.name for variant in variants]
-    names = [variant.name if names.count(name) > 1 else name for variant, name in zip(variants, names, strict=True)]
+    names = [
+        variant.name if names.count(name) > 1 else name
+        for variant, name in zip(variants, names, strict=True)
+    ]
     columns = ["advantage"] if len(names) == 1 else [f"advantage_{name}" for name in names]
     estimators = [
         variant.estimator.with_parameters(column=column, details=details)
@@ -102,9 +113,12 @@ def advantages(
             chunk_rows=chunk_rows,
             progress=partial(bars.advance, bars.add_task("advantages", total=total)),
         )
-    for each in estimators if isinstance(target, Path) else ():  # not read again from an object store
+    # not read again from an object store
+    for each in estimators if isinstance(target, Path) else ():
         column = pl.col(each.column)
-        figures = pl.scan_parquet(target, glob=False).select(column.mean(), std=column.std(), zero=(column == 0).mean())
+        figures = pl.scan_parquet(target, glob=False).select(
+            column.mean(), std=column.std(), zero=(column == 0).mean()
+        )
         mean, std, zero = figures.with_columns(pl.col("std").fill_null(0.0)).collect().row(0)
         known = "null: every rollout is aborted"
         if mean is not None:
@@ -128,16 +142,26 @@ def _target(run: str, out: str | None, names: Sequence[str], *, overwrite: bool)
     is_remote = "://" in run
     if out is None and is_remote:
         raise InputError(f"{run}: expected --out with the path or URL of the table; give one")
-    target = out if out is not None and "://" in out else Path(out) if out else default_out(Path(run), names)
+    target = (
+        out
+        if out is not None and "://" in out
+        else Path(out)
+        if out
+        else default_out(Path(run), names)
+    )
     if Path(target).suffix not in {"", ".parquet"}:
-        raise InputError(f"--out: expected the path of a table, such as advantages.parquet, received {target}")
+        raise InputError(
+            f"--out: expected the path of a table, such as advantages.parquet, received {target}"
+        )
     if isinstance(target, Path):
         if out is None:
             refuse_link(target.parent)
         if not is_remote:
             refuse_own_input(Path(run), target)
         if target.exists() and not overwrite:
-            raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
+            raise InputError(
+                f"{target} exists already; replace it with --overwrite, or use another --out"
+            )
     return target
 
 
@@ -158,4 +182,8 @@ def default_out(run: Path, names: Sequence[str]) -> Path:
     else:
         owner = run_with_steps(run)
         name = run.name if owner is None else owner.name
-    return (owner or run).parent / f"{name}.advantages" / f"{'+'.join(names).replace(':', '-')}.parquet"
+    return (
+        (owner or run).parent
+        / f"{name}.advantages"
+        / f"{'+'.join(names).replace(':', '-')}.parquet"
+    )

@@ -108,15 +108,36 @@ ENTRY_POINTS: Final = "hgpo.commands"
 
 KNOWN: Final = {
     "advise": ("research", "Rank estimators on a saved run by what one update of each is worth."),
-    "arena": ("research", "Compare estimators by what policies learn from them, in worlds with known truth."),
-    "compare-estimators": ("research", "Compare estimators on a saved run, by gain or with true advantages."),
-    "conform": ("integrations/record", "Check anybody's advantage code on tables with known right values."),
+    "arena": (
+        "research",
+        "Compare estimators by what policies learn from them, in worlds with known truth.",
+    ),
+    "compare-estimators": (
+        "research",
+        "Compare estimators on a saved run, by gain or with true advantages.",
+    ),
+    "conform": (
+        "integrations/record",
+        "Check anybody's advantage code on tables with known right values.",
+    ),
     "data.fetch.appworld": ("integrations/appworld", "Download AppWorld's tasks."),
-    "data.install.appworld": ("integrations/appworld", "Install AppWorld in an environment of its own."),
+    "data.install.appworld": (
+        "integrations/appworld",
+        "Install AppWorld in an environment of its own.",
+    ),
     "data.synth.appworld": ("integrations/appworld", "Generate tasks for AppWorld."),
-    "learn-tabular": ("research", "Train tabular policies with several estimators, and compare their curves."),
-    "record": ("integrations/record", "Record the calls of a program to an OpenAI-compatible server."),
-    "record.reward": ("integrations/record", "Reward the rollouts of a recorded run by a function."),
+    "learn-tabular": (
+        "research",
+        "Train tabular policies with several estimators, and compare their curves.",
+    ),
+    "record": (
+        "integrations/record",
+        "Record the calls of a program to an OpenAI-compatible server.",
+    ),
+    "record.reward": (
+        "integrations/record",
+        "Reward the rollouts of a recorded run by a function.",
+    ),
     "serve": ("integrations/openenv", "Serve environments to trainers in other processes."),
     "truth": ("research", "Compute the true advantages of the steps of a run."),
 }
@@ -135,7 +156,10 @@ def application() -> App:
         help_format="plaintext",
         group_parameters="Options",
         default_parameter=Parameter(
-            negative=(), negative_iterable=(), allow_repeating=True, converter=_convert_without_rounding
+            negative=(),
+            negative_iterable=(),
+            allow_repeating=True,
+            converter=_convert_without_rounding,
         ),
     )
     groups = {"": app}
@@ -149,7 +173,9 @@ def application() -> App:
             continue
         above, _, name = words.rpartition(" ")
         groups[above].command(command, name=name, help_formatter=HelpPage(command))
-    app.register_install_completion_command(help="Install completion for this shell: bash, zsh, fish or PowerShell.")
+    app.register_install_completion_command(
+        help="Install completion for this shell: bash, zsh, fish or PowerShell."
+    )
     return app
 
 
@@ -180,7 +206,9 @@ def add_plugins(app: App, words: Sequence[str]) -> None:
             continue
         is_called = list(words[: len(groups) + 1]) == [*groups, last]
         function = load_plugin(name) if is_called else _not_called
-        about = None if is_called else KNOWN.get(name, ("", "A command of another distribution."))[1]
+        about = (
+            None if is_called else KNOWN.get(name, ("", "A command of another distribution."))[1]
+        )
         parent.command(function, name=last, help=about, help_formatter=HelpPage(function))
 
 
@@ -201,7 +229,9 @@ def load_plugin(name: str) -> Callable[..., Any]:
     if point is None:
         folder, _ = KNOWN[name]
         distribution = f"hgpo-{folder.rpartition('/')[2]}"
-        raise InputError(f"hgpo {name.replace('.', ' ')} needs {distribution}: {install_command(folder=folder)}")
+        raise InputError(
+            f"hgpo {name.replace('.', ' ')} needs {distribution}: {install_command(folder=folder)}"
+        )
     function: Any = load(point)
     return function  # type: ignore[no-any-return]  # the entry point's contract
 
@@ -228,16 +258,20 @@ def run(words: Sequence[str]) -> None:
     """
     check_empty_words(words)
     app = application()
-    if not words or words[0] not in COMMANDS.keys() - GROUPS.keys():  # finding the others takes 60 ms
+    # finding the others takes 60 ms
+    if not words or words[0] not in COMMANDS.keys() - GROUPS.keys():
         add_plugins(app, words)
     command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
-    if isinstance(getattr(command, "__self__", None), App):  # help and versions, without the imports of redaction
+    # help and versions, without the imports of redaction
+    if isinstance(getattr(command, "__self__", None), App):
         command(*bound.args, **bound.kwargs)
         return
     redact_output()
     check_output_paths(bound.arguments)
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"warning: {message}", file=sys.stderr
+        )
         command(*bound.args, **bound.kwargs)
 
 
@@ -250,7 +284,9 @@ def check_empty_words(words: Sequence[str]) -> None:
         from hgpo_envs.errors import InputError  # here, so that help imports nothing of it
 
         option = name or (before if before.startswith("-") else "arguments")
-        raise InputError(f"{option}: expected a value, received an empty text; use . for the working directory")
+        raise InputError(
+            f"{option}: expected a value, received an empty text; use . for the working directory"
+        )
 
 
 def check_output_paths(arguments: dict[str, Any]) -> None:

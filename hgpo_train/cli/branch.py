@@ -59,7 +59,9 @@ def branch(
         print_table(["rule", "summary"], rows, texts=2)
         return
     if run is None:
-        raise InputError("expected a run: hgpo branch RUN --at RULE --width W; hgpo branch --list lists rules")
+        raise InputError(
+            "expected a run: hgpo branch RUN --at RULE --width W; hgpo branch --list lists rules"
+        )
     from hgpo_train.settings import read_assignments
 
     play = partial(
@@ -89,7 +91,10 @@ def _report(run: CollectedRun, *, fresh: bool) -> None:
     rate = tally.steps / max(tally.seconds, 1e-9)
     rows = [
         ("rollouts", f"{run.rollouts.height:,}"),
-        ("branches", f"{run.branches:,} at {run.points:,} steps, {tally.trajectories:,} of them new"),
+        (
+            "branches",
+            f"{run.branches:,} at {run.points:,} steps, {tally.trajectories:,} of them new",
+        ),
         ("new steps", f"{tally.steps:,} of the environment and of the policy ({rate:,.0f}/s)"),
         ("replayed", f"{run.replayed:,} stored actions, to rebuild states"),
         ("solved, without branches", run.success.describe()),

@@ -46,14 +46,20 @@ def card(
     from hgpo_train.cli.display import print_json
     from hgpo_train.evaluation.card_page import card_page
 
-    document = _document(run, None if question is None else one_line(question, _QUESTION), iteration)
+    document = _document(
+        run, None if question is None else one_line(question, _QUESTION), iteration
+    )
     if out is None:
         if as_json:
             print_json(document)
         else:
             print(card_page(document), end="")
         return
-    text = orjson.dumps(document, option=orjson.OPT_INDENT_2) if as_json else card_page(document).encode()
+    text = (
+        orjson.dumps(document, option=orjson.OPT_INDENT_2)
+        if as_json
+        else card_page(document).encode()
+    )
     with writing(out), making_folder(out.absolute().parent):
         write_file(out, text)
     print(f"The card is {out}. {common.next_commands(('card', 'check', out, '--run', run))}")
@@ -74,7 +80,9 @@ def _document(run: Path, question: str | None, iteration: int | None) -> dict[st
 
         return training_card(run, checkpoint_of(run, iteration), question)
     if iteration is not None:
-        raise InputError(f"--iteration: expected a run of hgpo train, received {run}; remove the option")
+        raise InputError(
+            f"--iteration: expected a run of hgpo train, received {run}; remove the option"
+        )
     return run_card(run, question)
 
 
@@ -84,7 +92,11 @@ def _uploads(document: Mapping[str, Any], run: Path, page: Path) -> list[list[ob
 
     if document["kind"] == "training":
         checkpoint = run / CHECKPOINTS / f"{document['iteration']:06d}"
-        return [[checkpoint, ".", "--exclude", "trainer/*"], [page, "README.md"], [run / CONFIG, CONFIG]]
+        return [
+            [checkpoint, ".", "--exclude", "trainer/*"],
+            [page, "README.md"],
+            [run / CONFIG, CONFIG],
+        ]
     return [[run, ".", "--repo-type", "dataset"], [page, "README.md", "--repo-type", "dataset"]]
 
 
@@ -106,7 +118,8 @@ def check_card(
     from hgpo_train.training.run_folder import CONFIG
 
     found, given = read_card(card)
-    iteration = given.iteration if (run / CONFIG).exists() else None  # a run of another kind has none
+    # a run of another kind has none
+    iteration = given.iteration if (run / CONFIG).exists() else None
     problems = card_problems(_document(run, given.question, iteration), found)
     common.print_problems(problems, f"{card} is not the card of {run}")
     print(f"Every figure of {card} is that of {run}. {common.next_commands(('verify', run))}")

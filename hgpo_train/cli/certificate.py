@@ -55,4 +55,8 @@ def check(
     print(f"{read_certificate(path).panel.title}: {', '.join(compared)}.")
     if run is None:
         given = common.given_options({"--panel": panel, "--data": data})
-        print(common.next_commands(("certificate", "check", path, "--run", "RUN", "--replay", 10, *given)))
+        print(
+            common.next_commands(
+                ("certificate", "check", path, "--run", "RUN", "--replay", 10, *given)
+            )
+        )

@@ -48,11 +48,21 @@ def check_env(
 
     arguments = environment.arguments()
     handle = open_env(env, **arguments)
-    adapter = gymnasium.make(handle.env_id, **arguments).unwrapped if handle.env_id in environment_ids() else None
+    adapter = (
+        gymnasium.make(handle.env_id, **arguments).unwrapped
+        if handle.env_id in environment_ids()
+        else None
+    )
     tasks = min(len(handle.tasks), max(1, episodes // ROLLOUTS))
     commands = None if policy is None else _played(env, policy, tasks, ROLLOUTS, seed, arguments)
     checks = check_environment(
-        handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter, commands=commands
+        handle.shared,
+        handle.settings,
+        handle.tasks,
+        episodes=episodes,
+        seed=seed,
+        env=adapter,
+        commands=commands,
     )
     with closing(handle):
         _report(
@@ -72,15 +82,30 @@ def _played(
 
     commands: dict[str, list[list[str]]] = {}
     with TemporaryDirectory() as folder:
-        run = collect(env, policy, folder, tasks=tasks, group_size=group_size, seed=seed, max_failed=1, **options)
-        rows = run.steps.sort("task_id", "trajectory", "step").group_by("task_id", "trajectory", maintain_order=True)
+        run = collect(
+            env,
+            policy,
+            folder,
+            tasks=tasks,
+            group_size=group_size,
+            seed=seed,
+            max_failed=1,
+            **options,
+        )
+        rows = run.steps.sort("task_id", "trajectory", "step").group_by(
+            "task_id", "trajectory", maintain_order=True
+        )
         for task_id, taken in rows.agg("action").select("task_id", "action").collect().iter_rows():
             commands.setdefault(task_id, []).append(taken)
     return commands
 
 
 def check_gpu(
-    config: str | None = None, /, *, overrides: options.Overrides = None, as_json: options.Json = False
+    config: str | None = None,
+    /,
+    *,
+    overrides: options.Overrides = None,
+    as_json: options.Json = False,
 ) -> None:
     """Check the GPU, its memory, log-probabilities, one update and vLLM, with random weights.
 
@@ -96,7 +121,9 @@ def check_gpu(
     from hgpo_train.training.config import Config, load_config
 
     settings = load_config(config, overrides or (), Config) if config or overrides else None
-    _report(gpu_check.check_gpu(settings), lambda finding: clean_text(finding.line()), as_json=as_json)
+    _report(
+        gpu_check.check_gpu(settings), lambda finding: clean_text(finding.line()), as_json=as_json
+    )
 
 
 def _report(checks: Iterable[Any], describe: Callable[[Any], str], *, as_json: bool) -> None:

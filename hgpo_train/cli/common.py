@@ -30,24 +30,35 @@ def check_output_path(out: Path, option: str = "--out") -> None:
     from hgpo_envs.files.atomic import check_writable
 
     if any(run_with_steps(folder) for folder in (out.absolute(), *out.absolute().parents)):
-        raise InputError(f"{option} {out}: expected a path outside of a run's steps/; choose another path")
+        raise InputError(
+            f"{option} {out}: expected a path outside of a run's steps/; choose another path"
+        )
     for path in (out.absolute(), *out.absolute().parents):
         try:
             path.lstat()
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:  # a parent is a file; a name is too long, or has a null character
+        except (OSError, ValueError) as error:
+            # a parent is a file; a name is too long, or has a null character
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{option} {str(out)[:100]!r}: {reason}; choose another path") from None
+            raise InputError(
+                f"{option} {str(out)[:100]!r}: {reason}; choose another path"
+            ) from None
         if path == out.absolute() and path.exists() and not (path.is_file() or path.is_dir()):
-            raise InputError(f"{option} {out}: found a pipe or a device, not a file; choose another path")
+            raise InputError(
+                f"{option} {out}: found a pipe or a device, not a file; choose another path"
+            )
         if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
-            raise InputError(f"{option} {out}: {path} is read-only or without permission to write; choose another path")
+            raise InputError(
+                f"{option} {out}: {path} is read-only or without permission to write; choose another path"
+            )
         if path.is_dir() and path != out.absolute():
             try:
                 check_writable(path)
             except OSError as error:
-                raise InputError(f"{option} {out}: {path}: {error.strerror}; choose another path") from None
+                raise InputError(
+                    f"{option} {out}: {path}: {error.strerror}; choose another path"
+                ) from None
         return
 
 
@@ -65,7 +76,9 @@ def check_output_file(out: Path, example: str, *, overwrite: bool) -> None:
     from hgpo_envs.errors import InputError
 
     if out.is_dir():
-        raise InputError(f"--out {out}: expected a file, received a folder; name a file in it, such as {out / example}")
+        raise InputError(
+            f"--out {out}: expected a file, received a folder; name a file in it, such as {out / example}"
+        )
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
 
@@ -85,7 +98,9 @@ def resumable(advice: str | Callable[[], str]) -> Iterator[None]:
         sys.exit(130)
 
 
-def play_and_report(play: Callable[[], CollectedRun], report: Callable[[CollectedRun], None]) -> None:
+def play_and_report(
+    play: Callable[[], CollectedRun], report: Callable[[CollectedRun], None]
+) -> None:
     """Play a run or resume it, and report it, also if too many rollouts failed.
 
     Raises:
@@ -103,7 +118,9 @@ def play_and_report(play: Callable[[], CollectedRun], report: Callable[[Collecte
         raise
     report(run)
     if run.failures.failed:
-        print(f"{run.failures.describe()}. Run the same command again to retry them.", file=sys.stderr)
+        print(
+            f"{run.failures.describe()}. Run the same command again to retry them.", file=sys.stderr
+        )
 
 
 def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:
@@ -117,7 +134,9 @@ def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:
         return
     compared = {int(getattr(each.parameters, "history_length", shown)) for each in estimators}
     for depth in sorted(compared - {shown}):
-        print(f"Note: prompts show {shown} past steps, advantages compare {depth} past states (docs/memory.md).")
+        print(
+            f"Note: prompts show {shown} past steps, advantages compare {depth} past states (docs/memory.md)."
+        )
 
 
 def note_branches(run: str, estimators: Iterable[Estimator]) -> None:
@@ -125,7 +144,11 @@ def note_branches(run: str, estimators: Iterable[Estimator]) -> None:
     branches = stored_config(run).get("branches")
     if not isinstance(branches, dict) or branches.get("outcomes") is not True:
         return
-    biased = [each.name for each in estimators if each.branches and not getattr(each.parameters, "fresh", False)]
+    biased = [
+        each.name
+        for each in estimators
+        if each.branches and not getattr(each.parameters, "fresh", False)
+    ]
     if biased:
         print(
             f"Note: branches of this run were chosen by outcomes ({branches.get('at')}), which biases "

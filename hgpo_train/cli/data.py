@@ -11,7 +11,9 @@ from cyclopts import Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
-Run = Annotated[Path, Parameter(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")]
+Run = Annotated[
+    Path, Parameter(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")
+]
 Seed = Annotated[int, Parameter(help="Seed of the content; the same seed gives the same bytes.")]
 
 
@@ -42,7 +44,9 @@ def build_alfworld(
     source = ALFWorldSource(folder, grammar=grammar)
     with ProgressBars() as bars:
         ids = bars.track(source.ids("all"), description="packing")
-        count = write_pack(out, ((task_id, source.read(task_id), source.trajectory(task_id)) for task_id in ids))
+        count = write_pack(
+            out, ((task_id, source.read(task_id), source.trajectory(task_id)) for task_id in ids)
+        )
     _next_alfworld(count, out)
 
 
@@ -63,10 +67,14 @@ def _next_alfworld(games: int, out: Path) -> None:
 
 def _next_rollout(env: str, data: Path) -> str:
     """Return the command that rolls out tasks of new data."""
-    return common.next_commands(("rollout", "--env", env, "--data", data, "--out", f"runs/{data.absolute().stem}"))
+    return common.next_commands(
+        ("rollout", "--env", env, "--data", data, "--out", f"runs/{data.absolute().stem}")
+    )
 
 
-def synth_alfworld(*, out: Path, games: int = 216, seed: Seed = 0, overwrite: options.Overwrite = False) -> None:
+def synth_alfworld(
+    *, out: Path, games: int = 216, seed: Seed = 0, overwrite: options.Overwrite = False
+) -> None:
     """Generate solvable ALFWorld games of all six task types.
 
     Args:
@@ -86,7 +94,9 @@ def synth_alfworld(*, out: Path, games: int = 216, seed: Seed = 0, overwrite: op
     with ProgressBars() as bars:
         ids = bars.track(store.ids(), description="generating")
         if out.suffix:
-            count = write_pack(out, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in ids))
+            count = write_pack(
+                out, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in ids)
+            )
         else:
             count = write_folder(store, ids, out)
     _next_alfworld(count, out)
@@ -154,11 +164,21 @@ def build_webshop(
     from hgpo_train.cli.display import ProgressBars
 
     with ProgressBars() as bars:
-        catalogue = build(items, attributes, human, out, nouns=nouns, skip_unusable=skip_unusable, progress=bars.show)
+        catalogue = build(
+            items,
+            attributes,
+            human,
+            out,
+            nouns=nouns,
+            skip_unusable=skip_unusable,
+            progress=bars.show,
+        )
     parts = ("product", "human instruction", "synthetic instruction")
     counts = [counted(catalogue[f"{part.replace(' ', '_')}s"], part) for part in parts]
     line = f"{listed(counts)}; nouns: {catalogue['nouns']}"
-    if skipped := ", ".join(f"{count:,} {reason}" for reason, count in catalogue["skipped"].items() if count):
+    if skipped := ", ".join(
+        f"{count:,} {reason}" for reason, count in catalogue["skipped"].items() if count
+    ):
         line += f"; skipped: {skipped}"
     print(line)
     if catalogue["first_unusable"]:
@@ -167,7 +187,10 @@ def build_webshop(
 
 
 def fetch_webshop(
-    *, size: str = "small", out: Path = Path("webshop"), local: Annotated[Path | None, Parameter("--from")] = None
+    *,
+    size: str = "small",
+    out: Path = Path("webshop"),
+    local: Annotated[Path | None, Parameter("--from")] = None,
 ) -> None:
     """Download WebShop's official raw files from Google Drive or a mirror. Files that are there are kept.
 
@@ -180,7 +203,9 @@ def fetch_webshop(
     from hgpo_train.cli.display import ProgressBars
 
     with ProgressBars() as bars:
-        _next_webshop(*fetch_release(size, out, local=local, progress=lambda name: partial(bars.show, name)))
+        _next_webshop(
+            *fetch_release(size, out, local=local, progress=lambda name: partial(bars.show, name))
+        )
 
 
 def _next_webshop(items: Path, attributes: Path, human: Path) -> None:
@@ -200,7 +225,9 @@ def synth_webshop(*, products: int, out: Path, seed: Seed = 0) -> None:
     from hgpo_train.cli.display import ProgressBars
 
     with ProgressBars() as bars:
-        write_synthetic(out, products, seed, progress=lambda done: bars.show("products", done, products))
+        write_synthetic(
+            out, products, seed, progress=lambda done: bars.show("products", done, products)
+        )
     _next_webshop(*(out / name for name in FILES))
 
 
@@ -218,10 +245,18 @@ def show_webshop(data: Path | None = None, /, *, verify: bool = False) -> None:
     catalogue = Catalogue.open(data or bundled_folder())
     if verify:
         catalogue.verify()
-    facts = {"catalogue": catalogue.folder, **catalogue.manifest, "files": len(catalogue.manifest["files"])}
+    facts = {
+        "catalogue": catalogue.folder,
+        **catalogue.manifest,
+        "files": len(catalogue.manifest["files"]),
+    }
     rows = []
     for name, value in facts.items():
-        parts = [f"{key} {item}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
+        parts = (
+            [f"{key} {item}" for key, item in value.items()]
+            if isinstance(value, dict)
+            else [str(value)]
+        )
         rows.append((name.replace("_", " "), ", ".join(parts) or "none"))
     print_table(["", ""], rows, texts=2)
 
@@ -273,8 +308,12 @@ def import_rollouts(
     weights = read_assignments("--reward", reward or (), {})
     for name, weight in weights.items():
         if type(weight) not in (int, float) or not math.isfinite(weight):
-            raise InputError(f"--reward {name}: expected a finite number as weight, received {weight!r}")
-    report = rollouts.import_rollouts(files, out, format=format, reward=weights, success_reward=success_reward)
+            raise InputError(
+                f"--reward {name}: expected a finite number as weight, received {weight!r}"
+            )
+    report = rollouts.import_rollouts(
+        files, out, format=format, reward=weights, success_reward=success_reward
+    )
     counts = (
         counted(report.steps, "step"),
         counted(report.trajectories, "trajectory", "trajectories"),
@@ -284,7 +323,9 @@ def import_rollouts(
     if report.missing:
         print(f"missing: {'; '.join(report.missing)}")
     if report.skipped:
-        print(f"skipped, of no known format: {', '.join(report.skipped[:5])}{' …' * (len(report.skipped) > 5)}")
+        print(
+            f"skipped, of no known format: {', '.join(report.skipped[:5])}{' …' * (len(report.skipped) > 5)}"
+        )
     print(common.next_commands(("data", "show", out), ("advantages", out)))
 
 

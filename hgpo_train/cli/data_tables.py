@@ -20,7 +20,10 @@ def _interval(results: dict[str, Any]) -> str:
     """Return the 95% interval of success, with tasks as trials."""
     if not results["success_tasks"]:
         return "–"
-    return "–".join(f"{100 * bound:.1f}" for bound in wilson_interval(results["success"], results["success_tasks"]))
+    return "–".join(
+        f"{100 * bound:.1f}"
+        for bound in wilson_interval(results["success"], results["success_tasks"])
+    )
 
 
 _RESULTS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
@@ -40,12 +43,16 @@ _RESULTS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
 def print_run(run: dict[str, Any]) -> None:
     """Print a summary of `summarize_run`: facts, results by task type, and sizes by family of columns."""
     total = run["total"]
-    sizes = [f"{count:,} of {counted(size, 'rollout')}" for size, count in run["group_sizes"].items()]
+    sizes = [
+        f"{count:,} of {counted(size, 'rollout')}" for size, count in run["group_sizes"].items()
+    ]
     facts = {
         "run": ", ".join(run["runs"]),
         "environment": f"{', '.join(run['env_ids']) or 'unknown'} ({', '.join(run['splits']) or 'split unknown'})",
         "wording": ", ".join(run["wordings"]),
-        "iterations": " to ".join(map(str, dict.fromkeys(run["iterations"]))) if run["iterations"][1] else "",
+        "iterations": " to ".join(map(str, dict.fromkeys(run["iterations"])))
+        if run["iterations"][1]
+        else "",
         "groups": ", ".join(sizes),
         "branches": f"{run['branches']:,}, counted in steps alone" if run["branches"] else "",
         "steps": "{steps:,} (episodes of {shortest} to {longest}, median {median:g})".format(**run),
@@ -59,7 +66,9 @@ def print_run(run: dict[str, Any]) -> None:
     print_table(["", ""], [fact for fact in facts.items() if fact[1]], texts=2)
 
     hidden = set() if total["aborted"] else {"aborted"}
-    if total["score"] is None or all(results["score"] == results["success"] for results in run["kinds"]):
+    if total["score"] is None or all(
+        results["score"] == results["success"] for results in run["kinds"]
+    ):
         hidden.add("score")  # it repeats success
     columns = {name: value for name, value in _RESULTS.items() if name not in hidden}
     rows = [(results["task_type"] or "unknown", results) for results in run["kinds"]]
@@ -70,5 +79,7 @@ def print_run(run: dict[str, Any]) -> None:
     families = {**run["family_bytes"], "files": run["bytes"]}
     storage = []
     for name, size in families.items():
-        storage.append([name, f"{size:,}", f"{size / run['bytes']:.1%}", f"{size / run['steps']:.1f}"])
+        storage.append(
+            [name, f"{size:,}", f"{size / run['bytes']:.1%}", f"{size / run['steps']:.1f}"]
+        )
     print_table(["columns", "bytes", "share", "bytes a step"], storage, title="Storage")

@@ -31,7 +31,9 @@ _LABEL: Final = 24
 class _CleanConsole(Console):
     """A console that replaces control characters in texts, but not those of its styles."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Render an object, as `rich.console.Console.render` does."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
@@ -70,11 +72,17 @@ def print_table(
     console = console or terminal()
     cells = [[Text(printable(cell)) for cell in row] for row in rows]  # no markup in them
     widths = [max(cell_len(line) for line in name.splitlines() or [""]) for name in columns]
-    widths = [max([width, *(row[place].cell_len for row in cells)]) for place, width in enumerate(widths)]
+    widths = [
+        max([width, *(row[place].cell_len for row in cells)]) for place, width in enumerate(widths)
+    ]
     labels = [min(width, _LABEL) for width in widths[:texts]]
     parts: list[list[int]] = [[]]
     for place in range(texts, len(columns)):
-        if parts[-1] and sum(widths[each] + _GAP for each in (*parts[-1], place)) + sum(labels) > console.width:
+        if (
+            parts[-1]
+            and sum(widths[each] + _GAP for each in (*parts[-1], place)) + sum(labels)
+            > console.width
+        ):
             parts.append([])
         parts[-1].append(place)
     for part in parts:

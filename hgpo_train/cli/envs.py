@@ -28,7 +28,9 @@ def envs(*, as_json: options.Json = False) -> None:
             _show(listed)
     if absent := [(listed.id, listed.install) for listed in environments if listed.install]:
         print_table(["", ""], absent, title="Not installed", texts=2)
-    print(f"\n{common.next_commands(['rollout', '--env', 'ID', '--policy', 'random', '--out', 'RUN'])}")
+    print(
+        f"\n{common.next_commands(['rollout', '--env', 'ID', '--policy', 'random', '--out', 'RUN'])}"
+    )
 
 
 def _document(listed: ListedEnvironment) -> dict[str, Any]:
@@ -48,14 +50,23 @@ def _show(listed: ListedEnvironment) -> None:
 
     rows = [("error", listed.error)] if listed.error else []
     rows += [("data", _describe(data, listed)) for data in listed.data]
-    if absent := [path for path in listed.looked if path not in {data.path for data in listed.data}]:
+    if absent := [
+        path for path in listed.looked if path not in {data.path for data in listed.data}
+    ]:
         rows.append(("data", f"nothing at {', '.join(absent)}"))
     arguments = [
-        f"{argument['name']}={argument['default']!r}" if "default" in argument else f"{argument['name']} (required)"
+        f"{argument['name']}={argument['default']!r}"
+        if "default" in argument
+        else f"{argument['name']} (required)"
         for argument in _document(listed)["arguments"]
     ]
     rows += [("arguments", ", ".join(arguments))] if arguments else []
-    print_table(["", ""], rows, title=f"{listed.id} ({listed.provider or 'registered in this process'})", texts=2)
+    print_table(
+        ["", ""],
+        rows,
+        title=f"{listed.id} ({listed.provider or 'registered in this process'})",
+        texts=2,
+    )
 
 
 def _describe(data: FoundData, listed: ListedEnvironment) -> str:

@@ -72,25 +72,41 @@ def evaluate(
     try:
         numbers = [*SEEDS] if seeds is None else [int(part) for part in seeds.split(",")]
     except ValueError:
-        raise InputError(f"--seeds: expected integers separated by commas, received {seeds!r}") from None
+        raise InputError(
+            f"--seeds: expected integers separated by commas, received {seeds!r}"
+        ) from None
     sampling = {} if temperature is None else {"temperature": temperature}
     if sampling and policy.partition(":")[0] not in SAMPLING:
-        raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
+        raise InputError(
+            f"--temperature: policy {policy!r} does not sample from a model; remove the option"
+        )
     if panel is not None:
         given: dict[str, Any] = {"env": env, "temperature": temperature, "seeds": seeds and numbers}
         _evaluate_panel(panel, policy, out, environment, given, execution, against, as_json=as_json)
         return
     env = env or DEFAULT_ENV
     if against is not None and against.is_file() and against.suffix == ".json":
-        raise InputError(f"--against {against}: a certificate is compared with a run of its panel; give the --panel")
+        raise InputError(
+            f"--against {against}: a certificate is compared with a run of its panel; give the --panel"
+        )
     arguments = environment.arguments(split=environment.split or evaluation_split(env))
     other = None if against is None else episode_table(scan_steps(against))
     if other is not None:
         with closing(open_env(env, **arguments)) as handle:
             both = other.filter(pl.col("env_id") == handle.env_id, _is_listed(handle.tasks))
         if both.is_empty():
-            raise InputError(f"--against {against}: it has no task of {handle.env_id} that would be evaluated")
-    play = partial(play, env, policy, out, seeds=numbers, **execution.arguments(policy, **sampling), **arguments)
+            raise InputError(
+                f"--against {against}: it has no task of {handle.env_id} that would be evaluated"
+            )
+    play = partial(
+        play,
+        env,
+        policy,
+        out,
+        seeds=numbers,
+        **execution.arguments(policy, **sampling),
+        **arguments,
+    )
     common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json))
 
 
@@ -112,7 +128,10 @@ def _evaluate_panel(
     from hgpo_train.panels import load_panel
 
     panel = load_panel(name)
-    given |= {each: getattr(environment, each) for each in ("split", "history_length", "max_steps", "action_format")}
+    given |= {
+        each: getattr(environment, each)
+        for each in ("split", "history_length", "max_steps", "action_format")
+    }
     given["env_option"] = environment.env_option
     for option, value in given.items():
         if value is None:
@@ -120,12 +139,20 @@ def _evaluate_panel(
         instead = f"{name}+{option}={value}".replace(" ", "")
         can_change = option in panel.flat() and option != "env"
         advice = f"to change it, write --panel '{instead}'" if can_change else "leave it out"
-        raise InputError(f"--{option.replace('_', '-')}: the panel {panel.title} fixes it; {advice}")
+        raise InputError(
+            f"--{option.replace('_', '-')}: the panel {panel.title} fixes it; {advice}"
+        )
     other = None if against is None else read_comparable(against, panel, environment.data).table()
-    play = partial(evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy))
+    play = partial(
+        evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy)
+    )
     # A certificate is checked against the panel of its title, which knows no file.
-    check = common.given_options({"--panel": name if ".toml" in name else None, "--data": environment.data})
-    report = partial(_report, against=against, other=other, as_json=as_json, panel=panel, check=check)
+    check = common.given_options(
+        {"--panel": name if ".toml" in name else None, "--data": environment.data}
+    )
+    report = partial(
+        _report, against=against, other=other, as_json=as_json, panel=panel, check=check
+    )
     common.play_and_report(play, report)
 
 
@@ -167,12 +194,22 @@ def _report(
     comparisons = [] if other is None else [compare(episodes, other, measure) for measure in known]
     wordings = wordings_of(run.steps)
     if as_json:
-        document: dict[str, object] = {"run": str(run.path), "reports": [asdict(report) for report in reports]}
+        document: dict[str, object] = {
+            "run": str(run.path),
+            "reports": [asdict(report) for report in reports],
+        }
         document["wordings"] = wordings
         if panel is not None:
-            document |= {"panel": panel.title, "digest": panel.digest, "certificate": str(run.path / CERTIFICATE)}
+            document |= {
+                "panel": panel.title,
+                "digest": panel.digest,
+                "certificate": str(run.path / CERTIFICATE),
+            }
         if against is not None:
-            document |= {"against": str(against), "comparisons": [asdict(comparison) for comparison in comparisons]}
+            document |= {
+                "against": str(against),
+                "comparisons": [asdict(comparison) for comparison in comparisons],
+            }
         print_json(document)
         return
     if reports:
@@ -182,7 +219,9 @@ def _report(
         print(f"success of all tasks: {reports[0].success.describe()}")
     for comparison in comparisons:
         values = (comparison.difference, comparison.low, comparison.high)
-        difference, low, high = ("unknown" if value is None else f"{round(value, 3) + 0.0:+.3f}" for value in values)
+        difference, low, high = (
+            "unknown" if value is None else f"{round(value, 3) + 0.0:+.3f}" for value in values
+        )
         print(
             f"{comparison.measure} against {against}: {difference} (95% {low} … {high}) over "
             f"{counted(comparison.tasks, 'task')}, better on {comparison.better}, worse on {comparison.worse}; paired "
@@ -191,7 +230,9 @@ def _report(
     following = common.next_commands(("stats", run.path))
     if panel is not None:
         path = run.path / CERTIFICATE
-        following = common.next_commands(("certificate", "check", path, "--run", run.path, "--replay", 10, *check))
+        following = common.next_commands(
+            ("certificate", "check", path, "--run", run.path, "--replay", 10, *check)
+        )
     hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. {following}"
     print(hint, file=sys.stderr)
 
@@ -217,8 +258,14 @@ def _print_reports(reports: list[EvaluationReport], panel: str) -> None:
         if is_scored:
             row += _mean_and_interval(values["score"], 1, 3)
         if is_grouped:
-            row.append("–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}")
-        row += [_mean(values["length"], 1), _mean(values["validity"], 100), _mean(values["admissibility"], 100)]
+            row.append(
+                "–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}"
+            )
+        row += [
+            _mean(values["length"], 1),
+            _mean(values["validity"], 100),
+            _mean(values["admissibility"], 100),
+        ]
         rows.append(row)
     title = f"{panel}seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
     print_table([*columns, "steps", "valid\n%", "admis.\n%"], rows, title=title)
@@ -234,7 +281,9 @@ def _mean(summary: MeasureSummary | None, scale: float) -> str:
     return "unknown" if summary is None else f"{scale * summary.mean:.1f}"
 
 
-def _mean_and_interval(summary: MeasureSummary | None, scale: float, places: int) -> tuple[str, str]:
+def _mean_and_interval(
+    summary: MeasureSummary | None, scale: float, places: int
+) -> tuple[str, str]:
     if summary is None:
         return "unknown", "–"
     values = (summary.mean, summary.low, summary.high)

@@ -46,11 +46,19 @@ def exit_with_error(error: BaseException, words: Sequence[str] = ()) -> NoReturn
 
         _fail(error, f"this needs {error.name}: {install_command(extra)}", 2)
     polars: Any = sys.modules.get("polars")
-    if polars and isinstance(error, polars.exceptions.ComputeError | polars.exceptions.PanicException):
-        _fail(error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1)
+    if polars and isinstance(
+        error, polars.exceptions.ComputeError | polars.exceptions.PanicException
+    ):
+        _fail(
+            error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1
+        )
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         hint = "use fewer --slots or --processes, or raise the limits (ulimit -u, ulimit -v)"
-        _fail(error, f"the system refused {'memory' if isinstance(error, MemoryError) else 'a thread'}; {hint}", 1)
+        _fail(
+            error,
+            f"the system refused {'memory' if isinstance(error, MemoryError) else 'a thread'}; {hint}",
+            1,
+        )
     if isinstance(error, OSError) and error.errno in _HINTS:
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         message = f"{path}{os.strerror(error.errno)}; {_HINTS[error.errno]}"
@@ -58,7 +66,11 @@ def exit_with_error(error: BaseException, words: Sequence[str] = ()) -> NoReturn
     if error.args and isinstance(error.args[0], str):  # Polars adds the whole query
         message = error.args[0].partition("\n\nThis error occurred in the following expression")[0]
         error.args = (message, *error.args[1:])
-    print("".join(traceback.format_exception(type(error), error, _user_frames(error))), file=sys.stderr, end="")
+    print(
+        "".join(traceback.format_exception(type(error), error, _user_frames(error))),
+        file=sys.stderr,
+        end="",
+    )
     sys.exit(1)
 
 
@@ -104,7 +116,10 @@ def _fail(error: BaseException, message: str, code: int) -> NoReturn:
 def _user_frames(error: BaseException) -> TracebackType | None:
     """Return the traceback from the user's own policy or estimator on, if it raised the error; otherwise the whole."""
     first = frames = error.__traceback__
-    callers = [f"hgpo_train{os.sep}{part}" for part in (f"policies{os.sep}", f"advantages{os.sep}registry.py")]
+    callers = [
+        f"hgpo_train{os.sep}{part}"
+        for part in (f"policies{os.sep}", f"advantages{os.sep}registry.py")
+    ]
     while frames is not None:
         path = frames.tb_frame.f_code.co_filename
         if any(caller in path for caller in callers) and frames.tb_next is not None:
@@ -121,7 +136,10 @@ _HINTS: Final = {
         "free some space; the same command continues from what is committed (hgpo train: with --resume)",
     ),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "use fewer --slots, or raise `ulimit -n`"),
-    **dict.fromkeys((errno.EAGAIN, errno.ENOMEM), "use fewer --slots or --processes, or raise the limits (ulimit)"),
+    **dict.fromkeys(
+        (errno.EAGAIN, errno.ENOMEM),
+        "use fewer --slots or --processes, or raise the limits (ulimit)",
+    ),
     errno.EXDEV: "its folder is on another file system than the file that is written; choose another path",
     **dict.fromkeys(
         (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE),

@@ -40,20 +40,32 @@ class HelpPage:
         lines = [f"{_text(console, panel.title)}:"]
         for entry in panel.entries:
             is_option = panel.format == "parameter"
-            names = entry.display_labels_with_metavar if is_option else (*entry.positive_names, *entry.positive_shorts)
-            lines += _entry(", ".join(names), _meaning(console, entry), min(console.width, _LONGEST))
+            names = (
+                entry.display_labels_with_metavar
+                if is_option
+                else (*entry.positive_names, *entry.positive_shorts)
+            )
+            lines += _entry(
+                ", ".join(names), _meaning(console, entry), min(console.width, _LONGEST)
+            )
         _print(console, [*lines, ""])
 
-    def render_usage(self, console: Console, options: ConsoleOptions, usage: RenderableType) -> None:
+    def render_usage(
+        self, console: Console, options: ConsoleOptions, usage: RenderableType
+    ) -> None:
         """Print how the command is called."""
         del options
         line = _text(console, usage)
         if self._command is not None:
             line = _with_arguments(line, self._command)
-        lines = textwrap.wrap(f"Usage: {line}", min(console.width, _LONGEST), subsequent_indent="    ")
+        lines = textwrap.wrap(
+            f"Usage: {line}", min(console.width, _LONGEST), subsequent_indent="    "
+        )
         _print(console, [*lines, ""])
 
-    def render_description(self, console: Console, options: ConsoleOptions, description: RenderableType) -> None:
+    def render_description(
+        self, console: Console, options: ConsoleOptions, description: RenderableType
+    ) -> None:
         """Print what the command does, each paragraph wrapped."""
         del options
         width = min(console.width, _LONGEST)
@@ -95,7 +107,9 @@ def _meaning(console: Console, entry: HelpEntry) -> str:
 
 
 def _entry(names: str, meaning: str, width: int) -> list[str]:
-    wrapped = textwrap.wrap(meaning, max(20, width - _NAMES), break_on_hyphens=False, break_long_words=False)
+    wrapped = textwrap.wrap(
+        meaning, max(20, width - _NAMES), break_on_hyphens=False, break_long_words=False
+    )
     lines = [line.replace(_HARD_SPACE, " ") for line in wrapped]
     first = f"  {names}"
     if len(first) <= _NAMES - 2 and lines:

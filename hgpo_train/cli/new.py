@@ -15,7 +15,9 @@ _NEXT: Final = {
         "hgpo rollout --env {name}:{upper} --tasks 10 --out runs/{name}",
     ),
     "estimator": ("hgpo quickstart", "hgpo advantages runs/quickstart -e {name}:{name}"),
-    "policy": ("hgpo rollout --env HGPO/ALFWorld-v0 --policy {name}:{name} --tasks 10 --out runs/{name}",),
+    "policy": (
+        "hgpo rollout --env HGPO/ALFWorld-v0 --policy {name}:{name} --tasks 10 --out runs/{name}",
+    ),
 }
 """What can be done with each kind of file once its test passes."""
 
@@ -43,13 +45,19 @@ def new(
     test = out / f"test_{name}.py"
     for path in (module, test):
         if path.exists():
-            raise InputError(f"{path} exists already; choose another name, or another folder with --out")
+            raise InputError(
+                f"{path} exists already; choose another name, or another folder with --out"
+            )
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise InputError(f"NAME: expected a Python name in lower case, such as my_maze, received {name!r}")
+        raise InputError(
+            f"NAME: expected a Python name in lower case, such as my_maze, received {name!r}"
+        )
     if tools and kind != "environment":
         raise InputError(f"--tools: expected an environment, received {kind}; leave --tools out")
     if find_spec(name) is not None:
-        raise InputError(f"NAME: {name!r} is an installed module, which would be imported instead; choose another name")
+        raise InputError(
+            f"NAME: {name!r} is an installed module, which would be imported instead; choose another name"
+        )
 
     out.mkdir(parents=True, exist_ok=True)
     template = f"tool_{kind}" if tools else kind
@@ -70,4 +78,6 @@ def filled(template: str, name: str) -> str:
     from string import Template
 
     text = (files("hgpo_train") / "scaffold" / f"{template}.txt").read_text(encoding="utf-8")
-    return Template(text).substitute(name=name, NAME=name.upper(), Name=name.title().replace("_", ""))
+    return Template(text).substitute(
+        name=name, NAME=name.upper(), Name=name.title().replace("_", "")
+    )

@@ -22,7 +22,9 @@ def _episode_options() -> dict[str, FieldSource]:
     package = find_spec("hgpo_envs")
     assert package is not None
     assert package.origin is not None
-    return fields_in_source(Path(package.origin).with_name("episode_options.py").read_text(encoding="utf-8"))
+    return fields_in_source(
+        Path(package.origin).with_name("episode_options.py").read_text(encoding="utf-8")
+    )
 
 
 _EPISODE: Final = _episode_options()
@@ -38,13 +40,19 @@ MaxSteps = Annotated[
 EnvOption = Annotated[
     list[str] | None, Parameter(help="A keyword argument of the environment, name=value; may be repeated.")
 ]  # fmt: skip
-PolicyOption = Annotated[list[str] | None, Parameter(help="An option of the policy, name=value; may be repeated.")]
+PolicyOption = Annotated[
+    list[str] | None, Parameter(help="An option of the policy, name=value; may be repeated.")
+]
 RunFolder = Annotated[Path, Parameter(help="The run's folder. A run in it is resumed.")]
 SavedRun = Annotated[
     str,
-    Parameter(help="A run, a folder of runs, a Parquet file (also your own), a quoted pattern, or a URL."),
+    Parameter(
+        help="A run, a folder of runs, a Parquet file (also your own), a quoted pattern, or a URL."
+    ),
 ]
-Processes = Annotated[PositiveInt, Parameter(help="Number of processes, which share the run's shards.")]
+Processes = Annotated[
+    PositiveInt, Parameter(help="Number of processes, which share the run's shards.")
+]
 Allow = Annotated[
     list[str] | None,
     Parameter(help="Code that files of the run may name, such as module:object; may be repeated."),
@@ -53,7 +61,9 @@ Overwrite = Annotated[bool, Parameter(help="Replace what is there.")]
 Json = Annotated[bool, Parameter("--json", help="Print JSON.")]
 Overrides = Annotated[
     list[str] | None,
-    Parameter("--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"),
+    Parameter(
+        "--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"
+    ),
 ]
 PrintConfig = Annotated[bool, Parameter(help="Print all settings and exit.")]
 
@@ -87,7 +97,11 @@ class EnvironmentOptions:
         from hgpo_train.rollout.collection import collect
         from hgpo_train.settings import read_assignments
 
-        options = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "env_option"}
+        options = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name != "env_option"
+        }
         options |= replaced
         assigned = read_assignments("--env-option", self.env_option or (), {})
         for name in assigned:
@@ -97,7 +111,9 @@ class EnvironmentOptions:
                 expected = "expected an argument of the environment, received one of rollouts"
                 raise InputError(f"--env-option {name}: {expected}")
         given = {name: value for name, value in options.items() if value is not None}
-        texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+        texts = {
+            name: str(value) if isinstance(value, Path) else value for name, value in given.items()
+        }
         return {**texts, **assigned}
 
 
@@ -108,7 +124,9 @@ class EpisodeOptions(EnvironmentOptions):
 
     action_format: Annotated[
         str | None,
-        Parameter(help=f"{_EPISODE['action_format'].doc} Default: command for a function of your own, else response."),
+        Parameter(
+            help=f"{_EPISODE['action_format'].doc} Default: command for a function of your own, else response."
+        ),
     ] = None
 
 
@@ -137,7 +155,9 @@ class RolloutOptions:
         from hgpo_train.policies.registry import policy_spec
         from hgpo_train.settings import read_assignments
 
-        given = read_assignments("--policy-option", self.policy_option or (), policy_spec(policy).option_types)
+        given = read_assignments(
+            "--policy-option", self.policy_option or (), policy_spec(policy).option_types
+        )
         return {
             "policy_options": options | given,
             "slots": self.slots if self.workers is None else self.workers,

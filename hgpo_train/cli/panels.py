@@ -30,7 +30,9 @@ def list_all(*, as_json: options.Json = False) -> None:
     print_table(["panel", "environment", "tasks × seeds", "data"], rows, texts=4)
     name = panels[0].title
     show_one = ("panels", "show", name)
-    print(f"\n{common.next_commands(show_one, ('eval', '--panel', name, '--policy', 'random', '--out', 'RUN'))}")
+    print(
+        f"\n{common.next_commands(show_one, ('eval', '--panel', name, '--policy', 'random', '--out', 'RUN'))}"
+    )
 
 
 def show(panel: str, /, *, as_json: options.Json = False) -> None:

@@ -70,7 +70,13 @@ def play(
             return scan_steps(folder).collect()["trajectory"].n_unique() if is_run(folder) else 0
 
         before = games()
-        arguments |= {"tasks": before + tasks, "group_size": 1, "seed": seed, "slots": 1, "progress": False}
+        arguments |= {
+            "tasks": before + tasks,
+            "group_size": 1,
+            "seed": seed,
+            "slots": 1,
+            "progress": False,
+        }
         try:
             run = collect(env, Person(console), folder, **arguments)
         except _Quit:
@@ -79,12 +85,20 @@ def play(
             ends = run.steps.group_by("trajectory", maintain_order=True).last().collect()
             for end in ends.slice(before).iter_rows(named=True):
                 console.print(end["next_state"] or "", style="dim", markup=False)
-                solved = {True: "[bold green]Solved[/]", False: "[bold red]Not solved[/]", None: "Ended"}[end["won"]]
-                console.print(f"{solved} in {end['step'] + 1} steps, return {end['episode_return']:g}")
+                solved = {
+                    True: "[bold green]Solved[/]",
+                    False: "[bold red]Not solved[/]",
+                    None: "Ended",
+                }[end["won"]]
+                console.print(
+                    f"{solved} in {end['step'] + 1} steps, return {end['episode_return']:g}"
+                )
         if out is None:
             console.print("Save games with --out RUN.", soft_wrap=True)
         elif games() > before:
-            console.print(f"The games are in {out}. {common.next_commands(('view', out))}", soft_wrap=True)
+            console.print(
+                f"The games are in {out}. {common.next_commands(('view', out))}", soft_wrap=True
+            )
 
 
 class Person:
@@ -158,7 +172,9 @@ class Person:
             arguments = None
         if isinstance(arguments, dict):
             return ToolCall(name, arguments).text()
-        self._note(f'{name}: expected its arguments as JSON, such as {name} {{"ARGUMENT": "VALUE"}}; t shows them')
+        self._note(
+            f'{name}: expected its arguments as JSON, such as {name} {{"ARGUMENT": "VALUE"}}; t shows them'
+        )
         return ""
 
     def _tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -176,7 +192,9 @@ class Person:
         self._note(f'Type a call as {first} {{"ARGUMENT": VALUE, …}}; h: help, t: schemas')
 
     def _schemas(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._show("schemas", "\n".join([json.dumps(tool, ensure_ascii=False, indent=2) for tool in tools]))
+        self._show(
+            "schemas", "\n".join([json.dumps(tool, ensure_ascii=False, indent=2) for tool in tools])
+        )
 
     def _ask(self) -> str:
         # the collector's own handler of Ctrl-C waits for the end of a step
@@ -201,7 +219,9 @@ class Person:
         from rich.text import Text
 
         lines = [
-            Text.assemble((f"{number:>3} ", "cyan"), name) for number, name in enumerate(actions, 1) if part in name
+            Text.assemble((f"{number:>3} ", "cyan"), name)
+            for number, name in enumerate(actions, 1)
+            if part in name
         ]
         if part and not lines:
             self._note(f"no action contains {part!r}")

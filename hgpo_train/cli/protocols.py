@@ -54,21 +54,27 @@ def protocols(
 
         check_chart_file("--plot", plot)
     if (run is None) == (policy is None) or (policy is None) != (out is None):
-        raise InputError("expected a run, or a policy with a folder: hgpo protocols RUN, or --policy P --out FOLDER")
+        raise InputError(
+            "expected a run, or a policy with a folder: hgpo protocols RUN, or --policy P --out FOLDER"
+        )
 
     # 1. The number and the effects on it: of a saved run's table, and of what is played.
     played: list[Effect] = []
     if run is not None:
         title = run.name
         reference = read_reference(run)
-        following = common.next_commands(("protocols", "--policy", "POLICY", "--panel", "PANEL", "--out", "FOLDER"))
+        following = common.next_commands(
+            ("protocols", "--policy", "POLICY", "--panel", "PANEL", "--out", "FOLDER")
+        )
     else:
         assert policy is not None
         assert out is not None
         found = load_panel(panel)
         title = f"{policy}, {found.title}"
         arguments = execution.arguments(policy)
-        with common.resumable("Finished groups are committed; run the same command again to resume."):
+        with common.resumable(
+            "Finished groups are committed; run the same command again to resume."
+        ):
             reference, played = played_effects(found, policy, out, data=data, **arguments)
         following = common.next_commands(("view", out / "reference"))
     effects = [*table_effects(reference), *played]
@@ -93,7 +99,9 @@ def _print_effects(title: str, reference: Reference, effects: list[Effect]) -> N
     rows = []
     for each in effects:
         values = (each.effect, each.low, each.high)
-        effect, low, high = ("" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}" for value in values)
+        effect, low, high = (
+            "" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}" for value in values
+        )
         interval = f"{low} … {high}" if low else ""
         rows.append([each.protocol, each.note or each.sentence, each.kind, effect, interval])
     size = f"{counted(reference.tasks, 'task')}, {counted(len(reference.rollouts), 'rollout')}"

@@ -38,16 +38,25 @@ def quickstart(
     console = terminal()
     if train:
         console.print("Loading torch, which trains a small model after the rollouts.")
-        from hgpo_train.training.first_training import first_training  # fails now if the extra is not installed
-    show(console, work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True), out)
+        # fails now if the extra is not installed
+        from hgpo_train.training.first_training import first_training
+    show(
+        console,
+        work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True),
+        out,
+    )
     if train:
-        console.print("\nTraining of a small model, about four minutes. Ctrl-C and the same command resume.")
+        console.print(
+            "\nTraining of a small model, about four minutes. Ctrl-C and the same command resume."
+        )
         with common.resumable("Run the same command again to resume the training."):
             trained = first_training(out / "training", console, seed=seed)
         console.print(f"\n{trained.curve()}\n", highlight=False, soft_wrap=True)
         console.print(trained.verdict(), highlight=False)
         print_paths(console, {"Picture": trained.run.parent / "curve.svg", "Run": trained.run})
-        run, page = (shlex.quote(str(path)) for path in (trained.run, trained.run.parent / "page.html"))
+        run, page = (
+            shlex.quote(str(path)) for path in (trained.run, trained.run.parent / "page.html")
+        )
         show_commands(
             console,
             {
@@ -74,8 +83,15 @@ def show(console: Console, result: QuickstartResult, out: Path) -> None:
     rows = []
     for row in result.depths.iter_rows(named=True):
         changes = (f"{row['inconsistent']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}")
-        rows.append([str(row["K"]), f"{row['shared']:.1%}", *(changes if row["K"] else ("–", "–", "–"))])
-    print_table(columns, rows, title="What changes with K, the number of past states compared?", console=console)
+        rows.append(
+            [str(row["K"]), f"{row['shared']:.1%}", *(changes if row["K"] else ("–", "–", "–"))]
+        )
+    print_table(
+        columns,
+        rows,
+        title="What changes with K, the number of past states compared?",
+        console=console,
+    )
     deepest = result.depths.row(-1, named=True)
     print_line(
         f"\nWith K = {deepest['K']}, HGPO changes the advantages of {deepest['moved']:.0%} of the steps, because steps "
@@ -109,5 +125,11 @@ def show_commands(console: Console, commands: dict[str, str]) -> None:
 
     console.print("\nNext:")
     for command, purpose in commands.items():
-        console.print(f"  {common.program()} {command}", style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"  {common.program()} {command}",
+            style="bold",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
         console.print(Padding(purpose, (0, 0, 0, 6), expand=False))

@@ -85,9 +85,23 @@ def quickstart(
         raise InputError(f"{folder}: expected a folder, received a file; use another --out")
     run = folder / "run"
     target = folder / "run.advantages" / "hgpo_by_depth.parquet"
-    env: dict[str, Any] = {"env": "HGPO/ALFWorld-v0", "action_format": "command", "max_steps": MAX_STEPS}
-    played = collect(policy=POLICY, out=run, tasks=tasks, group_size=group_size, seed=seed, progress=progress, **env)
-    estimators = [get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}") for k in DEPTHS]
+    env: dict[str, Any] = {
+        "env": "HGPO/ALFWorld-v0",
+        "action_format": "command",
+        "max_steps": MAX_STEPS,
+    }
+    played = collect(
+        policy=POLICY,
+        out=run,
+        tasks=tasks,
+        group_size=group_size,
+        seed=seed,
+        progress=progress,
+        **env,
+    )
+    estimators = [
+        get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}") for k in DEPTHS
+    ]
     write_advantages(run, estimators, target)
     found = statistics(run, history_length=max(DEPTHS))
     depths = _compare_depths(found.levels, pl.read_parquet(target, glob=False))
@@ -128,7 +142,9 @@ class QuickstartPlayer(BatchPolicy):
         """See `Policy`."""
         # The explorer sees every state, so that it can continue after a mistake.
         answers = self._explorer.respond(requests)
-        return [self._act(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        return [
+            self._act(request, answer) for request, answer in zip(requests, answers, strict=True)
+        ]
 
     def _act(self, request: Request, answer: str | Reply | Failure) -> str | Reply | Failure:
         slot = request.slot
@@ -138,7 +154,9 @@ class QuickstartPlayer(BatchPolicy):
             self._before[slot] = []
         if draw.random() < LOST:
             self._lost.add(slot)
-        stale = [action for action in self._before[slot] if action not in request.admissible_actions]
+        stale = [
+            action for action in self._before[slot] if action not in request.admissible_actions
+        ]
         self._before[slot] = request.admissible_actions
         if stale and draw.random() < STALE:
             return draw.choice(stale)
@@ -146,7 +164,10 @@ class QuickstartPlayer(BatchPolicy):
             return answer
         # the mistakes in a state are always the same of a game
         actions = [action for action in request.admissible_actions if not action.startswith(IDLE)]
-        order = {action: text_hash(f"{request.task.id} {request.state.text} {action}") for action in actions}
+        order = {
+            action: text_hash(f"{request.task.id} {request.state.text} {action}")
+            for action in actions
+        }
         return draw.choice(sorted(actions, key=order.__getitem__)[:HABITS])
 
 

@@ -14,7 +14,9 @@ import re
 import sys
 from typing import IO, Any, Final
 
-CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 """Control characters other than tabs and line breaks, marks of the direction of text, and lone surrogates."""
 
 _BAR: Final = re.compile(rf"\r(?:(?!{CONTROL.pattern}).)*|\n*(?:\x1b\[A)*")

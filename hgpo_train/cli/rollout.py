@@ -49,7 +49,10 @@ def rollout(
     from hgpo_train.rollout.collection import collect
 
     if group_size == 1:
-        print("warning: --group-size 1: group advantages need at least 2 rollouts of a task", file=sys.stderr)
+        print(
+            "warning: --group-size 1: group advantages need at least 2 rollouts of a task",
+            file=sys.stderr,
+        )
     play = partial(
         collect,
         env,
@@ -70,7 +73,8 @@ def rollout(
 
 
 def _report(run: CollectedRun) -> None:
-    from hgpo_train.cli.display import print_table, terminal  # slow to import: rollouts begin before
+    # slow to import: rollouts begin before
+    from hgpo_train.cli.display import print_table, terminal
     from hgpo_train.rollout.outcomes import rollout_table
 
     console = terminal(stderr=True, highlight=False)
@@ -87,11 +91,16 @@ def _report(run: CollectedRun) -> None:
         ("solved", run.success.describe()),
         ("mean return", "–" if summary["mean_return"] is None else f"{summary['mean_return']:.3f}"),
         ("well-formed actions", "–" if summary["valid"] is None else f"{summary['valid']:.1%}"),
-        ("admissible actions", "unknown" if summary["admissible"] is None else f"{summary['admissible']:.1%}"),
+        (
+            "admissible actions",
+            "unknown" if summary["admissible"] is None else f"{summary['admissible']:.1%}",
+        ),
     ]
     estimator = []
     if branched.height:
-        rows.insert(2, ("branches of them", f"{branched.height:,}, with {branched['length'].sum():,} steps"))
+        rows.insert(
+            2, ("branches of them", f"{branched.height:,}, with {branched['length'].sum():,} steps")
+        )
         estimator = ["-e", "tree_loo"]
     print_table(["", ""], rows, texts=2, console=console)
     following = common.next_commands(("stats", run.path), ("advantages", run.path, *estimator))

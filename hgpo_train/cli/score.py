@@ -59,7 +59,9 @@ def score(
     from hgpo_train.training.scoring import score_run
 
     if run is None or model is None:
-        raise InputError("expected a run and its model: hgpo score RUN --model MODEL; hgpo score --list lists scores")
+        raise InputError(
+            "expected a run and its model: hgpo score RUN --model MODEL; hgpo score --list lists scores"
+        )
     config = load_config(None, [f"model.path={model}", *(overrides or ())])
     # On a CPU, bfloat16 is no faster and less exact; on a GPU it is what runs are trained in.
     is_named = any(text.startswith("model.compute_dtype") for text in overrides or ())
@@ -79,7 +81,11 @@ def score(
         )
     # The estimators that read no other scores.
     chosen = {*(scores or ["logprobs"])}
-    readers = [name for name in names(scored=True) if get(name).scores and chosen.issuperset(get(name).scores)]
+    readers = [
+        name
+        for name in names(scored=True)
+        if get(name).scores and chosen.issuperset(get(name).scores)
+    ]
     following: list[tuple[object, ...]] = [("advantages", run, "-e", name) for name in readers]
     following = following or [("advantages", "--list")]
     print(f"{counted(rows, 'scored step')} in {run / 'scores'}. {common.next_commands(*following)}")

@@ -45,4 +45,6 @@ def sft(
     with common.resumable(advice), display.live():
         checkpoint = run_sft(settings, steps, out, display)
     following = ("train", "CONFIG", "--set", f"model.path={out}")
-    console.print(f"The policy is in [bold]{checkpoint}[/]. {common.next_commands(following)}", soft_wrap=True)
+    console.print(
+        f"The policy is in [bold]{checkpoint}[/]. {common.next_commands(following)}", soft_wrap=True
+    )

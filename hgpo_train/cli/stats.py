@@ -74,7 +74,9 @@ def stats(
     estimate = ["advantages", run]
     if has_branches(steps):
         estimate += ["-e", "tree_loo"]  # the default estimator refuses branches
-        print("Branches are left out: the statistics are of rollouts that began at the start of their task.")
+        print(
+            "Branches are left out: the statistics are of rollouts that began at the start of their task."
+        )
     _print(result, changed, by)
     if not by:
         console = terminal(highlight=False, markup=False)
@@ -112,9 +114,16 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
     from hgpo_train.analysis.describe import beginning, cell
     from hgpo_train.cli.display import print_table
 
-    labels = {table: {name: one.label for name, one in known.items()} for table, known in DEFINITIONS.items()}
+    labels = {
+        table: {name: one.label for name, one in known.items()}
+        for table, known in DEFINITIONS.items()
+    }
     keys = {name: name for name in by}
-    hidden = () if result.summary["aborted"].sum() else ("aborted", "success_if_aborted_lost", "success_if_aborted_won")
+    hidden = (
+        ()
+        if result.summary["aborted"].sum()
+        else ("aborted", "success_if_aborted_lost", "success_if_aborted_won")
+    )
     columns = {name: title for name, title in labels["summary"].items() if name not in hidden}
     if by:
         _print_frame("Rollouts", keys | columns, result.summary, len(by))
@@ -122,7 +131,12 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
         run = result.summary.row(0, named=True)
         print_table(["", ""], [[title, cell(name, run[name])] for name, title in columns.items()])
     if not hidden:
-        _print_frame("Rollouts by their number of steps", keys | labels["lengths"], result.lengths, len(by) + 1)
+        _print_frame(
+            "Rollouts by their number of steps",
+            keys | labels["lengths"],
+            result.lengths,
+            len(by) + 1,
+        )
     if not result.summary["trajectories"].sum():
         return
     parts = {"Levels of context": result.levels}
@@ -130,10 +144,17 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
         parts["Levels of context, without replies to actions that changed nothing"] = changed.levels
     for title, levels in parts.items():
         for part in levels.partition_by(by, maintain_order=True) if by else [levels]:
-            rows = [[words, *(cell(name, value) for value in part[name])] for name, words in labels["levels"].items()]
+            rows = [
+                [words, *(cell(name, value) for value in part[name])]
+                for name, words in labels["levels"].items()
+            ]
             values = [f"{name} {part[name][0]}" for name in by]
             print_table(["k", *part["level"]], rows, title=", ".join([title, *values]))
-    states = result.states.group_by(by, maintain_order=True).head(_STATES) if by else result.states.head(_STATES)
+    states = (
+        result.states.group_by(by, maintain_order=True).head(_STATES)
+        if by
+        else result.states.head(_STATES)
+    )
     states = states.with_columns(state=pl.Series([beginning(text) for text in states["state"]]))
     columns = keys | {"state": "state"} | labels["states"]
     _print_frame("States with most pairs of steps at the same state", columns, states, len(by) + 1)
@@ -145,4 +166,6 @@ def _print_frame(title: str, columns: dict[str, str], frame: pl.DataFrame, texts
     from hgpo_train.cli.display import print_table
 
     rows = [[cell(name, row[name]) for name in columns] for row in frame.iter_rows(named=True)]
-    print_table([name.replace("_", " ") for name in columns.values()], rows, title=title, texts=texts)
+    print_table(
+        [name.replace("_", " ") for name in columns.values()], rows, title=title, texts=texts
+    )

@@ -65,11 +65,15 @@ def train(
     stored = folder / "config.toml"
     if config is None and resume:
         if not stored.exists():
-            raise InputError(f"no run to resume in {folder}: expected the --out of an earlier hgpo train")
+            raise InputError(
+                f"no run to resume in {folder}: expected the --out of an earlier hgpo train"
+            )
         config = str(stored)
         allow = allow or []
     if config is None:
-        raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
+        raise InputError(
+            "expected a configuration: a TOML file or a shipped name, see `hgpo train --list`"
+        )
     settings = load_config(config, overrides or (), Config, allow)
     if print_config:
         configured_estimator(settings)  # what is printed can be run
@@ -82,13 +86,21 @@ def train(
 
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
     from hgpo_train.models.loading import choose_device
-    from hgpo_train.training.memory_plan import CARDS, meta_model, named_card, plan_memory, this_card
+    from hgpo_train.training.memory_plan import (
+        CARDS,
+        meta_model,
+        named_card,
+        plan_memory,
+        this_card,
+    )
 
     this = named_card(card) if card is not None else this_card(choose_device(settings.model.device))
     model = meta_model(settings.model.path)
     if this is None:
         for known in CARDS:
-            console.print(plan_memory(settings, model, known).verdict(), highlight=False, soft_wrap=True)
+            console.print(
+                plan_memory(settings, model, known).verdict(), highlight=False, soft_wrap=True
+            )
         return
     plan = plan_memory(settings, model, this)
     console.print(plan.table(), highlight=False, soft_wrap=True, markup=False)
@@ -97,7 +109,13 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
 
 
 def _run(
-    settings: Config, folder: Path, console: Console, *, steps: Path | None, advantages: Path | None, resume: bool
+    settings: Config,
+    folder: Path,
+    console: Console,
+    *,
+    steps: Path | None,
+    advantages: Path | None,
+    resume: bool,
 ) -> None:
     from hgpo_envs.errors import InputError
     from hgpo_train.models.checkpoint_files import list_checkpoints
@@ -109,10 +127,14 @@ def _run(
     from hgpo_train.training.trainer import Trainer
 
     if (steps is None) != (advantages is None):
-        raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
+        raise InputError(
+            "--steps: expected it together with --advantages, the table that `hgpo advantages` wrote"
+        )
     display = Display(console, settings.iterations if steps is None else 0)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
-    stage += "".join(f" --allow {shlex.quote(str(name))}" for name in code_named(settings).values() if name)
+    stage += "".join(
+        f" --allow {shlex.quote(str(name))}" for name in code_named(settings).values() if name
+    )
     command = f"{common.program()} train --resume{stage} --out {shlex.quote(str(folder))}"
     with common.resumable(lambda: f"{describe_interrupted(folder)} Resume with: {command}"):
         if steps is not None and advantages is not None:
@@ -120,7 +142,9 @@ def _run(
                 train_on_table(settings, steps, advantages, folder, display, resume=resume)
         else:
             if settings.environment.prompt_style == "memory":
-                common.note_memory(settings.environment.history_length, [configured_estimator(settings)])
+                common.note_memory(
+                    settings.environment.history_length, [configured_estimator(settings)]
+                )
             with display.live():
                 state = Trainer(settings, folder, display, resume=resume).run()
             if state.best and (best := folder / "checkpoints" / f"{state.best:06d}").exists():
@@ -128,9 +152,17 @@ def _run(
                 console.print(f"{result} It is [bold]{best}[/].", soft_wrap=True)
             metrics = folder / "metrics.jsonl"
             table = folder / "steps"
-            console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
+            console.print(
+                f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True
+            )
     policy = list_checkpoints(folder / "checkpoints")[-1]
     following: Sequence[object] = ("stats", folder)
     if steps is not None:
-        following = (*evaluation_command(settings, f"transformers:{folder}"), "--out", f"{folder}-eval")
-    console.print(f"The policy is in [bold]{policy}[/]. {common.next_commands(following)}", soft_wrap=True)
+        following = (
+            *evaluation_command(settings, f"transformers:{folder}"),
+            "--out",
+            f"{folder}-eval",
+        )
+    console.print(
+        f"The policy is in [bold]{policy}[/]. {common.next_commands(following)}", soft_wrap=True
+    )

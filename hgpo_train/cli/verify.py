@@ -20,7 +20,9 @@ print_reports(sys.argv[1:])
 """The program that decodes the files: a forged file can end it, and this process needs no Polars."""
 
 
-def verify(run: list[Path], /, *, processes: options.Processes = 1, as_json: options.Json = False) -> None:
+def verify(
+    run: list[Path], /, *, processes: options.Processes = 1, as_json: options.Json = False
+) -> None:
     """Find changed bytes, truncated, missing or foreign files, and rows that violate a rule.
 
     The exit code is 1 if there is a problem, and 2 if a path contains nothing that can be verified.
@@ -63,4 +65,5 @@ def _verified(paths: list[str], processes: int) -> dict[str, Any]:
             return result
     from hgpo_train.training.verify_run import verify_all
 
-    return verify_all(paths, processes)  # each file in a process whose end is a problem of this file
+    # each file in a process whose end is a problem of this file
+    return verify_all(paths, processes)

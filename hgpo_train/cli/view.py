@@ -57,14 +57,29 @@ def view(
         _show(open_sources(run), estimator or ())
     elif out is not None:
         chosen = {"estimators": estimator} if estimator else {}
-        _write(open_sources(run), out, max_mb=max_mb, overwrite=overwrite, tasks=tasks, task_ids=task or (), **chosen)
+        _write(
+            open_sources(run),
+            out,
+            max_mb=max_mb,
+            overwrite=overwrite,
+            tasks=tasks,
+            task_ids=task or (),
+            **chosen,
+        )
     else:
         from hgpo_train.view.app import serve
 
         sources = open_sources(run, wait=True)
         for waiting in filter(None, (source.problem() for source in sources)):
             print(f"{waiting}; the page shows the run as soon as it can be read.", file=sys.stderr)
-        serve(sources, host=host, port=port, open_browser=browser, estimators=estimator or (), say=print)
+        serve(
+            sources,
+            host=host,
+            port=port,
+            open_browser=browser,
+            estimators=estimator or (),
+            say=print,
+        )
 
 
 def _show(sources: list[Source], estimators: Sequence[str]) -> None:
@@ -73,13 +88,17 @@ def _show(sources: list[Source], estimators: Sequence[str]) -> None:
 
     app = TerminalViewer(sources, estimators)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise InputError("--terminal: expected a terminal, received a pipe or a file; use -o to write a page")
+        raise InputError(
+            "--terminal: expected a terminal, received a pipe or a file; use -o to write a page"
+        )
     app.run()
     if app.return_code:
         sys.exit(app.return_code)
 
 
-def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, **selection: Any) -> None:
+def _write(
+    sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, **selection: Any
+) -> None:
     from hgpo_envs.files.atomic import making_folder
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import ProgressBars
@@ -88,9 +107,19 @@ def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, 
     common.check_output_file(out, "page.html", overwrite=overwrite)
     with making_folder(out.absolute().parent), ProgressBars() as bars:
         page = write_page(
-            sources, out, max_mb=max_mb, progress=lambda done, total: bars.show("tasks", done, total), **selection
+            sources,
+            out,
+            max_mb=max_mb,
+            progress=lambda done, total: bars.show("tasks", done, total),
+            **selection,
         )
     for problem in page.problems:
         print(f"warning: {problem}", file=sys.stderr)
-    left_out = f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)" if page.left_out else ""
-    print(f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser.")
+    left_out = (
+        f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)"
+        if page.left_out
+        else ""
+    )
+    print(
+        f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser."
+    )

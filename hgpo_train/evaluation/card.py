@@ -78,7 +78,9 @@ def read_manifest(run: Path) -> manifest.Manifest:
         raise InputError(f"{run}: {expected}, found no {manifest.NAME} in it")
     listed = manifest.read(run)
     if listed.problem:
-        raise InputError(f"{run}: {listed.problem}; restore it from a backup (hgpo verify {run} finds all damage)")
+        raise InputError(
+            f"{run}: {listed.problem}; restore it from a backup (hgpo verify {run} finds all damage)"
+        )
     return listed
 
 
@@ -133,7 +135,9 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
     }
     commands = ["verify RUN # find every changed byte of the files"]
     if certificate:
-        commands.append(f"certificate check RUN/{CERTIFICATE} --run RUN --replay 5 # play episodes again")
+        commands.append(
+            f"certificate check RUN/{CERTIFICATE} --run RUN --replay 5 # play episodes again"
+        )
     missing = {
         "panel": not settings["panel"],
         "planned": planned is None,
@@ -167,7 +171,9 @@ def finished(missing: Mapping[str, bool], **parts: Any) -> dict[str, Any]:
     names = {"question": card["question"] is None, **missing}
     card["open"] = [OPEN[name] for name, is_missing in names.items() if is_missing]
     card["open"] += ALWAYS
-    card["commands"].append("card check README.md --run RUN # compute every figure of this page again from the run")
+    card["commands"].append(
+        "card check README.md --run RUN # compute every figure of this page again from the run"
+    )
     return {name: _plain(value) for name, value in redact_json(card).items()}
 
 
@@ -190,10 +196,14 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame) -> dict[str, Any]
         del measures["score"]
     return {
         "reporting_rule": MEANT,
-        "rules": {name: {**found._asdict(), "what counts": RULES[name]} for name, found in rules.items()},
+        "rules": {
+            name: {**found._asdict(), "what counts": RULES[name]} for name, found in rules.items()
+        },
         "spread": {"seeds": _spread(of_seeds), "tasks": _spread(of_tasks)},
         "by_seed": points(evaluations),
-        "measures": {name: found._asdict() for name, found in measures.items() if found is not None},
+        "measures": {
+            name: found._asdict() for name, found in measures.items() if found is not None
+        },
         "tasks": evaluations["task_id"].unique().sort().to_list(),
     }
 
@@ -253,7 +263,9 @@ def rollout_counts(steps: pl.LazyFrame, planned: int | None) -> dict[str, Any]:
 def file_sums(run: Path, *names: str) -> dict[str, str]:
     """Return the SHA-256 of small files of a run, of those that exist; manifests have those of the shards."""
     paths = {name: run / name for name in names if (run / name).exists()}
-    return {name: hashlib.sha256(read_bytes(path, _SMALL)).hexdigest() for name, path in paths.items()}
+    return {
+        name: hashlib.sha256(read_bytes(path, _SMALL)).hexdigest() for name, path in paths.items()
+    }
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON

@@ -74,7 +74,9 @@ def card_page(card: Mapping[str, Any]) -> str:
     # Files, and the ids of the tasks as if they were one.
     tasks = "".join(f"{task}\n" for task in card["tasks"])
     files = dict(card["files"])
-    files[f"ids of the {len(card['tasks'])} tasks, one a line"] = hashlib.sha256(tasks.encode()).hexdigest()
+    files[f"ids of the {len(card['tasks'])} tasks, one a line"] = hashlib.sha256(
+        tasks.encode()
+    ).hexdigest()
     rows = {name: {"SHA-256": digest} for name, digest in files.items()}
     lines += ["## Files", "", *_table(rows)]
 
@@ -182,7 +184,9 @@ def read_card(path: Path) -> tuple[str | dict[str, Any], Given]:
             mark = next(line for line in found.splitlines() if line.startswith(_MARK))
             given = msgspec.json.decode(mark.removeprefix(_MARK).removesuffix(_END), type=Given)
     except (ValueError, StopIteration, RecursionError):
-        raise InputError(f"{path}: expected a card as `hgpo card RUN -o {path.name}` writes it") from None
+        raise InputError(
+            f"{path}: expected a card as `hgpo card RUN -o {path.name}` writes it"
+        ) from None
     return found, given
 
 

@@ -78,7 +78,9 @@ def certificate(run: Path, panel: Panel) -> dict[str, Any]:
     played = config.get("panel", {})
     if played.get("digest") != panel.digest:
         found = f"{played.get('title', 'none')} with digest {played.get('digest')}"
-        raise InputError(f"{run}: expected a run of panel {panel.title} with digest {panel.digest}, found {found}")
+        raise InputError(
+            f"{run}: expected a run of panel {panel.title} with digest {panel.digest}, found {found}"
+        )
     steps = scan_steps(run)
     episodes = _episodes(steps, panel)
     sessions = read_sessions(run)
@@ -88,7 +90,10 @@ def certificate(run: Path, panel: Panel) -> dict[str, Any]:
         "data": {"tasks": played["tasks"], "pinned": panel.is_pinned, **_plain(config["tasks"])},
         "policy": {**_plain(config["policy"]), "files": policy_files(config["policy"])},
         **figures(episodes, panel.environment["env"]),
-        "cost": {**expense(sessions), "environment_steps": int(sum(episode["length"] for episode in episodes))},
+        "cost": {
+            **expense(sessions),
+            "environment_steps": int(sum(episode["length"] for episode in episodes)),
+        },
         "versions": sessions[-1].versions if sessions else {},
         "machine": machine(),
         "episodes": episodes,
@@ -110,7 +115,9 @@ def figures(episodes: Sequence[Mapping[str, Any]], env_id: str) -> dict[str, Any
             "counts": {"played": len(table), **counts},
             "results": [asdict(report) for report in reports],
             "intervals": INTERVALS,
-            "success_by_rule": {name: counted._asdict() for name, counted in success_by_rule(table).items()},
+            "success_by_rule": {
+                name: counted._asdict() for name, counted in success_by_rule(table).items()
+            },
         }
     )
     return found
@@ -135,7 +142,11 @@ def _episodes(steps: pl.LazyFrame, panel: Panel) -> list[dict[str, Any]]:
     missing = [key for key in planned if key not in rows]
     # A task that was played several times per seed would be counted with the episode that happens to be the last one.
     if missing or len(table) > len(planned):
-        advice = "run the evaluation again to complete it" if missing else "play the panel into a new folder"
+        advice = (
+            "run the evaluation again to complete it"
+            if missing
+            else "play the panel into a new folder"
+        )
         raise InputError(
             f"expected {len(planned)} episodes of panel {panel.title}, one per task and seed, found {len(table)}; "
             f"{len(missing)} are missing; {advice}"
@@ -150,7 +161,9 @@ def _episodes(steps: pl.LazyFrame, panel: Panel) -> list[dict[str, Any]]:
 def trajectory_hashes(steps: pl.LazyFrame) -> Iterable[tuple[int, str, str]]:
     """Yield the seed, the task and the hash of each episode of an evaluation."""
     values = pl.struct("state", "action", "reward", "next_state").sort_by("step")
-    table = steps.group_by("iteration", "task_id", "trajectory").agg(values.alias("steps")).collect()
+    table = (
+        steps.group_by("iteration", "task_id", "trajectory").agg(values.alias("steps")).collect()
+    )
     for seed, task_id, _, rows in table.iter_rows():
         yield seed, task_id, trajectory_hash([tuple(row.values()) for row in rows])
 
@@ -180,7 +193,11 @@ def policy_files(policy: Mapping[str, Any]) -> dict[str, str] | None:
             folder = Path(snapshot_download(weights, local_files_only=True))
     if not folder.is_dir():
         return None
-    return {name: digest for name, digest in file_checksums(folder).items() if not name.startswith("trainer/")}
+    return {
+        name: digest
+        for name, digest in file_checksums(folder).items()
+        if not name.startswith("trainer/")
+    }
 
 
 def machine() -> dict[str, Any]:

@@ -129,12 +129,20 @@ def read_certificate(path: Path) -> Certificate:
     try:
         found = msgspec.json.decode(data, type=Certificate)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no certificate of the form {FORMAT!r}: {one_line(error, 200)}") from None
-    if _is_deep([found.panel.settings, found.data, found.policy, found.cost, found.machine, found.results]):
-        raise InputError(f"{path} is no certificate of the form {FORMAT!r}: values are nested more than {DEEPEST} deep")
+        raise InputError(
+            f"{path} is no certificate of the form {FORMAT!r}: {one_line(error, 200)}"
+        ) from None
+    if _is_deep(
+        [found.panel.settings, found.data, found.policy, found.cost, found.machine, found.results]
+    ):
+        raise InputError(
+            f"{path} is no certificate of the form {FORMAT!r}: values are nested more than {DEEPEST} deep"
+        )
     for number, episode in enumerate(found.episodes):
         length = episode["length"]
-        is_possible = episode["invalid"] <= length and episode["admissible"] <= episode["judged"] <= length
+        is_possible = (
+            episode["invalid"] <= length and episode["admissible"] <= episode["judged"] <= length
+        )
         if not is_possible or length != int(length):
             expected = "expected counts with invalid <= length and admissible <= judged <= length"
             raise InputError(f"{path}: episodes[{number}]: {expected}")
@@ -145,7 +153,9 @@ def read_certificate(path: Path) -> Certificate:
     return found
 
 
-def read_comparable(path: Path, panel: Panel, data: str | os.PathLike[str] | None = None) -> Certificate:
+def read_comparable(
+    path: Path, panel: Panel, data: str | os.PathLike[str] | None = None
+) -> Certificate:
     """Read a certificate whose episodes can be compared with those of a panel, task by task.
 
     Args:
@@ -167,7 +177,10 @@ def read_comparable(path: Path, panel: Panel, data: str | os.PathLike[str] | Non
         if here != there:
             both = len(set(here) & set(there))
             lines.append(f"{name}: {len(there)} there, {len(here)} here, {both} in both")
-    lines += [f"{each.path} is {each.found} there and {each.expected} here" for each in differences(ours, theirs)]
+    lines += [
+        f"{each.path} is {each.found} there and {each.expected} here"
+        for each in differences(ours, theirs)
+    ]
     if lines:
         rest = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
         shown = "; ".join([*lines[:5], *rest])
@@ -196,7 +209,9 @@ def check_certificate(
         InputError: The file is no certificate, or what it is compared with cannot be read.
     """
     if replay and run is None:
-        raise InputError("replay: expected a run, which contains the actions, together with a number of episodes")
+        raise InputError(
+            "replay: expected a run, which contains the actions, together with a number of episodes"
+        )
     found = read_certificate(path)
     own = found.own_panel()
     known, problems = _known_panel(found, own, panel)
@@ -214,7 +229,9 @@ def check_certificate(
     return result
 
 
-def _known_panel(found: Certificate, own: Panel, name: str | None) -> tuple[Panel | None, list[str]]:
+def _known_panel(
+    found: Certificate, own: Panel, name: str | None
+) -> tuple[Panel | None, list[str]]:
     """Return the panel that is known here by a title, and where the certificate's own differs.
 
     It is None if none is known: what a stranger's panel names would be imported and started by a replay.
@@ -222,7 +239,9 @@ def _known_panel(found: Certificate, own: Panel, name: str | None) -> tuple[Pane
     title = found.panel.title
     problems = _named("panel.digest", own.digest, found.panel.digest)
     if title.partition("+")[0] != own.id:
-        problems.append(f"panel.title: expected {own.id} with its overrides, found {one_line(title)}")
+        problems.append(
+            f"panel.title: expected {own.id} with its overrides, found {one_line(title)}"
+        )
         title = own.id
     try:
         known = load_panel(name or title)
@@ -231,7 +250,10 @@ def _known_panel(found: Certificate, own: Panel, name: str | None) -> tuple[Pane
             raise
         # Anybody can write a panel, of easy tasks or many steps, with any figures.
         unknown = one_line(error, 300)
-        return None, [*problems, f"panel: not known here ({unknown}); if you trust it, name it: --panel FILE"]
+        return None, [
+            *problems,
+            f"panel: not known here ({unknown}); if you trust it, name it: --panel FILE",
+        ]
     problems += _named("panel.settings", known.canonical(), own.canonical())
     problems += _named("data.pinned", known.is_pinned, found.data.get("pinned"))
     # What is pinned is the panel before any override (`find_data`).
@@ -284,7 +306,9 @@ def _check_replay(
     arguments, checksum = find_data(panel, data)
     result.problems += _named("data.tasks", checksum, found.data.get("tasks"))
     # What is not of the panel is named already, and may be no task of the environment.
-    whole = [each for each in found.episodes if not each["aborted"] and each["task_id"] in panel.tasks]
+    whole = [
+        each for each in found.episodes if not each["aborted"] and each["task_id"] in panel.tasks
+    ]
     chosen = random.sample(whole, min(number, len(whole)))
     with closing(open_env(arguments.pop("env"), **arguments)) as handle:
         for episode in chosen:
@@ -329,11 +353,15 @@ def _wrong_settings(run: Path, panel: Panel) -> list[str]:
 
 def _wrong_episodes(episodes: Sequence[Mapping[str, Any]], panel: Panel) -> Iterator[str]:
     """Yield the episodes that are missing, occur twice, are not of the panel, or are in another order."""
-    planned = [_key({"seed": seed, "task_id": task_id}) for seed in panel.seeds for task_id in panel.tasks]
+    planned = [
+        _key({"seed": seed, "task_id": task_id}) for seed in panel.seeds for task_id in panel.tasks
+    ]
     found = Counter(map(_key, episodes))
     yield from (f"episodes: {key} is missing" for key in planned if key not in found)
     yield from (f"episodes: {key} is not of the panel" for key in found.keys() - set(planned))
-    yield from (f"episodes: {key} occurs {times} times" for key, times in found.items() if times > 1)
+    yield from (
+        f"episodes: {key} occurs {times} times" for key, times in found.items() if times > 1
+    )
     if list(found) != planned and sorted(found) == sorted(planned):
         yield "episodes: their order is not the panel's"
     limit = panel.environment["max_steps"]
@@ -345,7 +373,9 @@ def _wrong_episodes(episodes: Sequence[Mapping[str, Any]], panel: Panel) -> Iter
 def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[str]:
     """Return what differs when an episode's actions are replayed, at the first step with a difference."""
     is_it = (pl.col("iteration") == outcome["seed"]) & (pl.col("task_id") == outcome["task_id"])
-    rows: Iterable[Mapping[str, Any]] = scan_steps(run).filter(is_it).sort("step").collect().iter_rows(named=True)
+    rows: Iterable[Mapping[str, Any]] = (
+        scan_steps(run).filter(is_it).sort("step").collect().iter_rows(named=True)
+    )
     with closing(Episode(handle.shared, handle.settings)) as episode:
         episode.start(outcome["task_id"])
         for row in rows:
@@ -367,5 +397,7 @@ def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[st
                 return lines
         # Only a failure ends an episode before its end.
         if not (episode.terminated or episode.truncated):
-            return [f"replay of {_key(outcome)}: expected an episode that ends, found more of it after its last step"]
+            return [
+                f"replay of {_key(outcome)}: expected an episode that ends, found more of it after its last step"
+            ]
     return []

@@ -73,7 +73,9 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     sides = [measure_by_task(table.fill_nan(None), name, TASK) for table in (first, second)]
     both = sides[0].join(sides[1], on=TASK, suffix=" of second", nulls_equal=True).sort(TASK)
     if both.is_empty():
-        raise InputError("the two evaluations have no task in common; evaluate the same split with the same data")
+        raise InputError(
+            "the two evaluations have no task in common; evaluate the same split with the same data"
+        )
     differences = (both[name] - both[f"{name} of second"]).to_numpy()
     difference, low, high = ratio_interval(differences, np.ones(len(both)), "real")
     if measure == "success":

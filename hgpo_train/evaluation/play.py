@@ -58,14 +58,24 @@ def evaluate(
     """
     seeds = [int(seed) for seed in seeds]
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 1 << 31:
-        raise InputError(f"seeds: expected distinct integers from 0 to {(1 << 31) - 1}, received {list(seeds)}")
+        raise InputError(
+            f"seeds: expected distinct integers from 0 to {(1 << 31) - 1}, received {list(seeds)}"
+        )
     if isinstance(env, str):
         options["split"] = split or evaluation_split(env)
     elif split is not None:
-        raise InputError("split: expected an id together with a split, received an environment that is open")
+        raise InputError(
+            "split: expected an id together with a split, received an environment that is open"
+        )
     if isinstance(policy, str) and policy.partition(":")[0] in SAMPLING:
         policy_options = {"temperature": TEMPERATURE, **(policy_options or {})}
-    options |= {"tasks": tasks, "group_size": 1, "seed": seeds, "order": "sweep", "policy_options": policy_options}
+    options |= {
+        "tasks": tasks,
+        "group_size": 1,
+        "seed": seeds,
+        "order": "sweep",
+        "policy_options": policy_options,
+    }
     try:
         run = collect(env, policy, out, **options)
     except InputError:

@@ -65,13 +65,33 @@ _SAMPLED: Final = "verl-agent validates with 0.4 and trains with 1"
 _OTHER: Final = {"price_seed": OTHER_SEED}
 
 VARIATIONS: Final = (
-    Variation("put in/on", "The wording until alfworld 0.3.", _WORDING, {"grammar": "put"}, "ALFWorld"),
-    Variation("move to", "The wording since alfworld 0.4.", _WORDING, {"grammar": "move"}, "ALFWorld"),
-    Variation("valid_seen", "Rooms of training.", _SPLIT, {"split": "valid_seen"}, "ALFWorld", has_other_tasks=True),
-    Variation("valid_unseen", "Other rooms.", _SPLIT, {"split": "valid_unseen"}, "ALFWorld", has_other_tasks=True),
+    Variation(
+        "put in/on", "The wording until alfworld 0.3.", _WORDING, {"grammar": "put"}, "ALFWorld"
+    ),
+    Variation(
+        "move to", "The wording since alfworld 0.4.", _WORDING, {"grammar": "move"}, "ALFWorld"
+    ),
+    Variation(
+        "valid_seen",
+        "Rooms of training.",
+        _SPLIT,
+        {"split": "valid_seen"},
+        "ALFWorld",
+        has_other_tasks=True,
+    ),
+    Variation(
+        "valid_unseen",
+        "Other rooms.",
+        _SPLIT,
+        {"split": "valid_unseen"},
+        "ALFWorld",
+        has_other_tasks=True,
+    ),
     Variation("limit 50", "A limit of 50 steps.", LIMITS, {"max_steps": 50}, "ALFWorld"),
     Variation("limit 30", "A limit of 30 steps.", LIMITS, {"max_steps": 30}, "WebShop"),
-    Variation("other prices", "The same goals with another seed of prices.", _PRICES, _OTHER, "WebShop"),
+    Variation(
+        "other prices", "The same goals with another seed of prices.", _PRICES, _OTHER, "WebShop"
+    ),
     Variation(
         "goals of a worker",
         "Goals and prices by a worker's seed: an id is another task.",
@@ -134,7 +154,9 @@ def played_effects(
     # 1. The reference, and what chance gives without any difference.
     reference = play("reference", panel)
     seeds = tuple([(seed + OTHER_SEED) % (1 << 31) for seed in panel.seeds])
-    again = paired_difference(play("played again", panel.with_overrides({"seeds": seeds})), reference)
+    again = paired_difference(
+        play("played again", panel.with_overrides({"seeds": seeds})), reference
+    )
     sentence = "A/A: the reference played again with other seeds."
     effects = [again._replace(protocol="played again", sentence=sentence, source=SEEDS_SOURCE)]
 
@@ -154,7 +176,9 @@ def played_effects(
     return reference, effects
 
 
-def _of_split(panel: Panel, changes: Mapping[str, Any], data: str | os.PathLike[str] | None) -> Panel:
+def _of_split(
+    panel: Panel, changes: Mapping[str, Any], data: str | os.PathLike[str] | None
+) -> Panel:
     """Return a panel with other settings; one of another split has all of its tasks, and another name."""
     if "split" not in changes:
         return panel.with_overrides(changes)

@@ -83,7 +83,9 @@ class Reference:
         """
         share = count(self.rollouts).success
         if share is None:
-            raise InputError("protocols: expected rollouts whose success is known, received none that did not fail")
+            raise InputError(
+                "protocols: expected rollouts whose success is known, received none that did not fail"
+            )
         return share
 
     @cached_property
@@ -122,7 +124,9 @@ def read_reference(run: str | Path) -> Reference:
     steps = scan_steps(held_out if is_training else run)
     runs = steps.select(pl.col("run").n_unique()).collect().item()
     if runs != 1:
-        raise InputError(f"{run}: expected the rollouts of one run, received those of {runs}; name one")
+        raise InputError(
+            f"{run}: expected the rollouts of one run, received those of {runs}; name one"
+        )
     rollouts = episode_table(steps)
     if not is_training:
         return Reference(rollouts)
@@ -221,7 +225,9 @@ def best_checkpoint(reference: Reference) -> Effect:
 def paired_difference(first: Reference, second: Reference) -> Effect:
     """Return the difference of two evaluations on the tasks with the same ids."""
     shares = DROPPED.mean().alias("share")
-    tables = [each.rollouts.group_by(TASK).agg(shares).drop_nulls("share") for each in (first, second)]
+    tables = [
+        each.rollouts.group_by(TASK).agg(shares).drop_nulls("share") for each in (first, second)
+    ]
     both = tables[0].join(tables[1], on=TASK, suffix=" of second", nulls_equal=True)
     if both.is_empty():
         return not_known("no task was played without failure in both")
@@ -242,9 +248,13 @@ def spread(reference: Reference, deviation: float, highest_of: int = 1) -> Effec
         return _SAME
     middles = (np.arange(1000) + 0.5) / 1000
     levels = [*TAILS, *middles]
-    low, high, *values = (deviation * NormalDist().inv_cdf(level ** (1 / highest_of)) for level in levels)
+    low, high, *values = (
+        deviation * NormalDist().inv_cdf(level ** (1 / highest_of)) for level in levels
+    )
     most = 1 - reference.success
-    return Effect("spread", min(most, round(fmean(values), 12)), max(most - 1, low), min(most, high))
+    return Effect(
+        "spread", min(most, round(fmean(values), 12)), max(most - 1, low), min(most, high)
+    )
 
 
 def drawn(environments: int, squares: float, reference: Reference) -> Effect:
@@ -278,7 +288,10 @@ def drawn_with_repeats(environments: int, reference: Reference, highest_of: int 
     if share in (0, 1):
         return _SAME
     numbers = range(environments + 1)
-    chances = [math.comb(environments, wins) * share**wins * (1 - share) ** (environments - wins) for wins in numbers]
+    chances = [
+        math.comb(environments, wins) * share**wins * (1 - share) ** (environments - wins)
+        for wins in numbers
+    ]
     at_most = np.cumsum(chances).clip(0, 1) ** highest_of
     mean = float((1 - at_most[:-1]).sum()) / environments
     # The numbers of wins that 2.5% and 97.5% of the draws do not exceed.
@@ -336,18 +349,26 @@ _NONE_FAILED: Final = "no rollout failed"
 
 _DRAWS: Final = [
     Protocol(
-        f"{size} draws", f"{size} environments draw tasks with repeats.", _SIZES, partial(drawn_with_repeats, size)
+        f"{size} draws",
+        f"{size} environments draw tasks with repeats.",
+        _SIZES,
+        partial(drawn_with_repeats, size),
     )
     for size in (64, 128, 140)
 ]
 _TASKS: Final = [
-    Protocol(f"{size} tasks", f"{size} tasks without repeats.", _SIZES, partial(drawn, size, 1 / size))
+    Protocol(
+        f"{size} tasks", f"{size} tasks without repeats.", _SIZES, partial(drawn, size, 1 / size)
+    )
     for size in (64, 128, 140)
 ]
 
 PROTOCOLS: Final = (
     Protocol(
-        "other seeds", "A/A: the reference again, with other seeds. What chance gives.", SEEDS_SOURCE, other_seeds
+        "other seeds",
+        "A/A: the reference again, with other seeds. What chance gives.",
+        SEEDS_SOURCE,
+        other_seeds,
     ),
     Protocol("one seed", "One seed, without an interval.", SEEDS_SOURCE, partial(reseeded, 1.0)),
     Protocol(
@@ -371,9 +392,21 @@ PROTOCOLS: Final = (
         _BEST,
         partial(reseeded, 1.0, highest_of=30),
     ),
-    Protocol("best checkpoint", "The best evaluation of a training run, not the last.", _BEST, best_checkpoint),
-    Protocol("failed lost", "Failed rollouts count as lost.", _CARDS, by_rule("aborted lost", _NONE_FAILED)),
-    Protocol("failed won", "Failed rollouts count as won.", _CARDS, by_rule("aborted won", _NONE_FAILED)),
+    Protocol(
+        "best checkpoint",
+        "The best evaluation of a training run, not the last.",
+        _BEST,
+        best_checkpoint,
+    ),
+    Protocol(
+        "failed lost",
+        "Failed rollouts count as lost.",
+        _CARDS,
+        by_rule("aborted lost", _NONE_FAILED),
+    ),
+    Protocol(
+        "failed won", "Failed rollouts count as won.", _CARDS, by_rule("aborted won", _NONE_FAILED)
+    ),
     Protocol(
         "limit won",
         "Done at the step limit counts as success.",

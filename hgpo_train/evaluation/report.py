@@ -138,7 +138,9 @@ def _report(name: str, table: pl.DataFrame) -> EvaluationReport:
     scenario_success = None
     if "scenario" in table.columns:
         scenarios = table["scenario"].n_unique()
-        solved = table.group_by("seed", "scenario").agg(pl.col("success").min(), pl.col("aborted").any())
+        solved = table.group_by("seed", "scenario").agg(
+            pl.col("success").min(), pl.col("aborted").any()
+        )
         by_seed = solved.filter(~pl.col("aborted")).group_by("seed").agg(pl.col("success").mean())
         scenario_success = by_seed["success"].mean()
     return EvaluationReport(
@@ -161,4 +163,6 @@ def _summarize(table: pl.DataFrame, name: str) -> MeasureSummary | None:
         return None
     seeds = [of_seed[known] for of_seed in measure(table, [known], by="seed").values()]
     values = [one.value for one in seeds if one is not None]
-    return MeasureSummary(found.value, stdev(values) if len(values) > 1 else None, found.low, found.high)
+    return MeasureSummary(
+        found.value, stdev(values) if len(values) > 1 else None, found.low, found.high
+    )

@@ -95,7 +95,9 @@ def by_seed(rollouts: pl.DataFrame) -> dict[int, Estimate]:
     return known
 
 
-def success_by_rule(rollouts: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> dict[str, Counted]:
+def success_by_rule(
+    rollouts: pl.DataFrame, evaluations: pl.DataFrame | None = None
+) -> dict[str, Counted]:
     """Return the success of a run under every rule of `RULES`, by the rule's name.
 
     Args:
@@ -120,7 +122,9 @@ def success_by_rule(rollouts: pl.DataFrame, evaluations: pl.DataFrame | None = N
         "best": max(seeds, key=lambda seed: seeds[seed].value),
         "last": chosen_from["seed"].max(),
     }
-    reported |= {name: count(chosen_from.filter(pl.col("seed") == seed)) for name, seed in chosen.items()}
+    reported |= {
+        name: count(chosen_from.filter(pl.col("seed") == seed)) for name, seed in chosen.items()
+    }
 
     # Each seed has equal weight. Seeds play the same tasks, so that the tasks are the trials, not the episodes.
     value = fmean(estimate.value for estimate in seeds.values())

@@ -57,7 +57,9 @@ def write_summary(run: Path) -> None:
         "environment": config.get("env"),
         "wordings": wordings_of(scan_steps(run)),
         "panel": config.get("panel"),
-        "seeds": [config["seed"]] if "seed" in config else episodes["seed"].unique().sort().to_list(),
+        "seeds": [config["seed"]]
+        if "seed" in config
+        else episodes["seed"].unique().sort().to_list(),
         "episodes": {
             "played": len(episodes),
             "solved": int(episodes["success"].sum()),

@@ -55,7 +55,9 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
 def end_of_message(tokenizer: Tokenizer) -> list[int]:
     """Return the ids of the tokens that the chat template writes after the text of a user's message."""
     text = tokenizer.apply_chat_template([{"role": "user", "content": RESPONSE}], tokenize=False)
-    tokens: list[int] = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)["input_ids"][0]
+    tokens: list[int] = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)[
+        "input_ids"
+    ][0]
     return tokens
 
 
@@ -83,7 +85,9 @@ def use_chat_template(tokenizer: Tokenizer, path: str) -> None:
     text = read_bytes(Path(path), 1 << 20, "chat template")
     try:
         tokenizer.chat_template = text.decode()
-        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
+        )
     except Exception as error:  # a template can raise any exception
         raise InputError(
             f"chat template {path}: expected a Jinja file in UTF-8 that renders a message, received one that fails "

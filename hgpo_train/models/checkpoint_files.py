@@ -32,13 +32,17 @@ STATE: Final = "trainer/state.json"
 OPTIMISER: Final = "trainer/optimiser.safetensors"
 MANIFEST: Final = "trainer/manifest.json"
 
-BUNDLED: Final = {name: Path(__file__).parent / "bundled" / name for name in ("tiny-alfworld", "tiny-webshop")}
+BUNDLED: Final = {
+    name: Path(__file__).parent / "bundled" / name for name in ("tiny-alfworld", "tiny-webshop")
+}
 """The models of this package by name: of a million parameters, after imitation of a weak player
 (`tools/bundle_model.py`)."""
 
 _NAME: Final = re.compile(r"\d{6,}")
 # Suffixes of files that Transformers or vLLM may load: an unlisted file with one of them is a problem, not a note.
-_LOADED: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".json", ".jinja", ".py", ".model"})
+_LOADED: Final = frozenset(
+    {".safetensors", ".bin", ".pt", ".pth", ".json", ".jinja", ".py", ".model"}
+)
 
 T = TypeVar("T")
 
@@ -80,7 +84,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, oldest first, including damaged ones."""
     if not folder.is_dir():
         return []
-    numbered = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and os.path.lexists(path / "trainer")]
+    numbered = [
+        path
+        for path in folder.iterdir()
+        if _NAME.fullmatch(path.name) and os.path.lexists(path / "trainer")
+    ]
     return sorted(numbered, key=lambda path: int(path.name))
 
 
@@ -261,4 +269,8 @@ def _digest(path: Path, _stamp: tuple[int, ...]) -> str:
 def _files(folder: Path) -> list[str]:
     """Return the names of all files below a folder, links included, relative to it and with `/`."""
     paths = folder.rglob("*")
-    return sorted(path.relative_to(folder).as_posix() for path in paths if path.is_symlink() or not path.is_dir())
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in paths
+        if path.is_symlink() or not path.is_dir()
+    )

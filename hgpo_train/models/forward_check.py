@@ -136,7 +136,10 @@ def computing(model: Model) -> Iterator[None]:
     device = next(model.parameters()).device
     model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=not _is_float32(model)):
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, torch.bfloat16, enabled=not _is_float32(model)),
+        ):
             yield
     finally:
         model.train(was_training)
@@ -149,7 +152,9 @@ def tolerance(model: Model) -> float:
 
 def _is_float32(model: Model) -> bool:
     """Return whether a model can be tried in float32: its weights have it, and its attention is no kernel for half."""
-    return not has_packed_kernel(model) and all(weights.dtype == torch.float32 for weights in model.parameters())
+    return not has_packed_kernel(model) and all(
+        weights.dtype == torch.float32 for weights in model.parameters()
+    )
 
 
 def _relative_error(expected: Tensor, received: Tensor) -> float:

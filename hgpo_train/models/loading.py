@@ -37,8 +37,12 @@ def choose_device(name: str) -> torch.device:
         try:
             return torch.empty(0, device=name).device
         except (RuntimeError, AssertionError) as error:
-            raise InputError(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+            raise InputError(
+                f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}"
+            ) from error
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
     return accelerator or torch.device("cpu")
 
 
@@ -88,7 +92,9 @@ def load_tokenizer(path: str, chat_template: str = "") -> Tokenizer:
             "rollout.chat_template to a Jinja file"
         )
     if tokenizer.eos_token_id is None:
-        raise InputError(f"the tokenizer of {path!r} has no end-of-turn token (eos_token), so no response would end")
+        raise InputError(
+            f"the tokenizer of {path!r} has no end-of-turn token (eos_token), so no response would end"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -133,7 +139,9 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
         reason = _first_line(error)
         if "does not support an attention implementation" in reason:
             reason = f'it has no attention "{config.attention}"; set model.attention = "eager"'
-        raise InputError(f"cannot load a causal language model from {config.path!r}: {reason}") from error
+        raise InputError(
+            f"cannot load a causal language model from {config.path!r}: {reason}"
+        ) from error
     model: Model = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
     if missing:  # Transformers initializes them with random numbers
@@ -172,15 +180,19 @@ def _merged(model: Model, adapters: str) -> Model:
     except InputError:
         raise
     except Exception as error:  # damaged files can raise any exception of their parsers
-        raise InputError(f"cannot load the adapters of {adapters!r}: {_first_line(error)}") from error
+        raise InputError(
+            f"cannot load the adapters of {adapters!r}: {_first_line(error)}"
+        ) from error
     return merged.requires_grad_(True)
 
 
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
-        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # refused by `_check_adapted`
+        # peft still reads it
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+        # refused by `_check_adapted`
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
         yield
 
 
@@ -237,17 +249,25 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     )
     name = type(model).__name__
     tied = _has_tied_layers(model)
-    linear = {layer.rpartition(".")[2] for layer, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    linear = {
+        layer.rpartition(".")[2]
+        for layer, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear)
+    }
     try:
         with torch.random.fork_rng(devices=[]), _quiet_peft():
             torch.manual_seed(seed)
             adapted = get_peft_model(model, peft_config)
     except ValueError as error:
-        raise InputError(f"cannot add adapters to model.lora.targets {targets}: {_first_line(error)}") from error
+        raise InputError(
+            f"cannot add adapters to model.lora.targets {targets}: {_first_line(error)}"
+        ) from error
     _check_adapted(adapted, "model.lora.targets", tied=tied)
     layers = [f".{layer}" for layer in adapted.targeted_module_names]
     listed = [] if isinstance(targets, str) else targets
-    missing = [target for target in listed if not any(layer.endswith(f".{target}") for layer in layers)]
+    missing = [
+        target for target in listed if not any(layer.endswith(f".{target}") for layer in layers)
+    ]
     if missing:
         warnings.warn(
             f"model.lora.targets: {name} has no layers {', '.join(missing)}, so they get no adapters (linear layers: "

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 PACKED_SDPA: Final = "hgpo_packed_sdpa"
 """The name under which the attention function is registered in Transformers."""
-_GROUPED: Final[dict[str, Any]] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+_GROUPED: Final[dict[str, Any]] = (
+    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+)
 """Of torch 2.12 and newer; before, keys and values are repeated for the queries of their group."""
 
 
@@ -34,7 +36,12 @@ def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
     starts = (position_ids[0] == 0).nonzero().flatten()
     bounds = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1]).to(torch.int32)
     longest = int(bounds.diff().max())
-    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return {
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def has_packed_kernel(model: Model) -> bool:
@@ -43,7 +50,9 @@ def has_packed_kernel(model: Model) -> bool:
     return "flash_attention" in attention or attention == PACKED_SDPA
 
 
-def last_hidden_states(model: Model, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+def last_hidden_states(
+    model: Model, input_ids: Tensor, position_ids: Tensor | None = None
+) -> Tensor:
     """Return the last hidden states of the decoder, of shape (rows, length, width).
 
     No attention mask is needed. Padding is on the right, where the causal mask hides it. Packed sequences restart
@@ -57,11 +66,15 @@ def last_hidden_states(model: Model, input_ids: Tensor, position_ids: Tensor | N
     """
     plain = unwrap_peft(model)
     if position_ids is None:
-        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(
+            input_ids
+        )
     bounds: dict[str, Any] = {}
     if has_packed_kernel(model) and len(position_ids) == 1:
         bounds = packed_bounds(position_ids)
-    output = plain.get_decoder()(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds)
+    output = plain.get_decoder()(
+        input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds
+    )
     states: Tensor = output.last_hidden_state
     return states
 
@@ -80,7 +93,11 @@ def enable_packed_kernel(model: Model, dtype: torch.dtype) -> bool:
     if getattr(plain.config, "_attn_implementation", None) != "sdpa" or dtype != torch.bfloat16:
         return False
     # Torch's kernel is of NVIDIA GPUs, from Ampere on.
-    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+    if (
+        device.type != "cuda"
+        or torch.version.cuda is None
+        or torch.cuda.get_device_capability(device) < (8, 0)
+    ):
         return False
     use_packed_kernel(plain)
     return True
@@ -103,7 +120,12 @@ def disable_packed_kernel(model: Model) -> None:
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute the attention of a layer, from (rows, heads, length, width) to (rows, length, heads, width)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -117,7 +139,9 @@ def _attention(
     longest = options["max_length_q"]
     window = options.get("sliding_window")
     if not _GROUPED:
-        key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
+        key, value = (
+            part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value)
+        )
     attended: Any = varlen_attn(
         query,
         key,

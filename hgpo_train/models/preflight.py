@@ -33,7 +33,9 @@ def check_model_source(path: str) -> None:
     from huggingface_hub import constants, errors
 
     try:
-        files = huggingface_hub.snapshot_download(path, dry_run=True, allow_patterns=_LOADED, etag_timeout=10.0)
+        files = huggingface_hub.snapshot_download(
+            path, dry_run=True, allow_patterns=_LOADED, etag_timeout=10.0
+        )
     except errors.HFValidationError:
         raise InputError(
             f"no folder {path!r}: expected a model's folder, the folder of a training run, or a Hugging Face name such "
@@ -49,8 +51,13 @@ def check_model_source(path: str) -> None:
             errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set; name a folder with its files",
         }
         unreachable = f"{constants.ENDPOINT} cannot be reached; name a folder with its files"
-        reason = next((text for exception, text in reasons.items() if isinstance(cause, exception)), unreachable)
-        raise InputError(f"the model {path!r} is not in the cache and cannot be downloaded: {reason}") from error
+        reason = next(
+            (text for exception, text in reasons.items() if isinstance(cause, exception)),
+            unreachable,
+        )
+        raise InputError(
+            f"the model {path!r} is not in the cache and cannot be downloaded: {reason}"
+        ) from error
     cache = Path(constants.HF_HUB_CACHE)
     needed = sum(file.file_size or 0 for file in files if file.will_download)
     disk = next(path for path in (cache, *cache.absolute().parents) if path.exists())
@@ -83,10 +90,14 @@ def check_loads_no_code(path: str) -> str | None:
     base = None
     if adapter is not None:
         if settings is not None:
-            raise InputError(f"{path} contains a model and {ADAPTER_SETTINGS}; remove the file of what you do not load")
+            raise InputError(
+                f"{path} contains a model and {ADAPTER_SETTINGS}; remove the file of what you do not load"
+            )
         name = adapter.get("base_model_name_or_path")
         if not isinstance(name, str):
-            raise InputError(f"{path}: expected the model's name as base_model_name_or_path in {ADAPTER_SETTINGS}")
+            raise InputError(
+                f"{path}: expected the model's name as base_model_name_or_path in {ADAPTER_SETTINGS}"
+            )
         base = resolve_model(name)
         settings = read_settings(base, "config.json")
 
@@ -123,7 +134,11 @@ def read_settings(path: str, name: str) -> dict[str, Any] | None:
     try:
         settings = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {name} is damaged: {one_line(error, 200)}; download it again") from None
+        raise InputError(
+            f"{path}: {name} is damaged: {one_line(error, 200)}; download it again"
+        ) from None
     if not isinstance(settings, dict):
-        raise InputError(f"{path}: expected an object in {name}, received {type(settings).__name__}; download it again")
+        raise InputError(
+            f"{path}: expected an object in {name}, received {type(settings).__name__}; download it again"
+        )
     return settings

@@ -41,10 +41,14 @@ def frozen_copy(model: Model, dtype: torch.dtype) -> Model:
     stored[id(embedding.weight)] = dtype if exact else original
     # `deepcopy` takes objects that it finds in `memo` as copied, so no float32 copy of the weights is made first.
     memo: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach().to(stored[id(parameter)], copy=True), requires_grad=False)
+        id(parameter): nn.Parameter(
+            parameter.detach().to(stored[id(parameter)], copy=True), requires_grad=False
+        )
         for parameter in model.parameters()
     }
     copied = copy.deepcopy(model, memo).eval()
     if exact:
-        copied.get_input_embeddings().register_forward_hook(lambda _module, _inputs, output: output.to(original))
+        copied.get_input_embeddings().register_forward_hook(
+            lambda _module, _inputs, output: output.to(original)
+        )
     return copied

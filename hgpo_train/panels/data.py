@@ -53,7 +53,9 @@ def task_checksum(source: TaskSource, ids: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def find_data(panel: Panel, data: str | os.PathLike[str] | None = None) -> tuple[dict[str, Any], str]:
+def find_data(
+    panel: Panel, data: str | os.PathLike[str] | None = None
+) -> tuple[dict[str, Any], str]:
     """Find a panel's data and compare their checksums.
 
     Args:
@@ -79,10 +81,14 @@ def find_data(panel: Panel, data: str | os.PathLike[str] | None = None) -> tuple
             raise NoDataError(f"panel {panel.title}: no data at {tried}; {advice}")
     place_argument = {} if place is None else {"data": place}
     names = set(spec.parameters())
-    arguments = {name: value for name, value in base.environment.items() if name in names} | place_argument
+    arguments = {
+        name: value for name, value in base.environment.items() if name in names
+    } | place_argument
     shared = spec.open_source(**arguments)
     where = f"panel {panel.title}: {place or OWN_DATA}"
-    template = settings_for(spec.name, prompt_template=panel.environment.get("prompt_template")).template
+    template = settings_for(
+        spec.name, prompt_template=panel.environment.get("prompt_template")
+    ).template
     if template.fingerprint != panel.prompt_hash:
         raise InputError(
             f"panel {panel.title}: expected a prompt template with hash {panel.prompt_hash}, found "
@@ -91,16 +97,24 @@ def find_data(panel: Panel, data: str | os.PathLike[str] | None = None) -> tuple
     for name, expected in base.files.items():
         found = getattr(shared.source, "files", {}).get(name, "none")
         if found != expected:
-            raise InputError(f"{where}: expected {name} with SHA-256 {expected}, found {found}; {_advice(panel)}")
+            raise InputError(
+                f"{where}: expected {name} with SHA-256 {expected}, found {found}; {_advice(panel)}"
+            )
     try:
         checksum = task_checksum(shared.source, base.tasks)
     except KeyError as error:
         message = error.args[0] if error.args else "a task is missing"
         raise InputError(f"{where}: {message}; {_advice(panel)}") from None
     if base.checksum and checksum != base.checksum:
-        raise InputError(f"{where}: expected tasks with checksum {base.checksum}, found {checksum}; {_advice(panel)}")
+        raise InputError(
+            f"{where}: expected tasks with checksum {base.checksum}, found {checksum}; {_advice(panel)}"
+        )
     return panel.environment | place_argument, checksum
 
 
 def _advice(panel: Panel) -> str:
-    return f"get the panel's data with `{panel.data}`" if panel.data else "use the data that the panel was made with"
+    return (
+        f"get the panel's data with `{panel.data}`"
+        if panel.data
+        else "use the data that the panel was made with"
+    )

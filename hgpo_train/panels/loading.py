@@ -71,13 +71,16 @@ def _plugin(name: str) -> Panel:
         found = _read(Path(found))
     if not isinstance(found, Panel):
         origin = f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"
-        raise InputError(f"{origin}: expected a Panel or the path of its file, received {type(found).__name__}")
+        raise InputError(
+            f"{origin}: expected a Panel or the path of its file, received {type(found).__name__}"
+        )
     return found
 
 
 def _named(name: str) -> Panel:
     known = {panel.id: panel for panel in list_panels()}
-    newest = {panel.name: panel for panel in known.values()}  # versions are sorted, so the last one stays
+    # versions are sorted, so the last one stays
+    newest = {panel.name: panel for panel in known.values()}
     found = known.get(name) or newest.get(name)
     if found is None:
         raise InputError(unknown("panel", name, known))

@@ -31,7 +31,17 @@ REQUIRED: Final = (
 )
 """The environment's arguments that every panel writes out; further ones depend on the benchmark."""
 
-_FIXED: Final = ("name", "version", "about", "environment", "prompt_hash", "tasks", "checksum", "files", "data")
+_FIXED: Final = (
+    "name",
+    "version",
+    "about",
+    "environment",
+    "prompt_hash",
+    "tasks",
+    "checksum",
+    "files",
+    "data",
+)
 """Settings that no override changes: another panel has others."""
 
 
@@ -82,7 +92,9 @@ class Panel(Settings):
         super().__post_init__()
         for name in REQUIRED:
             if name not in self.environment:
-                raise InputError(f"panel {self.id}: expected environment.{name}, received none; write it out")
+                raise InputError(
+                    f"panel {self.id}: expected environment.{name}, received none; write it out"
+                )
         for name in ("env", "split"):
             if not isinstance(self.environment[name], str):
                 raise InputError(
@@ -90,7 +102,9 @@ class Panel(Settings):
                 )
         for name, values in (("tasks", self.tasks), ("seeds", self.seeds)):
             if len(set(values)) < len(values):
-                raise InputError(f"panel {self.id}: expected distinct {name}, received one of them twice")
+                raise InputError(
+                    f"panel {self.id}: expected distinct {name}, received one of them twice"
+                )
 
     @property
     def id(self) -> str:
@@ -103,13 +117,17 @@ class Panel(Settings):
         if self.base is None:
             return self.id
         before = self.base.flat()
-        changed = [(name, value) for name, value in self.flat().items() if value != before.get(name)]
+        changed = [
+            (name, value) for name, value in self.flat().items() if value != before.get(name)
+        ]
         return self.id + "".join([f"+{name}={_text(value)}" for name, value in sorted(changed)])
 
     @property
     def digest(self) -> str:
         """The identity: SHA-256 of the canonical form's JSON, in hexadecimal digits."""
-        text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        text = json.dumps(
+            self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -119,7 +137,9 @@ class Panel(Settings):
 
     def canonical(self) -> dict[str, Any]:
         """Return everything that decides what is played, as JSON values."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "about"}
+        values = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name != "about"
+        }
         plain: dict[str, Any] = json.loads(json.dumps(values))
         return plain
 
@@ -141,7 +161,9 @@ class Panel(Settings):
         for name in overrides:
             if name not in own and (name not in self.environment or name == "env"):
                 known = [*own, *[name for name in self.environment if name != "env"]]
-                raise InputError(unknown(f"setting of {self.id} to override", name, known, limit=99))
+                raise InputError(
+                    unknown(f"setting of {self.id} to override", name, known, limit=99)
+                )
         arguments = {name: value for name, value in overrides.items() if name in self.environment}
         others = {name: value for name, value in overrides.items() if name in own}
         changed = replace(self, environment=self.environment | arguments, **others)

@@ -312,7 +312,11 @@ class BatchPolicy(Policy):
         iterable = isinstance(result, Iterable) and not isinstance(result, str | bytes)
         replies = list(result) if iterable else []  # type: ignore[call-overload]  # it is iterable
         if len(replies) != len(batch):
-            received = len(replies) if iterable else f"{type(result).__name__} {one_line(repr(result), 60)}"
+            received = (
+                len(replies)
+                if iterable
+                else f"{type(result).__name__} {one_line(repr(result), 60)}"
+            )
             raise InputError(
                 f"policy {self.name}: expected `respond` to return a list of {len(batch)} replies, one per request, "
                 f"received {received}"
@@ -337,7 +341,9 @@ class AsyncPolicy(Policy):
         self._ready: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
         # A thread of its own: the collector steps environments in its thread while requests are under way.
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="hgpo-policy", daemon=True)
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="hgpo-policy", daemon=True
+        )
         self._thread.start()
         self._gate = asyncio.Semaphore(concurrency)
         self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references to tasks
@@ -374,7 +380,8 @@ class AsyncPolicy(Policy):
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._end()))
             self._thread.join(CLOSING_S)
-        if not self._thread.is_alive():  # otherwise a coroutine blocks the thread, which ends with the process
+        # otherwise a coroutine blocks the thread, which ends with the process
+        if not self._thread.is_alive():
             self.loop.close()
 
     def _begin(self, requests: Sequence[Request]) -> None:
@@ -397,7 +404,8 @@ class AsyncPolicy(Policy):
         for task in self._tasks:
             task.cancel()
         try:
-            with contextlib.suppress(Exception):  # what is not released in time is released when the process ends
+            # what is not released in time is released when the process ends
+            with contextlib.suppress(Exception):
                 async with asyncio.timeout(CLOSING_S / 2):
                     await asyncio.gather(*self._tasks, return_exceptions=True)
                     await self.release()

@@ -42,7 +42,10 @@ def read_completion(answer: bytes) -> dict[str, Any]:
         return {**whole, "choices": [{**choice, "message": message or {}}]}
     reported = read_error(fault if isinstance(fault, dict | list | str) else answer, 200)
     raise RequestError(
-        f"the answer contains no reply: {reported.message}", 200, transient=reported.transient, reported=reported
+        f"the answer contains no reply: {reported.message}",
+        200,
+        transient=reported.transient,
+        reported=reported,
     )
 
 
@@ -54,7 +57,9 @@ def _decoded(answer: bytes) -> Any:  # noqa: ANN401 - any JSON
     try:  # more lenient: byte order marks, lone surrogates, NaN
         return json.loads(answer.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the answer is not a chat completion: {error}", 200, transient=True) from None
+        raise RequestError(
+            f"the answer is not a chat completion: {error}", 200, transient=True
+        ) from None
 
 
 def _choice(listed: object) -> dict[str, Any]:
@@ -78,7 +83,9 @@ def _fault(choice: Mapping[str, Any], message: object) -> object:
     if message is None:
         is_message = True
     else:
-        is_message = message is fields and isinstance(fields.get("content"), str | list | dict | None)
+        is_message = message is fields and isinstance(
+            fields.get("content"), str | list | dict | None
+        )
     # The model may answer nothing, for a reason: it was stopped at once, by the limit or by a filter.
     is_silent = reason is None and not message_text(fields)
     if "delta" in choice or not is_message or is_silent:

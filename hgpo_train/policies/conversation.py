@@ -100,7 +100,10 @@ def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
     message.pop("function_call", None)
     content = message.get("content")
     if with_tools and not calls and isinstance(content, str):
-        calls = [_function_call(call.name, json.dumps(call.arguments)) for call in tool_calls(content) or ()]
+        calls = [
+            _function_call(call.name, json.dumps(call.arguments))
+            for call in tool_calls(content) or ()
+        ]
         if calls:
             content = before_calls(content).strip()
 
@@ -137,7 +140,11 @@ def _sendable(entry: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the serv
     """
     if call_of(entry) is not None:
         arguments = entry["function"].get("arguments") or "{}"
-        return {**entry, "type": "function", "function": {**entry["function"], "arguments": arguments}}
+        return {
+            **entry,
+            "type": "function",
+            "function": {**entry["function"], "arguments": arguments},
+        }
     fields = entry if isinstance(entry, dict) else {"function": entry}
     function = fields.get("function")
     name = None
@@ -185,9 +192,13 @@ def encode_chats(
     if tools:
         arguments = {"tools": list(tools), **arguments}
 
-    def render(rendered: Sequence[Sequence[Mapping[str, Any]]], arguments: Mapping[str, Any]) -> list[str]:
+    def render(
+        rendered: Sequence[Sequence[Mapping[str, Any]]], arguments: Mapping[str, Any]
+    ) -> list[str]:
         lists = [list(chat) for chat in rendered]
-        texts: list[str] = tokenizer.apply_chat_template(lists, add_generation_prompt=True, tokenize=False, **arguments)
+        texts: list[str] = tokenizer.apply_chat_template(
+            lists, add_generation_prompt=True, tokenize=False, **arguments
+        )
         return texts
 
     texts = render(chats, arguments)
@@ -297,7 +308,9 @@ def _after_response(
     )
     _, found, after = text.partition(RESPONSE)
     if not found:
-        raise InputError("the model's chat template does not render earlier responses; use prompt_style = 'memory'")
+        raise InputError(
+            "the model's chat template does not render earlier responses; use prompt_style = 'memory'"
+        )
     return _token_ids(tokenizer, [after])[0]
 
 

@@ -12,7 +12,12 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.chat_format import opened_thought, with_opened_thought
 from hgpo_train.models.config import ChatTemplate
 from hgpo_train.policies.base import Failure, Policy, Reply
-from hgpo_train.policies.conversation import encode_chats, encode_conversation, fewest_dropped, without_oldest
+from hgpo_train.policies.conversation import (
+    encode_chats,
+    encode_conversation,
+    fewest_dropped,
+    without_oldest,
+)
 from hgpo_train.settings import PositiveInt, StopTexts, Temperature, build, check
 
 if TYPE_CHECKING:
@@ -99,7 +104,11 @@ class FittedPrompt(NamedTuple):
     opened: str = ""
 
     def reply(
-        self, response: str, tokens: Sequence[int], logprobs: Sequence[float] | None, finish_reason: str
+        self,
+        response: str,
+        tokens: Sequence[int],
+        logprobs: Sequence[float] | None,
+        finish_reason: str,
     ) -> Reply:
         """Return the reply with a generated response: its text, token ids, log-probabilities and why it ends.
 
@@ -129,7 +138,9 @@ def model_options(
         InputError: The model is missing, or an option is not valid.
     """
     if not model:
-        raise InputError(f"policy {policy}: expected a model, as in {policy}:Qwen/Qwen2.5-1.5B-Instruct")
+        raise InputError(
+            f"policy {policy}: expected a model, as in {policy}:Qwen/Qwen2.5-1.5B-Instruct"
+        )
     return build(options, context.options, "policy option")
 
 
@@ -145,7 +156,10 @@ def fit_prompts(
         chats = [requests[place].messages for place in places]
         tokens = encode_chats(tokenizer, chats, options.chat_template_options, tools)
         encoded |= zip(places, tokens, strict=True)
-    return [_fit(tokenizer, request, encoded.get(place), options) for place, request in enumerate(requests)]
+    return [
+        _fit(tokenizer, request, encoded.get(place), options)
+        for place, request in enumerate(requests)
+    ]
 
 
 def _fit(
@@ -153,7 +167,12 @@ def _fit(
 ) -> FittedPrompt | Failure:
     def encode(turns: Sequence[Turn], prompt: str) -> list[int]:
         return encode_conversation(
-            tokenizer, request.system_prompt, turns, prompt, options.chat_template_options, request.tools
+            tokenizer,
+            request.system_prompt,
+            turns,
+            prompt,
+            options.chat_template_options,
+            request.tools,
         )
 
     budget = options.max_prompt_tokens
@@ -163,7 +182,9 @@ def _fit(
         tokens = encode(request.turns, request.prompt)
     if len(tokens) > budget and options.overflow == "history":
         if request.turns:
-            dropped = fewest_dropped(request.turns, lambda turns: len(encode(turns, request.prompt)) <= budget)
+            dropped = fewest_dropped(
+                request.turns, lambda turns: len(encode(turns, request.prompt)) <= budget
+            )
             shown -= dropped
             tokens = encode(without_oldest(request.turns, dropped), request.prompt)
         while len(tokens) > budget and not request.turns and shown > 0:
@@ -174,6 +195,10 @@ def _fit(
                 tokens = encode((), prompt)
     excess = max(0, len(tokens) - budget)
     if excess and options.overflow == "error":
-        return Failure(PROMPT_TOO_LONG, f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}")
+        return Failure(
+            PROMPT_TOO_LONG, f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}"
+        )
     tokens = tokens[excess:]
-    return FittedPrompt(tokens, prompt, request.step - shown, excess, opened_thought(tokenizer, tokens))
+    return FittedPrompt(
+        tokens, prompt, request.step - shown, excess, opened_thought(tokenizer, tokens)
+    )

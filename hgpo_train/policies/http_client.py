@@ -38,7 +38,8 @@ LONGEST_PAUSE_S: Final = 60.0
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to connect to
 """The names of this machine: no key is needed, and no proxy is used."""
 
-_KEEP_ALIVE_S: Final = 4.0  # uvicorn closes idle connections after 5 s: a request sent at that moment would be lost
+# uvicorn closes idle connections after 5 s: a request sent at that moment would be lost
+_KEEP_ALIVE_S: Final = 4.0
 
 
 class RequestError(Exception):
@@ -60,7 +61,8 @@ class RequestError(Exception):
         retry_after: str | None = None,
         reported: ServerError | None = None,
     ) -> None:
-        super().__init__(one_line(redact(message), 300))  # in this order: half a secret would not be found
+        # in this order: half a secret would not be found
+        super().__init__(one_line(redact(message), 300))
         self.status = status
         self.transient = transient
         self.retry_after = retry_after
@@ -130,7 +132,9 @@ class HttpClient:
         if self._session is None:  # a session belongs to the event loop in which it is created
             self._session = self._open(environment_proxy(url))
         try:
-            async with self._session.request(method, url, data=body, allow_redirects=False) as response:
+            async with self._session.request(
+                method, url, data=body, allow_redirects=False
+            ) as response:
                 answer = await _read(response)
         except TimeoutError:
             message = f"timed out: no complete answer within {self._timeout_s:g} s"
@@ -162,11 +166,14 @@ class HttpClient:
         return aiohttp.ClientSession(
             headers={**self._headers, "Accept-Encoding": "identity"},
             # The number of concurrent requests is limited by those who send them.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=ssl.create_default_context()),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=ssl.create_default_context()
+            ),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # a small compressed answer could expand to any size
-            proxy=proxy,  # `trust_env` looks it up for every request, in a thread: twice the CPU time
+            # `trust_env` looks it up for every request, in a thread: twice the CPU time
+            proxy=proxy,
         )
 
 

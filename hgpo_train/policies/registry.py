@@ -137,7 +137,9 @@ def policy_names() -> list[str]:
     return [*_SPECS, *(name for name in installed(ENTRY_POINTS) if name not in _SPECS)]
 
 
-def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None) -> TrainableFactory:
+def trainable_factory(
+    name: str, engine_options: Mapping[str, Any] | None = None
+) -> TrainableFactory:
     """Return the function that creates a policy for the model that is trained.
 
     Raises:
@@ -184,7 +186,9 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
     if name in _SPECS:
         return resolve_name(_SPECS[name]), rest
     if (point := installed(ENTRY_POINTS).get(name)) is not None:
-        return _as_spec(load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"), rest
+        return _as_spec(
+            load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"
+        ), rest
     # Not a registered name: perhaps a module and an object of it.
     attribute, _, argument = rest.partition(":")
     if attribute.isidentifier():
@@ -192,7 +196,8 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
         try:
             return _as_spec(import_object(address, "a policy of your own"), address), argument
         except InputError as error:
-            if getattr(error.__cause__, "name", None) != name:  # otherwise there is no such module: a misspelt name
+            # otherwise there is no such module: a misspelt name
+            if getattr(error.__cause__, "name", None) != name:
                 raise
     if "/" in name:
         raise InputError(
@@ -219,9 +224,13 @@ def refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
         InputError: There is an argument or an option.
     """
     if argument:
-        raise InputError(f"policy {name}: expected nothing after its name, received {argument!r}; write {name}")
+        raise InputError(
+            f"policy {name}: expected nothing after its name, received {argument!r}; write {name}"
+        )
     if context.options:
-        raise InputError(f"policy {name} has no options, received {', '.join(context.options)}; remove --policy-option")
+        raise InputError(
+            f"policy {name} has no options, received {', '.join(context.options)}; remove --policy-option"
+        )
 
 
 def check_admissible_actions(name: str, context: PolicyContext) -> None:
@@ -308,7 +317,8 @@ def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (
             f"{origin}: expected a PolicySpec, a function of one request, an object with `respond`, or a Policy, "
             f"received {preview(policy)}"
         )
-    if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(getattr(policy, "__call__", None)):  # noqa: B004
+    method = getattr(policy, "__call__", None)  # noqa: B004
+    if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(method):
         return OwnAsyncPolicy(policy)
     return OwnBatchPolicy(policy)
 

@@ -12,7 +12,12 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.tools import random_call
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, make_policy, refuse_settings
+from hgpo_train.policies.registry import (
+    PolicySpec,
+    check_admissible_actions,
+    make_policy,
+    refuse_settings,
+)
 from hgpo_train.settings import read_value, split_assignment
 
 if TYPE_CHECKING:
@@ -58,12 +63,20 @@ class RandomPolicy(BatchPolicy):
                 message = f"{self.name} draws from the admissible actions, and the state lists none"
                 replies.append(Failure("PolicyFailed", message))
                 continue
-            replies.append(Reply(format_action(action, self._action_format, request.state.actions, self._benchmark)))
+            replies.append(
+                Reply(
+                    format_action(
+                        action, self._action_format, request.state.actions, self._benchmark
+                    )
+                )
+            )
         return replies
 
     def _choose(self, request: Request) -> str | None:
         if request.tools and not request.state.actions:
-            return random_call(request.tools, request.rng, instruction_words(request.task.instruction))
+            return random_call(
+                request.tools, request.rng, instruction_words(request.task.instruction)
+            )
         return _draw(request, "action", request.state.actions)
 
 
@@ -133,7 +146,9 @@ class ScriptedPolicy(BatchPolicy):
             action = self._players[request.slot].act(request.state)
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
-        return Reply(format_action(action, self._action_format, request.state.actions, self._benchmark))
+        return Reply(
+            format_action(action, self._action_format, request.state.actions, self._benchmark)
+        )
 
 
 class MixturePolicy(BatchPolicy):
@@ -147,7 +162,9 @@ class MixturePolicy(BatchPolicy):
         super().__init__()
         total = sum(weight for _, weight in parts)
         self._parts = [(policy, weight / total) for policy, weight in parts]
-        self.name = "mixture:" + ",".join(f"{policy.name}={weight:g}" for policy, weight in self._parts)
+        self.name = "mixture:" + ",".join(
+            f"{policy.name}={weight:g}" for policy, weight in self._parts
+        )
         self.reproducible = all(policy.reproducible for policy, _ in parts)
         self.raise_errors = any(policy.raise_errors for policy, _ in parts)
 
@@ -237,7 +254,9 @@ def _draw(request: Request, purpose: str, actions: Sequence[str]) -> str | None:
         return action
     words = instruction_words(request.task.instruction)
     count = 1 + _seeded_choice(request.seed, "words", MOST_WORDS)
-    chosen = [words[_seeded_choice(request.seed, f"word {number}", len(words))] for number in range(count)]
+    chosen = [
+        words[_seeded_choice(request.seed, f"word {number}", len(words))] for number in range(count)
+    ]
     return action.replace(OPEN_QUERY, " ".join(chosen))
 
 
@@ -246,7 +265,9 @@ def _seeded_choice(seed: int, purpose: str, choices: int) -> int:
     return ((text_hash(f"{seed}/{purpose}") % (1 << 64)) * choices) >> 64
 
 
-def _make_drawing(policy: type[RandomPolicy], argument: str, context: PolicyContext) -> RandomPolicy:
+def _make_drawing(
+    policy: type[RandomPolicy], argument: str, context: PolicyContext
+) -> RandomPolicy:
     """Create a policy that draws from admissible actions."""
     refuse_settings(policy.name, argument, context)
     check_admissible_actions(policy.name, context)
@@ -267,7 +288,9 @@ def _make_mixture(argument: str, context: PolicyContext) -> MixturePolicy:
     for name, weight in parse_weights(argument).items():
         policy = make_policy(name, context)
         if not isinstance(policy, BatchPolicy):
-            raise InputError(f"policy mixture: expected policies that run in this process, received {argument!r}")
+            raise InputError(
+                f"policy mixture: expected policies that run in this process, received {argument!r}"
+            )
         parts.append((policy, weight))
     return MixturePolicy(parts)
 

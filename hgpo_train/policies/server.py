@@ -29,7 +29,15 @@ from hgpo_train.policies.chat_completion import completion_reply, read_completio
 from hgpo_train.policies.conversation import chat_messages, without_oldest
 from hgpo_train.policies.http_client import LOCAL_HOSTS, HttpClient, RequestError
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, StopTexts, Temperature, build, check
+from hgpo_train.settings import (
+    LARGEST_FLOAT,
+    NonNegativeInt,
+    PositiveInt,
+    StopTexts,
+    Temperature,
+    build,
+    check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +65,14 @@ _CUT_PROMPT: Final = (1000, 8)
 class ServerOptions:
     """Options of `openai:MODEL`."""
 
-    EXECUTION: ClassVar = ("base_url", "api_key_env", "concurrency", "timeout_s", "retries", "check_model")
+    EXECUTION: ClassVar = (
+        "base_url",
+        "api_key_env",
+        "concurrency",
+        "timeout_s",
+        "retries",
+        "check_model",
+    )
     """The options that do not affect replies (`hgpo_train.policies.registry.PolicySpec`)."""
 
     base_url: str = ""
@@ -101,7 +116,9 @@ class ServerOptions:
     def __post_init__(self) -> None:
         check(self, "policy option")
         for name in self.extra.keys() & {each.name for each in fields(self)}:
-            raise InputError(f"policy option extra: expected fields that are no options, received {name}; set {name}")
+            raise InputError(
+                f"policy option extra: expected fields that are no options, received {name}; set {name}"
+            )
 
 
 class _ModelList(msgspec.Struct):
@@ -127,7 +144,9 @@ class ServerPolicy(AsyncPolicy):
         self._url = _url(options)
         self._completions = _below(self._url, "chat/completions")
         self._headers = {"Content-Type": "application/json", **_authorization(options, self._url)}
-        self._client = HttpClient(self._headers, timeout_s=options.timeout_s, retries=options.retries)
+        self._client = HttpClient(
+            self._headers, timeout_s=options.timeout_s, retries=options.retries
+        )
         # OpenAI's models refuse the older name of the limit, older servers ignore the newer one.
         newer_alone = (self._url.host or "").endswith(_OPENAI_HOSTS)
         limits = _LIMITS[1:] if newer_alone else _LIMITS
@@ -162,7 +181,9 @@ class ServerPolicy(AsyncPolicy):
             messages = chat_messages(request.system_prompt, turns, prompt, request.tools)
             body = self._body(request, messages)
             try:
-                completion = await self._client.request("POST", self._completions, read_completion, orjson.dumps(body))
+                completion = await self._client.request(
+                    "POST", self._completions, read_completion, orjson.dumps(body)
+                )
             except RequestError as error:
                 if self._drop_refused_limit(error, body):
                     continue
@@ -209,14 +230,20 @@ class ServerPolicy(AsyncPolicy):
         limit = self.options.max_response_tokens
         count = reply.response_tokens or 0
         if count > limit:
-            self._note("response", f"{count} tokens for a limit of {limit}: the server ignores max_response_tokens")
+            self._note(
+                "response",
+                f"{count} tokens for a limit of {limit}: the server ignores max_response_tokens",
+            )
         texts = [message.get("content") for message in messages]
         shown = sum(len(text) for text in texts if isinstance(text, str))
         least, characters = _CUT_PROMPT
         count = reply.prompt_tokens or 0
         if shown / characters > count >= least:
             counts = f"{count} tokens for a prompt of {shown} characters"
-            self._note("prompt", f"{counts}: the server probably cuts prompts; set a larger context in its options")
+            self._note(
+                "prompt",
+                f"{counts}: the server probably cuts prompts; set a larger context in its options",
+            )
 
     def _note(self, kind: str, text: str) -> None:
         if kind not in self._noted:
@@ -248,9 +275,12 @@ class ServerPolicy(AsyncPolicy):
             models = await client.request("GET", _below(self._url, "models"), decode)
         except RequestError as error:
             if error.status == 401:
-                raise InputError(f"{self.endpoint} rejects the key in {self.options.api_key_env} (401)") from None
+                raise InputError(
+                    f"{self.endpoint} rejects the key in {self.options.api_key_env} (401)"
+                ) from None
             if error.status is not None and not 300 <= error.status < 400:
-                return []  # the server has no list of models: the first request shows whether it serves the model
+                # the server has no list of models: the first request shows whether it serves the model
+                return []
             raise InputError(
                 f"no OpenAI-compatible server answers at {self.endpoint} ({error}); "
                 "start it, or set another address with --policy-option base_url=…"
@@ -312,15 +342,21 @@ def _url(options: ServerOptions) -> URL:
     register_url(text)
     if not text.startswith(("http://", "https://")):
         register_url(f"http://{text}")
-        raise InputError(f"{name}: expected an address such as {LOCAL_URL}, received {redact(text)!r}")
+        raise InputError(
+            f"{name}: expected an address such as {LOCAL_URL}, received {redact(text)!r}"
+        )
     try:
         url = URL(text)
         url.origin()
     except ValueError as error:
-        raise InputError(f"{name}: expected the address of a server, received {redact(text)!r} ({error})") from None
+        raise InputError(
+            f"{name}: expected the address of a server, received {redact(text)!r} ({error})"
+        ) from None
     if url.fragment:
         shown = redact(str(url.with_fragment(None)))
-        raise InputError(f"{name}: expected an address without a fragment (#…), received one after {shown}; remove it")
+        raise InputError(
+            f"{name}: expected an address without a fragment (#…), received one after {shown}; remove it"
+        )
     return url
 
 

@@ -22,16 +22,30 @@ _TRANSIENT: Final = frozenset({408, 409, 424, 425, 429, 499, *range(500, 600)} -
 
 _NEVER_TOO_LONG: Final = frozenset({401, 402, 403, 404, 414, 429, 431, 503, 504})
 
-_MESSAGES: Final = ("message", "msg", "detail", "error", "errors", "description", "title", "reason", "status_msg")
+_MESSAGES: Final = (
+    "message",
+    "msg",
+    "detail",
+    "error",
+    "errors",
+    "description",
+    "title",
+    "reason",
+    "status_msg",
+)
 _CODES: Final = ("code", "status", "status_code", "error_code", "type", "error_type")
-_FIELDS: Final = frozenset({*_MESSAGES, *_CODES, "details", "metadata", "raw", "cause", "base_resp"})
+_FIELDS: Final = frozenset(
+    {*_MESSAGES, *_CODES, "details", "metadata", "raw", "cause", "base_resp"}
+)
 
 _PERMANENT: Final = re.compile(
     r"(?i)invalid|bad.?request|auth|permission|denied|not.?found|unsupported|quota|billing|content.?(filter|policy)"
 )
 """Codes of errors that another attempt does not change, where the code is a word and not a status."""
 
-_EXHAUSTED: Final = re.compile(r"(?i)insufficient.?(quota|balance|credit|fund)|exceeded.?current.?quota|billing|arrear")
+_EXHAUSTED: Final = re.compile(
+    r"(?i)insufficient.?(quota|balance|credit|fund)|exceeded.?current.?quota|billing|arrear"
+)
 """Codes of accounts without money, which servers also send as a rate limit (429). Messages are no guide: Gemini's rate
 limit speaks of the quota and of billing too."""
 
@@ -127,7 +141,11 @@ def _decoded(report: bytes | str) -> Any:  # noqa: ANN401 - whatever the JSON is
     try:
         return orjson.loads(report)
     except orjson.JSONDecodeError:
-        return report if isinstance(report, str) else report[: 4 * LONGEST_REPORT].decode("utf-8", "replace")
+        return (
+            report
+            if isinstance(report, str)
+            else report[: 4 * LONGEST_REPORT].decode("utf-8", "replace")
+        )
 
 
 def _fields(value: object, name: str = "message") -> Iterator[tuple[str, str]]:

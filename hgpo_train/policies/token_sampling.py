@@ -120,7 +120,9 @@ def sample_responses(
 
             # 2. Draw the next token of every row.
             uniforms = torch.from_numpy(uniform[rows, step]).to(device)
-            token, logprob = sample_tokens(head(batch.hidden), uniforms, options.temperature, options.top_p)
+            token, logprob = sample_tokens(
+                head(batch.hidden), uniforms, options.temperature, options.top_p
+            )
             tokens[rows, step] = token.cpu().numpy()
             logprobs[rows, step] = logprob.cpu().numpy()
             lengths[rows] += 1
@@ -165,7 +167,9 @@ def check_sampling(model: Model) -> None:
     plain = unwrap_peft(model)
     name = type(plain).__name__
     expected = "expected a model whose layers keep keys and values alone"
-    advice = "which in-process sampling does not support; use rollout.engine = 'vllm', or another model"
+    advice = (
+        "which in-process sampling does not support; use rollout.engine = 'vllm', or another model"
+    )
     with computing(model):
         try:
             sampled = sample_responses(model, prompts, [0, 1], options)
@@ -246,7 +250,9 @@ def prefill(
 
     # Here padding is on the right, where the causal mask hides it: attention is faster without another mask.
     cache = DynamicCache()
-    hidden = decoder(input_ids=torch.from_numpy(padded).to(device), **cache_argument(decoder, cache))[0]
+    hidden = decoder(
+        input_ids=torch.from_numpy(padded).to(device), **cache_argument(decoder, cache)
+    )[0]
     last = torch.from_numpy(length[source] - 1).to(device)
     row_source = torch.from_numpy(source).to(device)
     hidden = hidden[row_source, last]
@@ -257,7 +263,12 @@ def prefill(
         columns = torch.from_numpy(present).to(device)[:, None, :, None]
         layers = []
         for keys, values, *_ in cache:
-            layers.append((keys.gather(2, columns.expand_as(keys)), values.gather(2, columns.expand_as(values))))
+            layers.append(
+                (
+                    keys.gather(2, columns.expand_as(keys)),
+                    values.gather(2, columns.expand_as(values)),
+                )
+            )
         cache = DynamicCache(layers)
     if len(distinct) < len(rows):
         cache.batch_select_indices(row_source)
@@ -318,7 +329,8 @@ def _next(
         token = token[kept]
         batch.cache.batch_select_indices(kept)
     length = length + 1
-    width = batch.cache.get_seq_length() + 1  # all columns, also those that only ended rows have used
+    # all columns, also those that only ended rows have used
+    width = batch.cache.get_seq_length() + 1
     is_used = np.arange(width) >= width - length[:, None]
     hidden = decoder(
         input_ids=token[:, None],

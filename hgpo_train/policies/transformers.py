@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hgpo_train.models.chat_format import chat_template_hash, end_tokens, response_text, stop_length
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
+from hgpo_train.policies.generation import (
+    FittedPrompt,
+    GenerationOptions,
+    fit_prompts,
+    model_options,
+)
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.settings import build
 
@@ -83,7 +88,10 @@ class TransformersPolicy(BatchPolicy):
                 tokens.append(prompt.tokens)
                 seeds.append(request.seed)
         responses = iter(self.sampled(tokens, seeds))
-        return [prompt if isinstance(prompt, Failure) else self._reply(prompt, next(responses)) for prompt in prompts]
+        return [
+            prompt if isinstance(prompt, Failure) else self._reply(prompt, next(responses))
+            for prompt in prompts
+        ]
 
     def sampling(self) -> SamplingOptions:
         """Return the options of sampling."""
@@ -144,7 +152,10 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     choose_device(options.device)
     check_model_source(argument)
     config = ModelConfig(
-        path=argument, device=options.device, compute_dtype=options.compute_dtype, gradient_checkpointing=False
+        path=argument,
+        device=options.device,
+        compute_dtype=options.compute_dtype,
+        gradient_checkpointing=False,
     )
     tokenizer = load_tokenizer(argument, options.chat_template)
     model = load_model(config)
@@ -152,7 +163,9 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     return TransformersPolicy(model, tokenizer, options, compute_dtype(config))
 
 
-def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> TransformersPolicy:
+def make_trainable(
+    model: Model, tokenizer: Tokenizer, context: TrainableContext
+) -> TransformersPolicy:
     """Create a policy that samples from the model object that is trained, so publishing copies no weights."""
     from hgpo_train.models.loading import compute_dtype
     from hgpo_train.policies.token_sampling import check_sampling

@@ -84,7 +84,9 @@ def _plain(kind: type[T], expected: str, checks: Sequence[Check], value: Any) ->
         tokens = len(checked.response_token_ids)
         logprobs = len(checked.response_logprobs)
         if tokens != logprobs:
-            raise BadValueError(f"expected one log-probability for each of {tokens} tokens, received {logprobs}")
+            raise BadValueError(
+                f"expected one log-probability for each of {tokens} tokens, received {logprobs}"
+            )
     return checked  # type: ignore[no-any-return]
 
 
@@ -104,11 +106,14 @@ def checked_text(name: str, value: object) -> str:
     if type(value) is not str:
         if not isinstance(value, str):
             raise BadValueError(f"{name}: expected text, received {preview(value)}")
-        value = str.__str__(value)  # a subclass of str may override methods: convert it to a plain str
+        # a subclass of str may override methods: convert it to a plain str
+        value = str.__str__(value)
     return redact(clean_text(value), patterns=False)
 
 
-def checked_number(name: str, value: object, least: float = -LARGEST, most: float = LARGEST) -> float:
+def checked_number(
+    name: str, value: object, least: float = -LARGEST, most: float = LARGEST
+) -> float:
     """Return a number as a float. Raises BadValueError if it is none, or not in [least, most]."""
     if type(value) is float and least <= value <= most:
         return value
@@ -130,7 +135,9 @@ def checked_count(name: str, value: object) -> int:
         plain = int(value)
         if 0 <= plain < INT32:
             return plain
-    raise BadValueError(f"{name}: expected an integer from 0 to {INT32 - 1}, received {preview(value)}")
+    raise BadValueError(
+        f"{name}: expected an integer from 0 to {INT32 - 1}, received {preview(value)}"
+    )
 
 
 def preview(value: object) -> str:
@@ -182,7 +189,9 @@ def _numbers(
     is_list = numbers.ndim == 1 and numbers.dtype.kind in kinds
     if not (is_list and least <= numbers.min() <= numbers.max() <= most):  # NaN is in no range
         noun = "numbers" if "f" in kinds else "integers"
-        raise BadValueError(f"{name}: expected {noun} from {least:g} to {most:.10g}, received {preview(values)}")
+        raise BadValueError(
+            f"{name}: expected {noun} from {least:g} to {most:.10g}, received {preview(values)}"
+        )
     listed: list[Any] = (numbers.astype(float) if "f" in kinds else numbers).tolist()
     return listed
 
@@ -225,11 +234,29 @@ _REPLY: Final[Sequence[Check]] = (
     ("response", "response", checked_text, False),
     ("message", "message", _message, True),
     ("prompt", "prompt", checked_text, True),
-    ("prompt_token_ids", "prompt_token_ids", partial(_numbers, kinds="iu", least=0, most=INT32 - 1), True),
-    ("response_token_ids", "response_token_ids", partial(_numbers, kinds="iu", least=0, most=INT32 - 1), True),
-    ("response_logprobs", "response_logprobs", partial(_numbers, kinds="iuf", least=-np.inf, most=_ROUNDING), True),
+    (
+        "prompt_token_ids",
+        "prompt_token_ids",
+        partial(_numbers, kinds="iu", least=0, most=INT32 - 1),
+        True,
+    ),
+    (
+        "response_token_ids",
+        "response_token_ids",
+        partial(_numbers, kinds="iu", least=0, most=INT32 - 1),
+        True,
+    ),
+    (
+        "response_logprobs",
+        "response_logprobs",
+        partial(_numbers, kinds="iuf", least=-np.inf, most=_ROUNDING),
+        True,
+    ),
     ("finish_reason", "finish_reason", checked_text, True),
-    *((field, field, checked_count, True) for field in ("cut_pairs", "cut_tokens", "prompt_tokens", "response_tokens")),
+    *(
+        (field, field, checked_count, True)
+        for field in ("cut_pairs", "cut_tokens", "prompt_tokens", "response_tokens")
+    ),
 )
 _KINDS: Final[Mapping[type, tuple[str, str, Sequence[Check]]]] = {
     Reply: ("PolicyFailed", "a text (str) or a Reply", _REPLY),

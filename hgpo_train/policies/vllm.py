@@ -18,11 +18,26 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import install_command
-from hgpo_train.models.chat_format import chat_template_hash, end_tokens, response_text, use_chat_template
+from hgpo_train.models.chat_format import (
+    chat_template_hash,
+    end_tokens,
+    response_text,
+    use_chat_template,
+)
 from hgpo_train.models.checkpoint_files import resolve_model
-from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source, read_settings
+from hgpo_train.models.preflight import (
+    ADAPTER_SETTINGS,
+    check_loads_no_code,
+    check_model_source,
+    read_settings,
+)
 from hgpo_train.policies.base import Failure, Reply, attempt
-from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
+from hgpo_train.policies.generation import (
+    FittedPrompt,
+    GenerationOptions,
+    fit_prompts,
+    model_options,
+)
 from hgpo_train.policies.registry import PolicySpec
 
 if TYPE_CHECKING:
@@ -66,7 +81,8 @@ class VLLMPolicy:
     """
 
     name = "vllm"
-    reproducible = False  # the composition of batches depends on timing, and rounding depends on the batch
+    # the composition of batches depends on timing, and rounding depends on the batch
+    reproducible = False
     version = 0
 
     def __init__(
@@ -87,7 +103,8 @@ class VLLMPolicy:
             "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
             "trust_remote_code": False,
             "logprobs_mode": "processed_logprobs",
-            "seed": secrets.randbits(31),  # vLLM's default is 0: every run would draw the same numbers
+            # vLLM's default is 0: every run would draw the same numbers
+            "seed": secrets.randbits(31),
             "worker_extension_cls": "hgpo_train.policies.weight_handover.WeightUpdate",
             **_device_arguments(),
             **(engine or {}),
@@ -98,7 +115,8 @@ class VLLMPolicy:
         if options.chat_template:
             use_chat_template(self._tokenizer, options.chat_template)
         self.chat_template_hash = chat_template_hash(self._tokenizer)
-        self._ends = end_tokens(self._tokenizer)  # vLLM adds those of the model's generation settings
+        # vLLM adds those of the model's generation settings
+        self._ends = end_tokens(self._tokenizer)
         self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []
         self._request_seeds = request_seeds
@@ -115,7 +133,9 @@ class VLLMPolicy:
         from vllm import SamplingParams
 
         options = self.options
-        for request, fitted in zip(requests, fit_prompts(self._tokenizer, requests, options), strict=True):
+        for request, fitted in zip(
+            requests, fit_prompts(self._tokenizer, requests, options), strict=True
+        ):
             if isinstance(fitted, Failure):
                 self._refused.append((request.id, fitted))
                 continue
@@ -132,7 +152,9 @@ class VLLMPolicy:
             )
             try:
                 prompt = {"prompt_token_ids": fitted.tokens}
-                self._engine.add_request(str(request.id), prompt, params, lora_request=self._adapter)
+                self._engine.add_request(
+                    str(request.id), prompt, params, lora_request=self._adapter
+                )
             except ValueError as error:
                 self._refused.append((request.id, Failure.of("PolicyFailed", error)))
                 continue
@@ -162,7 +184,9 @@ class VLLMPolicy:
     def _reply(self, output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - mypy treats vLLM as untyped
         (completion,) = output.outputs
         tokens = list(completion.token_ids)
-        logprobs = [at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)]
+        logprobs = [
+            at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)
+        ]
         # The reason is a stop text, or a token of the model's settings. vLLM's own text ends within the last token.
         text = response_text(self._tokenizer, tokens, (*self._ends, completion.stop_reason))
         return fitted.reply(text, tokens, logprobs, completion.finish_reason or "stop")
@@ -181,7 +205,9 @@ class VLLMPolicy:
         else:
             from hgpo_train.policies.weight_handover import checkpoint_weights  # with torch
 
-            self._publish_weights(checkpoint_weights(model, self._engine.vllm_config.model_config.dtype))
+            self._publish_weights(
+                checkpoint_weights(model, self._engine.vllm_config.model_config.dtype)
+            )
         # Its keys and values are those of the old weights.
         self._llm.reset_prefix_cache()
         self.version = version
@@ -265,7 +291,9 @@ def check_vllm() -> None:
         from vllm import LLM
         from vllm.platforms import current_platform
     except ImportError as error:
-        raise InputError(f"policy vllm needs vLLM 0.32 or newer: {install_command('vllm')}") from error
+        raise InputError(
+            f"policy vllm needs vLLM 0.32 or newer: {install_command('vllm')}"
+        ) from error
     del LLM
     if not current_platform.device_type:
         raise InputError(
@@ -278,7 +306,11 @@ def _device_arguments() -> dict[str, Any]:
     """Return arguments for the device. On a CPU, chunked prefill of a request with a seed crashes vLLM 0.32."""
     from vllm.platforms import current_platform
 
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384} if current_platform.is_cpu() else {}
+    return (
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384}
+        if current_platform.is_cpu()
+        else {}
+    )
 
 
 def adapter_arguments(rank: int) -> dict[str, Any]:
@@ -347,7 +379,8 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
         return VLLMPolicy(path, context.generation, engine, request_seeds=request_seeds)
     except InputError:
         raise
-    except (ValueError, RuntimeError) as error:  # the engine's process prints the cause, which its error often lacks
+    except (ValueError, RuntimeError) as error:
+        # the engine's process prints the cause, which its error often lacks
         share = engine.get("gpu_memory_utilization", "vLLM's default")
         raise InputError(
             f"vLLM did not start with gpu_memory_utilization = {share} ({one_line(error, 200)}); if memory is missing, "
@@ -365,7 +398,11 @@ def check_engine(engine_options: Mapping[str, Any]) -> None:
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
 
-    names = {*inspect.signature(LLM).parameters, *(each.name for each in fields(EngineArgs)), "request_seeds"}
+    names = {
+        *inspect.signature(LLM).parameters,
+        *(each.name for each in fields(EngineArgs)),
+        "request_seeds",
+    }
     where = "rollout.engine_options."
     known = [f"{where}{name}" for name in sorted(names) if not name.startswith("_")]
     for name in engine_options:

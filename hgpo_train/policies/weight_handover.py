@@ -28,7 +28,9 @@ _ALIGNMENT: Final = 64
 """Every tensor begins at a multiple of so many bytes, which all dtypes accept."""
 
 
-def checkpoint_weights(model: Model, merged_dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def checkpoint_weights(
+    model: Model, merged_dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Return a model's weights by the names of its checkpoint: the model's own tensors, tied ones once.
 
     Adapters are merged in float32, layer by layer, and rounded once. The merged tensors are in the host's memory. In
@@ -42,7 +44,11 @@ def checkpoint_weights(model: Model, merged_dtype: torch.dtype = torch.float32) 
     from transformers.core_model_loading import revert_weight_conversion
 
     plain = unwrap_peft(model)
-    adapted = {name: module for name, module in plain.named_modules() if hasattr(module, "get_delta_weight")}
+    adapted = {
+        name: module
+        for name, module in plain.named_modules()
+        if hasattr(module, "get_delta_weight")
+    }
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
     # `keep_vars` returns the parameters themselves, so that tied ones are recognised by their identity.
@@ -136,7 +142,8 @@ class WeightUpdate:
             head.tie_weights(embedding)
             head.quant_method.process_weights_after_loading(head)
         if torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # the trainer may change its tensors once this method has returned
+            # the trainer may change its tensors once this method has returned
+            torch.accelerator.synchronize()
 
 
 def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int, int]]:

@@ -43,8 +43,26 @@ ROWS: Final = 50_000
 _CHARACTERS: Final = 64 << 20
 """Number of characters of branches in memory. A commit writes the files of their groups again, so that few is best."""
 
-_POINT: Final = ("iteration", "task_id", "group", "trajectory", "step", "state", "state_hash", "action", "action_valid")
-_TURN: Final = ("prompt", "response", "message", "prompt_token_ids", "response_token_ids", "cut_pairs", "cut_tokens")
+_POINT: Final = (
+    "iteration",
+    "task_id",
+    "group",
+    "trajectory",
+    "step",
+    "state",
+    "state_hash",
+    "action",
+    "action_valid",
+)
+_TURN: Final = (
+    "prompt",
+    "response",
+    "message",
+    "prompt_token_ids",
+    "response_token_ids",
+    "cut_pairs",
+    "cut_tokens",
+)
 """Columns of a parent that its branches need, and those of conversations."""
 
 
@@ -94,7 +112,9 @@ def branch_rollouts(
     assert spec.branch is not None
     is_here = pl.col("iteration") == spec.iteration
     rollouts = roots(scan_steps(writer.folder).filter(is_here))
-    raise_if_too_many(failures_of_steps(rollouts), execution.max_failed, "Resume the run to repeat them.")
+    raise_if_too_many(
+        failures_of_steps(rollouts), execution.max_failed, "Resume the run to repeat them."
+    )
     rule = branch_rules.get(spec.branch)
     steps = rollouts.select(branch_rules.READ).collect()
     budget = steps.height * (spec.group_size - spec.roots) // spec.roots
@@ -145,12 +165,19 @@ class Branches:
         self._stored: dict[Key, pl.DataFrame] = {}
         done = writer.trajectories
         if done and retry_failed:
-            failed = rollout_table(scan_steps(writer.folder), branches=True).filter("branch", "aborted")
+            failed = rollout_table(scan_steps(writer.folder), branches=True).filter(
+                "branch", "aborted"
+            )
             done -= set(failed.select("trajectory").collect().to_series())
         self.missing: dict[Key, list[tuple[str, str, int]]] = {}
         for *key, trajectory, step in points.sort("trajectory", "step").iter_rows():
             names = (f"{trajectory}/{step:04d}.{number}" for number in range(len(taken) + width))
-            free = [name for _, name in zip(range(width), (name for name in names if name not in taken), strict=False)]
+            free = [
+                name
+                for _, name in zip(
+                    range(width), (name for name in names if name not in taken), strict=False
+                )
+            ]
             new = [(name, trajectory, step) for name in free if name not in done]
             if new:
                 self.missing.setdefault(tuple(key), []).extend(new)
@@ -192,7 +219,9 @@ class Branches:
             size = max(1, self.expected // len(self.missing))
             spec = RolloutSpec(tasks=len(self.missing), group_size=size, seed=seed)
             characters = max(execution.shard_characters, _CHARACTERS)
-            rarely = replace(execution, groups_per_shard=len(self.missing), shard_characters=characters)
+            rarely = replace(
+                execution, groups_per_shard=len(self.missing), shard_characters=characters
+            )
             scheduler = GroupScheduler(groups, spec, rarely, self._commit, {}, {})
             begin = BranchStarts(self._starts)
             play_groups(
@@ -223,7 +252,9 @@ class Branches:
             parents = self._parents(rows)
             # The rows of a group follow one another, and slices copy nothing.
             offset = 0
-            for length, fields in rows.select(pl.struct(GROUP).rle().alias("runs")).unnest("runs").iter_rows():
+            for length, fields in (
+                rows.select(pl.struct(GROUP).rle().alias("runs")).unnest("runs").iter_rows()
+            ):
                 group = rows.slice(offset, length)
                 offset += length
                 key = tuple(fields.values())
@@ -244,7 +275,11 @@ class Branches:
         is_chat = self._handle.settings.prompt_style == "chat"
         columns = [*_POINT, *(_TURN if is_chat else ())]
         whole = with_prefixes(rows.select(*columns, "parent", "branch_step"))
-        whole = whole.filter(pl.col("trajectory").is_in(list(last))).sort("trajectory", "step").select(columns)
+        whole = (
+            whole.filter(pl.col("trajectory").is_in(list(last)))
+            .sort("trajectory", "step")
+            .select(columns)
+        )
         parents = {}
         for name, steps in groupby(whole.iter_rows(), itemgetter(columns.index("trajectory"))):
             needed = islice(steps, last[name] + 1)

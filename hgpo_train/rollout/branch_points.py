@@ -37,7 +37,9 @@ class BranchPoint:
     snapshot: BranchingEngine | None
 
 
-def replayed_points(handle: EnvHandle, rows: Sequence[Row], steps: Sequence[int]) -> list[BranchPoint]:
+def replayed_points(
+    handle: EnvHandle, rows: Sequence[Row], steps: Sequence[int]
+) -> list[BranchPoint]:
     """Replay a stored trajectory up to the last of some steps, and return the point at each of them.
 
     Args:
@@ -59,10 +61,14 @@ def replayed_points(handle: EnvHandle, rows: Sequence[Row], steps: Sequence[int]
                 fork = getattr(episode.engine, "fork", None)
                 snapshot = None if fork is None else fork()
                 prefix = rows[: row.step + 1]
-                points.append(BranchPoint(row.trajectory, row.step, prefix, tuple(states), snapshot))
+                points.append(
+                    BranchPoint(row.trajectory, row.step, prefix, tuple(states), snapshot)
+                )
             if row.step < steps[-1]:
                 if row.action is None:
-                    raise InputError(f"{_name(row)}: expected an action to replay, received a row without one")
+                    raise InputError(
+                        f"{_name(row)}: expected an action to replay, received a row without one"
+                    )
                 state = _attempt(row, episode.engine.act, row.action)
                 episode.observe(row.action, None, state)
     return points
@@ -72,7 +78,9 @@ def _attempt(row: Row, call: Callable[[str], Any], text: str) -> Any:  # noqa: A
     try:
         return call(text)
     except Exception as error:
-        raise InputError(f"{_name(row)}: it cannot be replayed here ({type(error).__name__}: {error})") from error
+        raise InputError(
+            f"{_name(row)}: it cannot be replayed here ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _check_state(row: Row, episode: Episode) -> None:
@@ -111,5 +119,7 @@ class BranchStarts:
         for row in point.rows[:-1]:
             state = engine.act(row.action or "")
         if (state.text, state.key) != (expected.text, expected.key):
-            raise InputError("replaying the stored actions twice gave two states; expected a deterministic environment")
+            raise InputError(
+                "replaying the stored actions twice gave two states; expected a deterministic environment"
+            )
         return engine, state

@@ -148,7 +148,11 @@ def identity(name: str | None, width: int) -> dict[str, Any]:
 
 def biases(name: str, estimator: Estimator) -> bool:
     """Return whether the choice of steps by a rule biases the advantages of branches."""
-    return get(name).outcomes and estimator.branches and not getattr(estimator.parameters, "fresh", False)
+    return (
+        get(name).outcomes
+        and estimator.branches
+        and not getattr(estimator.parameters, "fresh", False)
+    )
 
 
 def _as_rule(found: object, name: str) -> BranchRule:
@@ -156,7 +160,9 @@ def _as_rule(found: object, name: str) -> BranchRule:
         return found
     if callable(found):
         return BranchRule(name, found, outcomes=True)  # unknown, and so the careful answer
-    raise InputError(f"{name}: expected a function of a step table, received {type(found).__name__}")
+    raise InputError(
+        f"{name}: expected a function of a step table, received {type(found).__name__}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ the rules
@@ -172,7 +178,9 @@ def uniform(steps: pl.LazyFrame) -> pl.LazyFrame:
 def first_visits(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Each state of a group once, at the earliest step that is in it."""
     ordered = steps.sort("step", "trajectory")
-    return ordered.unique([*GROUP, "state_hash"], keep="first", maintain_order=True).with_columns(priority=pl.lit(0.0))
+    return ordered.unique([*GROUP, "state_hash"], keep="first", maintain_order=True).with_columns(
+        priority=pl.lit(0.0)
+    )
 
 
 @branch_rule("mixed-outcomes", outcomes=True)
@@ -181,7 +189,11 @@ def mixed_outcomes(steps: pl.LazyFrame) -> pl.LazyFrame:
     state = [*GROUP, "state_hash"]
     visits = steps.sort("step").unique([*state, "trajectory"], keep="first")
     variances = visits.group_by(state).agg(pl.col("episode_return").var(0).alias("priority"))
-    return first_visits.function(steps).drop("priority").join(variances.filter(pl.col("priority") > 0), on=state)
+    return (
+        first_visits.function(steps)
+        .drop("priority")
+        .join(variances.filter(pl.col("priority") > 0), on=state)
+    )
 
 
 @branch_rule("entropy", scores=("entropy",))
@@ -226,16 +238,26 @@ def choose_points(
     # 1. What the rule chooses. A branch at a first row would be one of the parent's parent, or a rollout of its own.
     whole = steps.filter(~pl.col("aborted").any().over("trajectory"))
     try:
-        found = rule.function(whole).select(*POINT, pl.col("priority").cast(pl.Float64)).drop_nulls().collect()
+        found = (
+            rule.function(whole)
+            .select(*POINT, pl.col("priority").cast(pl.Float64))
+            .drop_nulls()
+            .collect()
+        )
         allowed = whole.filter(~IS_FIRST).select(POINT).collect()
         points = found.unique(POINT).join(allowed, on=POINT, how="semi")
     except Exception as error:  # of a function of one's own
         expected = f"rows of the step table with {', '.join(POINT)} and a number as priority"
         received = f"{type(error).__name__}: {one_line(error, 200)}"
-        raise InputError(f"branch rule {rule.name}: expected {expected}, received {received}") from error
+        raise InputError(
+            f"branch rule {rule.name}: expected {expected}, received {received}"
+        ) from error
 
     # 2. Their order. The names of equal ones are hashed with the seed, so that it does not depend on that of rows.
-    texts = [f"{seed}/{trajectory}/{step}" for trajectory, step in points.select("trajectory", "step").iter_rows()]
+    texts = [
+        f"{seed}/{trajectory}/{step}"
+        for trajectory, step in points.select("trajectory", "step").iter_rows()
+    ]
     order = pl.Series("(order)", text_hashes(texts), dtype=pl.Int64)
     points = points.with_columns(order).sort("priority", "(order)", descending=[True, False])
 

@@ -115,7 +115,9 @@ def branch_run(
     source, header = _saved(Path(run))
     folder = Path(out) if out is not None else source.with_name(f"{source.name}-branched")
     if folder.resolve() == source.resolve():
-        raise InputError(f"--out {folder}: expected another folder than that of the run, which is not changed")
+        raise InputError(
+            f"--out {folder}: expected another folder than that of the run, which is not changed"
+        )
     policy, options = _policy(header, policy, policy_options)
     rule = branch_rules.get(at)
     maker, argument = find_policy(policy)
@@ -132,7 +134,9 @@ def branch_run(
             replays=replays(handle),
         )
         if points.is_empty():
-            raise InputError(f"{source}: the rule {at} found no step to branch at; use another rule, or more rollouts")
+            raise InputError(
+                f"{source}: the rule {at} found no step to branch at; use another rule, or more rollouts"
+            )
         # 3. The policy, and what the new run says of itself.
         context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
         player, identity = player_of(maker, argument, policy, context)
@@ -149,7 +153,9 @@ def branch_run(
         config = redact_json({**header.config, "branches": branched})
         # 4. All groups of the run, with their branches.
         tally = Tally()
-        session = Session(endpoint=getattr(player, "endpoint", None), slots=slots or ExecutionOptions().slots or 0)
+        session = Session(
+            endpoint=getattr(player, "endpoint", None), slots=slots or ExecutionOptions().slots or 0
+        )
         allowed = allowed_in_a_row(points.height * width, max_failed)
         execution = ExecutionOptions(slots, max_failed=max_failed, max_consecutive_failures=allowed)
         taken = frozenset(steps.select("trajectory").unique().collect().to_series())
@@ -168,10 +174,19 @@ def branch_run(
                 else live_progress(branches.expected, shown=progress) as show,
             ):
                 parts = (part.scan() for part in partitions(source, ROWS))
-                branches.play(parts, player, seed, execution, tally, progress=show, should_stop=should_stop)
+                branches.play(
+                    parts, player, seed, execution, tally, progress=show, should_stop=should_stop
+                )
                 if should_stop():
-                    raise KeyboardInterrupt(f"{len(writer.committed):,} groups are kept in {folder}; run it again.")
-    every = scan_steps(folder).select(pl.col("trajectory").filter(IS_BRANCH).n_unique()).collect().item()
+                    raise KeyboardInterrupt(
+                        f"{len(writer.committed):,} groups are kept in {folder}; run it again."
+                    )
+    every = (
+        scan_steps(folder)
+        .select(pl.col("trajectory").filter(IS_BRANCH).n_unique())
+        .collect()
+        .item()
+    )
     return BranchedRun(folder, tally, points.height, every, branches.replayed)
 
 
@@ -182,18 +197,26 @@ def _saved(run: Path) -> tuple[Path, Header]:
         raise InputError(f"{run}: expected the folder of a saved run, as of hgpo rollout")
     header = manifest.read(folder).header
     if header is None or not isinstance(header.config.get("env"), dict):
-        raise InputError(f"{run}: expected a run that names its environment, as one of hgpo rollout or hgpo eval does")
+        raise InputError(
+            f"{run}: expected a run that names its environment, as one of hgpo rollout or hgpo eval does"
+        )
     return folder, header
 
 
-def _policy(header: Header, policy: object, options: Mapping[str, Any] | None) -> tuple[object, dict[str, Any]]:
+def _policy(
+    header: Header, policy: object, options: Mapping[str, Any] | None
+) -> tuple[object, dict[str, Any]]:
     """Return the policy, and its options; by default those of the saved run, unless they are code."""
     if policy is not None:
         return policy, dict(options or {})
     stored = header.config.get("policy")
     name = stored.get("name") if isinstance(stored, dict) else None
     if stored is None or not isinstance(name, str) or not _can_be_named(name):
-        was = f"that of the run, {name!r}, is code of its own" if isinstance(name, str) else "the run names none"
+        was = (
+            f"that of the run, {name!r}, is code of its own"
+            if isinstance(name, str)
+            else "the run names none"
+        )
         raise InputError(f"--policy: expected the policy that plays the branches, because {was}")
     unused = ("name", "weights", "chat_template_hash")
     kept = {key: value for key, value in stored.items() if key not in unused}
@@ -210,6 +233,8 @@ def _opened(header: Header, run: Path, allow: Collection[str]) -> EnvHandle:
     options = dict(header.config["env"])
     env_id = options.pop("id", None)
     if not isinstance(env_id, str) or ":" in env_id:
-        raise InputError(f"expected the Gymnasium id of an installed environment in the run, received {env_id!r}")
+        raise InputError(
+            f"expected the Gymnasium id of an installed environment in the run, received {env_id!r}"
+        )
     check_code_in_file(code_of_environment(env_id, options), run / manifest.NAME, allow)
     return open_env(env_id, **options)

@@ -35,7 +35,14 @@ from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.sources import Split
 from hgpo_envs.task_sampling import SORTED
 from hgpo_train.measures import measure
-from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy, name_of, own_policy, source_hash
+from hgpo_train.policies.registry import (
+    PolicyContext,
+    PolicySpec,
+    find_policy,
+    name_of,
+    own_policy,
+    source_hash,
+)
 from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import (
@@ -128,7 +135,10 @@ class CollectedRun:
         }
 
     def __repr__(self) -> str:
-        shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in self.summary.items()}
+        shown = {
+            name: f"{value:.3g}" if isinstance(value, float) else value
+            for name, value in self.summary.items()
+        }
         return f"CollectedRun({str(self.path)!r}: {', '.join(f'{value} {name}' for name, value in shown.items())})"
 
 
@@ -233,7 +243,9 @@ def collect(
         for number in seeds
     ]
     allowed = allowed_in_a_row(sum(spec.rollouts for spec in specs), max_failed)
-    execution = ExecutionOptions(slots, workers, max_failed=max_failed, max_consecutive_failures=allowed)
+    execution = ExecutionOptions(
+        slots, workers, max_failed=max_failed, max_consecutive_failures=allowed
+    )
     # 3. The policy, and what a run stores of it: not the options that affect only the execution.
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     player, identity = player_of(maker, argument, policy, context)
@@ -259,7 +271,8 @@ def collect(
                 **handle.identity(stored_options),
                 "policy": identity,
                 "group_size": group_size,
-                **({"evaluation": True} if several_seeds else {"seed": seed}),  # further seeds can be added
+                # further seeds can be added
+                **({"evaluation": True} if several_seeds else {"seed": seed}),
                 "order": order,
                 "dynamic": dynamic is not None,
                 **branch_rules.identity(branch, width),
@@ -267,7 +280,10 @@ def collect(
             }
         )
         columns = [without] if isinstance(without, str) else list(without)
-        with removed_if_unused(folder), StepWriter(folder, config=config, without=columns) as writer:
+        with (
+            removed_if_unused(folder),
+            StepWriter(folder, config=config, without=columns) as writer,
+        ):
             for text in _changes(folder, earlier, session, name):
                 warnings.warn(text, stacklevel=2)  # names the line that calls `collect`
             session.groups_before = len(writer.committed)
@@ -275,7 +291,9 @@ def collect(
             with (
                 stop_on_interrupt() as should_stop,
                 record_session(folder, earlier, session, tally),
-                nullcontext(progress) if callable(progress) else live_progress(expected, shown=progress) as show,
+                nullcontext(progress)
+                if callable(progress)
+                else live_progress(expected, shown=progress) as show,
             ):
                 for spec in specs:
                     collect_groups(
@@ -294,7 +312,9 @@ def collect(
     # 5. The verdict is about the whole run, with the rollouts of earlier calls.
     run = CollectedRun(folder, tally)
     try:
-        raise_if_too_many(run.failures, max_failed, "Run it again with the same arguments to retry them.")
+        raise_if_too_many(
+            run.failures, max_failed, "Run it again with the same arguments to retry them."
+        )
     except RolloutError as error:
         error.run = run
         raise
@@ -309,7 +329,10 @@ def player_of(
     options = context.options
     unstored = getattr(maker.options, "EXECUTION", ())
     name = policy if isinstance(policy, str) else name_of(player)
-    identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}
+    identity = {
+        "name": name,
+        **{key: value for key, value in options.items() if key not in unstored},
+    }
     if name.partition(":")[0] in _LOCAL_MODELS:
         from hgpo_train.models.checkpoint_files import stored_model
 
@@ -318,10 +341,15 @@ def player_of(
     return player, identity
 
 
-def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[EnvHandle, dict[str, Any]]:
+def _open(
+    env: AnyEnv, options: Mapping[str, Any], action_format: str
+) -> tuple[EnvHandle, dict[str, Any]]:
     """Return the environment and its options as they are stored with the run."""
     if isinstance(env, str):
-        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
+        plain = {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value
+            for name, value in options.items()
+        }
         shown = {"history_length": EpisodeOptions.history_length, "action_format": action_format}
         stored = {"split": "train", **shown, **plain}
         try:
@@ -330,16 +358,24 @@ def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[
             for name in options:
                 similar = get_close_matches(name, signature(collect).parameters, 1)
                 if similar and f"argument {name!r}" in str(error):
-                    raise InputError(f"unknown argument {name!r}; did you mean {similar[0]!r}?") from error
+                    raise InputError(
+                        f"unknown argument {name!r}; did you mean {similar[0]!r}?"
+                    ) from error
             raise
     if not isinstance(env, EnvHandle | gymnasium.Env):
-        raise InputError(f"env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received {env!r}")
+        raise InputError(
+            f"env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received {env!r}"
+        )
     if options:
-        raise InputError(f"env: expected an id with {', '.join(options)}, received an environment that is open")
+        raise InputError(
+            f"env: expected an id with {', '.join(options)}, received an environment that is open"
+        )
     if isinstance(env, gymnasium.Env):
         text_env = env.unwrapped
         if not isinstance(text_env, TextEnv) or env.spec is None:
-            raise InputError(f"env: expected a Gymnasium id, or a text environment of gymnasium.make, received {env}")
+            raise InputError(
+                f"env: expected a Gymnasium id, or a text environment of gymnasium.make, received {env}"
+            )
         env = EnvHandle(
             env.spec.id,
             text_env.shared,
@@ -357,7 +393,9 @@ def _select(handle: EnvHandle, tasks: int | Sequence[str] | None) -> tuple[EnvHa
         return replace(handle, tasks=chosen), len(chosen)
     number = len(handle.tasks)
     if tasks is None and number > SORTED:
-        raise InputError(f"tasks: expected a number, because the split has {number:,} tasks; received none")
+        raise InputError(
+            f"tasks: expected a number, because the split has {number:,} tasks; received none"
+        )
     return handle, number if tasks is None else tasks
 
 
@@ -368,8 +406,13 @@ def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: s
     last = earlier[-1]
     texts = []
     if last.endpoint != session.endpoint:
-        texts.append(f"{folder} was played with {last.endpoint} and is now resumed with {session.endpoint}")
-    if None not in (last.policy_code, session.policy_code) and last.policy_code != session.policy_code:
+        texts.append(
+            f"{folder} was played with {last.endpoint} and is now resumed with {session.endpoint}"
+        )
+    if (
+        None not in (last.policy_code, session.policy_code)
+        and last.policy_code != session.policy_code
+    ):
         texts.append(
             f"{folder} was played with other code of the policy {name}; its groups are not played again. Use another "
             "folder to collect all of them with the new code."
@@ -396,6 +439,7 @@ def removed_if_unused(folder: Path, *worthless: str) -> Iterator[None]:
         yield
     except BaseException:
         if new and folder.is_dir():
-            with suppress(OSError, InputError), FolderLock(folder, "removing an empty run"):  # unless it is in use
+            # unless it is in use
+            with suppress(OSError, InputError), FolderLock(folder, "removing an empty run"):
                 remove_unused(new, {LOCK, manifest.NAME, SESSIONS, *worthless})
         raise

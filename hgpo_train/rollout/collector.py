@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.slots import Begin
     from hgpo_train.rollout.tally import Tally
 
-_WAIT_S = 0.2  # the longest wait for either environments or the policy: bounds the delay of should_stop
+# the longest wait for either environments or the policy: bounds the delay of should_stop
+_WAIT_S = 0.2
 _FAILING_TASKS = 3
-_BOTH_WAIT_S = 0.002  # the longest wait for the policy while environments compute, whose results must not wait for it
+# the longest wait for the policy while environments compute, whose results must not wait for it
+_BOTH_WAIT_S = 0.002
 
 
 @dataclass(slots=True)
@@ -76,16 +78,20 @@ class Collector:
         self._seed = spec.seed
         self._policy_timeout_s = execution.policy_timeout_s
         self.tally = tally
-        self._failures_allowed = execution.max_consecutive_failures or allowed_in_a_row(spec.rollouts)
+        self._failures_allowed = execution.max_consecutive_failures or allowed_in_a_row(
+            spec.rollouts
+        )
         self._raises_bugs = bool(getattr(policy, "raise_errors", False))
         self._failing_act_loses = bool(getattr(self._source, "failing_act_loses", False))
         self._seats = [
-            _Seat(slot, Episode(handle.shared, handle.settings, engine)) for slot, engine in enumerate(slots.engines)
+            _Seat(slot, Episode(handle.shared, handle.settings, engine))
+            for slot, engine in enumerate(slots.engines)
         ]
         self._free = self._seats[::-1]
         self._asked: dict[int, _Seat] = {}  # by request id, oldest first, which _exchange relies on
         self._requests: list[Request] = []  # not yet submitted to the policy
-        self._members: list[tuple[PlannedGroup, int]] = []  # members of the newest group that have not started
+        # members of the newest group that have not started
+        self._members: list[tuple[PlannedGroup, int]] = []
         self._next_id = 0
         self._version = 0
 
@@ -152,7 +158,9 @@ class Collector:
                 clocked=not self._policy.reproducible,
             )
             branches = seat.trajectory.point is not None
-            self._slots.call(seat.slot, "start", group.trajectory(member) if branches else group.task_id)
+            self._slots.call(
+                seat.slot, "start", group.trajectory(member) if branches else group.task_id
+            )
         return len(self._free) < len(self._seats)
 
     def _exchange(self) -> list[tuple[int, Reply | Failure]]:
@@ -171,7 +179,12 @@ class Collector:
         for request_id, seat in self._asked.items():
             if seat.asked_at > late:
                 break
-            replies.append((request_id, Failure("PolicyTimedOut", f"no answer within {self._policy_timeout_s:g} s")))
+            replies.append(
+                (
+                    request_id,
+                    Failure("PolicyTimedOut", f"no answer within {self._policy_timeout_s:g} s"),
+                )
+            )
         return replies
 
     def _arrived(self, seat: _Seat, outcome: object, seconds: float) -> None:
@@ -179,7 +192,11 @@ class Collector:
         assert trajectory is not None
         # Where an action of the policy can end its world, a failure counts as lost: otherwise a policy could raise its
         # measured success by ending the worlds in which it would fail.
-        if isinstance(outcome, Failure) and self._failing_act_loses and trajectory.action is not None:
+        if (
+            isinstance(outcome, Failure)
+            and self._failing_act_loses
+            and trajectory.action is not None
+        ):
             outcome = State(
                 "",
                 (),
@@ -190,7 +207,9 @@ class Collector:
         if failure is not None or seat.episode.done:
             self._end(seat, trajectory, failure)
 
-    def _advance(self, seat: _Seat, trajectory: Trajectory, outcome: object, seconds: float) -> Failure | None:
+    def _advance(
+        self, seat: _Seat, trajectory: Trajectory, outcome: object, seconds: float
+    ) -> Failure | None:
         """Add a state to the episode and request the next action, unless the episode is done."""
         state = checked(State, outcome)
         if isinstance(state, Failure):
@@ -225,7 +244,8 @@ class Collector:
         trajectory = seat.trajectory
         assert trajectory is not None
         if not isinstance(reply, Failure):
-            failure = attempt("EnvironmentFailed", self._act, seat, trajectory, reply)  # it parses the response
+            # it parses the response
+            failure = attempt("EnvironmentFailed", self._act, seat, trajectory, reply)
         elif not (self._raises_bugs and is_bug(reply)):
             failure = reply
         else:
@@ -253,10 +273,14 @@ class Collector:
         if isinstance(error, BadValueError):
             raise InputError(f"policy {self._policy.name}: {error}") from error
         if not isinstance(error, Exception):  # SystemExit would end the command without a word
-            error = RuntimeError(f"the policy raised {failure.message}").with_traceback(error.__traceback__)
+            error = RuntimeError(f"the policy raised {failure.message}").with_traceback(
+                error.__traceback__
+            )
         if not isinstance(error, InputError):
             where = f"at step {len(trajectory.rows)} of task {trajectory.group.task_id}"
-            error.add_note(f"Raised by the policy {self._policy.name} {where}. Finished groups are committed.")
+            error.add_note(
+                f"Raised by the policy {self._policy.name} {where}. Finished groups are committed."
+            )
         raise error
 
     def _end(self, seat: _Seat, trajectory: Trajectory, failure: Failure | None) -> None:
@@ -284,7 +308,9 @@ class Collector:
         """
         failing = self.tally.failing
         allowed = self._failures_allowed
-        if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(_FAILING_TASKS, allowed):
+        if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(
+            _FAILING_TASKS, allowed
+        ):
             return
         raise RolloutError(
             f"stopped after {len(failing)} failures in a row: {self.tally.failures.describe()}. Finished groups are "
@@ -316,8 +342,11 @@ def play_groups(
         from hgpo_train.rollout.workers import WorkerSlots
 
         slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
-    elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
-        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))], begin)
+    elif concurrent is not None:
+        # engines that wait for other processes, of which the source allows so many
+        slots = ThreadSlots(
+            [handle.shared.source.engine() for _ in range(min(count, concurrent))], begin
+        )
     else:
         slots = Slots([handle.shared.source.engine() for _ in range(count)], begin)
     Collector(handle, slots, policy, groups, spec, execution, tally).run(progress, should_stop)

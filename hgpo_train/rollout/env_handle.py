@@ -52,15 +52,27 @@ class EnvHandle:
             options: The environment's keyword arguments.
         """
         functions = {"state_key": self.settings.state_key, "memory": self.settings.memory}
-        named = {name: name_of(function) for name, function in functions.items() if function is not None}
-        plain = {name: name_of(value) if callable(value) else value for name, value in options.items()}
+        named = {
+            name: name_of(function) for name, function in functions.items() if function is not None
+        }
+        plain = {
+            name: name_of(value) if callable(value) else value for name, value in options.items()
+        }
         # A list of ids may be long: their hash tells one list from another.
-        chosen = {} if self.tasks.chosen is None else {"chosen": text_hash(json.dumps(self.tasks.chosen))}
+        chosen = (
+            {}
+            if self.tasks.chosen is None
+            else {"chosen": text_hash(json.dumps(self.tasks.chosen))}
+        )
         # Prompts contain the tools, and a later command may not know the environment: `module:object` is of a process.
         tools = {"tools": list(self.settings.tools)} if self.settings.tools else {}
         return {
             "env": {"id": self.env_id, **plain},
-            "tasks": {"count": len(self.tasks), **chosen, **self.shared.source.task(self.tasks[0]).versions},
+            "tasks": {
+                "count": len(self.tasks),
+                **chosen,
+                **self.shared.source.task(self.tasks[0]).versions,
+            },
             "prompt_template": self.settings.template.fingerprint,
             **named,
             **tools,
@@ -81,17 +93,24 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
             fails for the first task.
     """
     if not isinstance(env_id, str):
-        raise InputError(f"env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received {env_id!r}")
+        raise InputError(
+            f"env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received {env_id!r}"
+        )
     env_id = resolve_id(env_id)
     env: object = None
     try:
         make: Any = make_env if env_id in environment_ids() else gymnasium.make
         env = make(env_id, **options).unwrapped
     except gymnasium.error.Error as error:
-        is_unknown = isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound)
-        if is_unknown and ":" not in env_id:  # the names that Gymnasium proposes are mostly no text environments
+        is_unknown = isinstance(
+            error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound
+        )
+        # the names that Gymnasium proposes are mostly no text environments
+        if is_unknown and ":" not in env_id:
             raise InputError(unknown("environment", env_id, environment_ids())) from error
-        raise InputError(f"unknown environment {env_id!r} ({error}). Known: {', '.join(environment_ids())}") from error
+        raise InputError(
+            f"unknown environment {env_id!r} ({error}). Known: {', '.join(environment_ids())}"
+        ) from error
     except ImportError as error:
         raise InputError(f"{env_id}: {one_line(error, 300)}") from error
     except TypeError:  # another package's environment, which lacks this package's arguments
@@ -99,9 +118,13 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
     if isinstance(env, TextEnv):
         return EnvHandle(env_id, env.shared, env.episode.settings, env.tasks)
     # options of episodes are applied here, all others are passed to the other package's environment
-    own = {name: value for name, value in options.items() if name not in (*_EPISODE_OPTIONS, "split")}
+    own = {
+        name: value for name, value in options.items() if name not in (*_EPISODE_OPTIONS, "split")
+    }
     shell = {name: options[name] for name in _EPISODE_OPTIONS if name in options}
-    shared = open_shared("hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own))
+    shared = open_shared(
+        "hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own)
+    )
     handle = EnvHandle(
         env_id,
         shared,

@@ -97,7 +97,12 @@ def failures_of_steps(steps: pl.LazyFrame) -> FailureSummary:
 def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
     """Summarize the failures in a table of rollouts, of which the columns `aborted` and `error` are read."""
     failed = rollouts.filter("aborted")
-    counts = failed["error"].fill_null("no reason is stored").value_counts(name="times").sort("times", "error")[::-1]
+    counts = (
+        failed["error"]
+        .fill_null("no reason is stored")
+        .value_counts(name="times")
+        .sort("times", "error")[::-1]
+    )
     return FailureSummary(
         len(rollouts),
         len(failed),

@@ -115,7 +115,9 @@ class GroupScheduler:
             failed = self._failed.get(group.key)
             if failed is not None:
                 self._to_retry -= 1
-                members = [n for n in range(group.size) if group.trajectory(n) in failed.trajectories]
+                members = [
+                    n for n in range(group.size) if group.trajectory(n) in failed.trajectories
+                ]
                 self._active[group.position] = _ActiveGroup(len(members), list(failed.outcomes))
                 return group, members
             # 2. A new group. 3. Otherwise it is committed or not wanted, and counts if it is known to be informative.
@@ -145,7 +147,11 @@ class GroupScheduler:
         self._finished += 1
         limits = self._execution
         is_late = limits.shard_s is not None and monotonic() - self._flushed_at >= limits.shard_s
-        if is_late or self._finished >= limits.groups_per_shard or self._characters >= limits.shard_characters:
+        if (
+            is_late
+            or self._finished >= limits.groups_per_shard
+            or self._characters >= limits.shard_characters
+        ):
             self.flush()
 
     def flush(self) -> None:

@@ -104,7 +104,10 @@ class Success:
                 f"{self.if_aborted_lost:.1%} if the {self.aborted} aborted rollouts are lost, "
                 f"{self.if_aborted_won:.1%} if won"
             )
-            shares = [f"{aborted / rollouts:.0%} of {steps}" for steps, rollouts, aborted in self.aborted_by_length]
+            shares = [
+                f"{aborted / rollouts:.0%} of {steps}"
+                for steps, rollouts, aborted in self.aborted_by_length
+            ]
             text += f" ({bounds}); aborted: {', '.join([f'{shares[0]} steps', *shares[1:]])}"
         return text
 
@@ -164,4 +167,8 @@ def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFram
     Returns:
         A frame with the columns ``iteration``, ``task_id`` and ``group``.
     """
-    return group_table(steps, outcome, branches=True).filter(pl.col("ends").list.n_unique() > 1).select(GROUP)
+    return (
+        group_table(steps, outcome, branches=True)
+        .filter(pl.col("ends").list.n_unique() > 1)
+        .select(GROUP)
+    )

@@ -70,7 +70,9 @@ class RolloutSpec(Settings):
         if self.outcome not in OUTCOMES:
             raise InputError(unknown("outcome", self.outcome, OUTCOMES))
         if self.dynamic is not None and self.dynamic < self.tasks:
-            raise InputError(f"dynamic: expected at least {self.tasks} wanted groups, received {self.dynamic}")
+            raise InputError(
+                f"dynamic: expected at least {self.tasks} wanted groups, received {self.dynamic}"
+            )
         if self.branch is not None:
             branch_rules.check_in_rollouts(self.branch, self.group_size)
 
@@ -161,7 +163,9 @@ class PlannedGroup:
 
     def seed(self, run_seed: int, member: int) -> int:
         """Return a member's seed in [0, 2⁶³). It does not depend on other groups or on timing."""
-        return text_hash(f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}") % (1 << 63)
+        return text_hash(f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}") % (
+            1 << 63
+        )
 
     def point(self, _: int) -> BranchPoint | None:
         """Return the point at which a member starts, if it is a branch; None if it starts the task."""
@@ -180,7 +184,9 @@ def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]
     for position, task_id in enumerate(islice(stream, spec.skip, None)):
         value: object = task_id
         if not isinstance(value, str) or clean_text(value) != value:
-            raise InputError(f"expected text without lone surrogates as a task id, received {task_id!r}")
+            raise InputError(
+                f"expected text without lone surrogates as a task id, received {task_id!r}"
+            )
         group = times.get(task_id, 0)
         times[task_id] = group + 1
         yield PlannedGroup(position, spec.iteration, task_id, group, spec.roots)

@@ -29,14 +29,28 @@ def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Ta
     if not sys.stderr.isatty():
         print_line = spaced()
         yield lambda tally: print_line(
-            lambda: f"{tally.trajectories:,} of {max(expected, tally.trajectories):,} rollouts, {tally.describe()}"
+            lambda: (
+                f"{tally.trajectories:,} of {max(expected, tally.trajectories):,} rollouts, {tally.describe()}"
+            )
         )
         return
     from rich.console import Console  # slow to import
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     summary = TextColumn("{task.fields[summary]}")
-    columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), summary, TimeRemainingColumn())
+    columns = (
+        TextColumn("rollouts"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        summary,
+        TimeRemainingColumn(),
+    )
     # The stream of the command line cleans texts of others; these columns contain none.
     stream = sys.stderr.styled() if hasattr(sys.stderr, "styled") else sys.stderr
     with Progress(*columns, console=Console(file=stream), transient=True) as bar:

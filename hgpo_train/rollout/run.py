@@ -71,7 +71,9 @@ def collect_groups(
     replayed = retry_failed
     if spec.branch is not None:
         if execution.workers:
-            raise InputError(f"branches at {spec.branch}: expected environments in this process; leave workers out")
+            raise InputError(
+                f"branches at {spec.branch}: expected environments in this process; leave workers out"
+            )
         # Points were chosen among the rollouts as they were: others would have other branches.
         here = pl.col("iteration") == spec.iteration
         replayed &= not (writer.committed and has_branches(scan_steps(writer.folder).filter(here)))
@@ -86,7 +88,9 @@ def collect_groups(
 
     plan = plan_groups(handle.tasks, spec)
     groups = GroupScheduler(plan, spec, execution, commit, done, failed)
-    play_groups(handle, policy, groups, spec, execution, tally, progress=progress, should_stop=should_stop)
+    play_groups(
+        handle, policy, groups, spec, execution, tally, progress=progress, should_stop=should_stop
+    )
     if spec.branch is not None and not should_stop():
         branch_rollouts(
             handle,

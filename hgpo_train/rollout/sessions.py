@@ -41,7 +41,9 @@ _PACKAGES: Final = ("hgpo", "torch", "transformers", "vllm")
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that affect rollouts."""
-    packages = {name: number for name in _PACKAGES if (number := installed_version(name)) is not None}
+    packages = {
+        name: number for name in _PACKAGES if (number := installed_version(name)) is not None
+    }
     return {"python": platform.python_version(), **packages}
 
 
@@ -103,12 +105,16 @@ def read_sessions(run: Path) -> list[Session]:
     except (msgspec.DecodeError, RecursionError):
         record = _Record("", [])
     if record.format != FORMAT:
-        raise InputError(f"{path}: expected a record of the form {FORMAT!r}; move the file elsewhere to resume the run")
+        raise InputError(
+            f"{path}: expected a record of the form {FORMAT!r}; move the file elsewhere to resume the run"
+        )
     return record.sessions
 
 
 @contextmanager
-def record_session(run: Path, before: Sequence[Session], session: Session, tally: Tally) -> Iterator[None]:
+def record_session(
+    run: Path, before: Sequence[Session], session: Session, tally: Tally
+) -> Iterator[None]:
     """Record a session while the block runs.
 
     Args:
@@ -139,5 +145,6 @@ def record_session(run: Path, before: Sequence[Session], session: Session, tally
         if not tally.uncounted:
             session.prompt_tokens = tally.prompt_tokens
             session.response_tokens = tally.tokens
-        with suppress(OSError) if ended == "failed" else nullcontext():  # the error of the block is more important
+        # the error of the block is more important
+        with suppress(OSError) if ended == "failed" else nullcontext():
             write()

@@ -35,7 +35,9 @@ class Trajectory:
         action: The command that the environment executes, and whether the response was well formed; None between steps.
     """
 
-    def __init__(self, group: PlannedGroup, member: int, seed: int, episode: Episode, *, clocked: bool) -> None:
+    def __init__(
+        self, group: PlannedGroup, member: int, seed: int, episode: Episode, *, clocked: bool
+    ) -> None:
         self.group = group
         self.member = member
         self.seed = seed
@@ -67,7 +69,9 @@ class Trajectory:
         self.episode.begin(task, point.states[0])
         is_response = self.episode.settings.action_format == "response"
         for row, following in zip(point.rows, [*point.states[1:-1], state], strict=False):
-            self.episode.observe(row.action or "", row.action_valid if is_response else None, following)
+            self.episode.observe(
+                row.action or "", row.action_valid if is_response else None, following
+            )
 
     def request(self, number: int = 0, slot: int = 0, engine: Engine | None = None) -> Request:
         """Begin the row of a step with its state and prompt. Return the request to the policy, with this number."""
@@ -98,7 +102,15 @@ class Trajectory:
             before = () if self.point is None else self.point.rows[:-1]
             for row in (*before, *self.rows):
                 tokens = None if row.cut_pairs or row.cut_tokens else row.prompt_token_ids
-                turns.append(Turn(row.prompt or "", row.response or "", tokens, row.response_token_ids, row.message))
+                turns.append(
+                    Turn(
+                        row.prompt or "",
+                        row.response or "",
+                        tokens,
+                        row.response_token_ids,
+                        row.message,
+                    )
+                )
         return Request(
             id=number,
             prompt=prompt,
@@ -152,7 +164,8 @@ class Trajectory:
         self.action = None
         episode = self.episode
         episode.observe(*action, state)
-        next_hash = self._key_hash() if episode.done else None  # first: it may fail, and then the step is aborted
+        # first: it may fail, and then the step is aborted
+        next_hash = self._key_hash() if episode.done else None
         columns = self._columns
         columns["action_valid"] = episode.action_valid
         columns["action_admissible"] = state.valid
@@ -184,8 +197,17 @@ class Trajectory:
             )
             return
         if not self._columns:  # before the first step
-            at = Row(**self._identity, step=0, state="") if self.point is None else self.point.rows[-1]
-            self._columns = {**self._identity, "step": at.step, "state": at.state, "state_hash": at.state_hash}
+            at = (
+                Row(**self._identity, step=0, state="")
+                if self.point is None
+                else self.point.rows[-1]
+            )
+            self._columns = {
+                **self._identity,
+                "step": at.step,
+                "state": at.state,
+                "state_hash": at.state_hash,
+            }
         self._columns |= {"aborted": True, "error": error}
         self._add_row()
 

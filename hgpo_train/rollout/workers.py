@@ -118,7 +118,9 @@ class WorkerSlots(Slots):
             if worker.slot in ready:
                 outcome = self._receive(worker)
             elif seconds > worker.limit_s:
-                outcome = Failure("WorkerTimedOut", f"no answer from the environment within {worker.limit_s:g} s")
+                outcome = Failure(
+                    "WorkerTimedOut", f"no answer from the environment within {worker.limit_s:g} s"
+                )
                 self._discard(worker)
             else:
                 continue
@@ -189,7 +191,8 @@ class WorkerSlots(Slots):
 
 def _serve(pickled: bytes, connection: Connection) -> None:
     """Run a worker process: execute calls until the other end of the connection is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the collector handles Ctrl-C and ends its processes
+    # the collector handles Ctrl-C and ends its processes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
         parent = multiprocessing.parent_process()
@@ -200,7 +203,8 @@ def _serve(pickled: bytes, connection: Connection) -> None:
         opened: tuple[SharedSource, Engine] | Failure | None = None
         while (call := connection.recv()) is not None:
             method, text = call
-            if opened is None or isinstance(opened, Failure):  # the source could not be opened so far
+            # the source could not be opened so far
+            if opened is None or isinstance(opened, Failure):
                 opened = attempt("EnvironmentFailed", _opened, pickled)
             outcome: Any = opened
             if not isinstance(opened, Failure):

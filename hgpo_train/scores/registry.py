@@ -58,10 +58,14 @@ class Score:
                 expected = f"{len(rows.steps)} values of {name}, one per row"
                 raise InputError(f"score {self.name}: expected {expected}, received {len(values)}")
         try:
-            return {name: found[name].cast(dtype).alias(name) for name, dtype in self.columns.items()}
+            return {
+                name: found[name].cast(dtype).alias(name) for name, dtype in self.columns.items()
+            }
         except pl.exceptions.PolarsError as error:
             expected = f"columns of {', '.join(map(str, self.columns.values()))}"
-            raise InputError(f"score {self.name}: expected {expected} ({one_line(error, 200)})") from error
+            raise InputError(
+                f"score {self.name}: expected {expected} ({one_line(error, 200)})"
+            ) from error
 
 
 def score(
@@ -131,5 +135,7 @@ def columns_of(scores: Iterable[str]) -> dict[str, pl.DataType]:
 
 def _as_score(found: object, name: str) -> Score:
     if not isinstance(found, Score):
-        raise InputError(f"{name}: expected a function with the decorator `score`, received {type(found).__name__}")
+        raise InputError(
+            f"{name}: expected a function with the decorator `score`, received {type(found).__name__}"
+        )
     return found

@@ -78,7 +78,9 @@ class ScoredRows:
             InputError: There is none.
         """
         if self._load_tokenizer is None:
-            raise InputError("expected a model with a tokenizer for this score, received one without")
+            raise InputError(
+                "expected a model with a tokenizer for this score, received one without"
+            )
         return self._load_tokenizer()
 
     @cached_property
@@ -101,7 +103,11 @@ class ScoredRows:
         lengths = self.steps["response_token_ids"].list.len().fill_null(0).to_numpy()
         rows = np.repeat(np.arange(len(lengths)), lengths)
         # A row without tokens is in no group; the join adds it, with null in place of an empty list.
-        present = pl.DataFrame({"row": rows, "value": values}).group_by("row", maintain_order=True).agg("value")
+        present = (
+            pl.DataFrame({"row": rows, "value": values})
+            .group_by("row", maintain_order=True)
+            .agg("value")
+        )
         every = pl.DataFrame({"row": np.arange(len(lengths))})
         lists = every.join(present, on="row", how="left", maintain_order="left")["value"]
         return lists.fill_null(pl.Series([[]], dtype=TOKENS)).cast(TOKENS)

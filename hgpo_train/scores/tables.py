@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_datasets.reader import errors
-from hgpo_datasets.row_tables import KEYS, path_of, read_metadata, read_table, readable_files, write_table
+from hgpo_datasets.row_tables import (
+    KEYS,
+    path_of,
+    read_metadata,
+    read_table,
+    readable_files,
+    write_table,
+)
 from hgpo_datasets.sources import parts_of, run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted, listed
@@ -86,7 +93,9 @@ def description(
     return about
 
 
-def store_scores(path: Path, table: pl.DataFrame, about: Mapping[str, Mapping[str, object]]) -> None:
+def store_scores(
+    path: Path, table: pl.DataFrame, about: Mapping[str, Mapping[str, object]]
+) -> None:
     """Write an iteration's scores, beside those of other columns that its file has.
 
     Raises:
@@ -99,7 +108,9 @@ def store_scores(path: Path, table: pl.DataFrame, about: Mapping[str, Mapping[st
     write_table(path, table, {METADATA: about})
 
 
-def stored_scores(path: Path, steps: pl.DataFrame, about: Mapping[str, Mapping[str, object]]) -> pl.DataFrame | None:
+def stored_scores(
+    path: Path, steps: pl.DataFrame, about: Mapping[str, Mapping[str, object]]
+) -> pl.DataFrame | None:
     """Return the scores of an iteration's file if they can be used; None if they are to be computed.
 
     Args:
@@ -129,7 +140,9 @@ def stored_scores(path: Path, steps: pl.DataFrame, about: Mapping[str, Mapping[s
     return table if found.height == rows.height else None
 
 
-def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: Sequence[str]) -> pl.LazyFrame:
+def with_scores(
+    steps: pl.LazyFrame, source: Source | Sequence[Source], scores: Sequence[str]
+) -> pl.LazyFrame:
     """Add the columns of scores to the steps of saved runs.
 
     Args:
@@ -145,7 +158,9 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
         InputError: A run has no such scores.
     """
     present = steps.collect_schema()
-    missing = {column: dtype for column, dtype in columns_of(scores).items() if column not in present}
+    missing = {
+        column: dtype for column, dtype in columns_of(scores).items() if column not in present
+    }
     if not missing:
         return steps
 
@@ -158,20 +173,28 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
         if run is not None:
             runs[run] = None
     if not runs:
-        raise InputError(f"expected a saved run with the columns {listed([*missing])}, received a table without them")
+        raise InputError(
+            f"expected a saved run with the columns {listed([*missing])}, received a table without them"
+        )
 
     # The files of the iterations that the steps are of, which alone are read.
-    numbers = steps.select(pl.col("iteration").drop_nulls().unique()).collect().to_series().to_list()
+    numbers = (
+        steps.select(pl.col("iteration").drop_nulls().unique()).collect().to_series().to_list()
+    )
     tables = []
     for folder in runs:
         command = score_command(folder, scores)
         found = _read_columns(folder, numbers, missing)
         if not found:
-            raise InputError(f"{folder} has no scores {listed([*missing])}; add them with: {command}")
+            raise InputError(
+                f"{folder} has no scores {listed([*missing])}; add them with: {command}"
+            )
         tables += found
     added = pl.concat(tables)
     if added.select(KEYS).is_duplicated().any():
-        raise InputError(f"{folder / FOLDER}: expected each step once, found some twice; delete it and score again")
+        raise InputError(
+            f"{folder / FOLDER}: expected each step once, found some twice; delete it and score again"
+        )
     _check_complete(steps, added, command)
     return steps.join(added.lazy(), on=list(KEYS), how="left", maintain_order="left")
 
@@ -185,7 +208,11 @@ def _read_columns(
     paths = {path_of(run, FOLDER, number + 1) for number in iterations}
     values = [pl.col(column).cast(dtype) for column, dtype in columns.items()]
     with errors(run / FOLDER):
-        tables = [pl.scan_parquet(path, glob=False) for path in readable_files(run, FOLDER) if path in paths]
+        tables = [
+            pl.scan_parquet(path, glob=False)
+            for path in readable_files(run, FOLDER)
+            if path in paths
+        ]
         found = [table for table in tables if {*KEYS, *columns} <= set(table.collect_schema())]
         return [table.select(*KEYS, *values).collect() for table in found]
 

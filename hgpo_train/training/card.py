@@ -12,7 +12,14 @@ import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.evaluation.card import file_sums, finished, points, read_manifest, results, rollout_counts
+from hgpo_train.evaluation.card import (
+    file_sums,
+    finished,
+    points,
+    read_manifest,
+    results,
+    rollout_counts,
+)
 from hgpo_train.evaluation.reporting_rules import MEANT
 from hgpo_train.models.checkpoint_files import (
     BUNDLED,
@@ -62,10 +69,14 @@ def checkpoint_of(run: Path, iteration: int | None = None) -> Path:
     known = list_checkpoints(newest.parent)
     if checkpoint not in known:
         expected = ", ".join(str(int(path.name)) for path in known)
-        raise InputError(f"--iteration: expected one with a checkpoint ({expected}), received {iteration}")
+        raise InputError(
+            f"--iteration: expected one with a checkpoint ({expected}), received {iteration}"
+        )
     problems = verify_checkpoint(checkpoint, weights_only=True).problems
     if problems:
-        raise InputError(f"checkpoint {checkpoint} cannot be used ({problems[0].message}); choose another --iteration")
+        raise InputError(
+            f"checkpoint {checkpoint} cannot be used ({problems[0].message}); choose another --iteration"
+        )
     return checkpoint
 
 
@@ -133,8 +144,11 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     settings = _settings(config, state, metrics)
     settings["base model"] = base if is_hub_name else _local(base)
     title = f"A policy for {config.environment.id}, trained with the estimator {config.advantage.estimator}."
-    if not has_rollouts:  # trained on a saved table: the configuration's environment and groups were not used
-        title = f"A policy, trained on saved rollouts with the estimator {config.advantage.estimator}."
+    # trained on a saved table: the configuration's environment and groups were not used
+    if not has_rollouts:
+        title = (
+            f"A policy, trained on saved rollouts with the estimator {config.advantage.estimator}."
+        )
         del settings["environment"]
         del settings["training"]
     return finished(
@@ -154,7 +168,9 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     )
 
 
-def _trained(config: Config, steps: pl.LazyFrame, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _trained(
+    config: Config, steps: pl.LazyFrame, metrics: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return the counts of the rollouts for training, and what of them the updates used.
 
     Groups are left out by `rollout.filter_groups`, rows by `update.overlong` and `update.max_policy_lag`.
@@ -167,7 +183,9 @@ def _trained(config: Config, steps: pl.LazyFrame, metrics: Sequence[Mapping[str,
     return counts
 
 
-def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _settings(
+    config: Config, state: TrainingState, metrics: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return the settings that the page shows: those of environment and estimator, and others that were changed."""
     environment = asdict(config.environment)
     chosen = asdict(config)
@@ -178,7 +196,9 @@ def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[st
             if value != defaults[section][name] and (section, name) != ("model", "path"):
                 changed[f"{section}.{name}"] = value
     return {
-        "environment": {name: value for name, value in environment.items() if value not in ("", {})},
+        "environment": {
+            name: value for name, value in environment.items() if value not in ("", {})
+        },
         "base model": "",
         "estimator": config.advantage.estimator,
         "its parameters": _parameters(config),
@@ -206,7 +226,8 @@ def _parameters(config: Config) -> dict[str, Any]:
     """Return all parameters of the estimator; only those that are stored, if it is not of this package or a plugin."""
     named = code_named(config)
     stored = config.advantage.parameters
-    if named["the estimator"] or named["the state key"]:  # code that a stranger's run names is not imported
+    # code that a stranger's run names is not imported
+    if named["the estimator"] or named["the state key"]:
         return stored
     try:
         return asdict(configured_estimator(config).parameters)
@@ -214,7 +235,9 @@ def _parameters(config: Config) -> dict[str, Any]:
         return stored
 
 
-def _total(metrics: Sequence[Mapping[str, Any]], name: str, digits: int | None = None) -> float | None:
+def _total(
+    metrics: Sequence[Mapping[str, Any]], name: str, digits: int | None = None
+) -> float | None:
     """Return the sum of a metric over the iterations, rounded; None if no iteration has it."""
     values = [line[name] for line in metrics if line.get(name) is not None]
     total = sum(values)
@@ -226,7 +249,9 @@ def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | 
 
     Not in it: the evaluation before training, and what was repeated after an interruption.
     """
-    seconds = _total([line for line in metrics if "perf/max_memory_allocated_gb" in line], "timing_s/step")
+    seconds = _total(
+        [line for line in metrics if "perf/max_memory_allocated_gb" in line], "timing_s/step"
+    )
     gpus = config.rollout.engine_options.get("tensor_parallel_size", 1)
     if seconds is None or not isinstance(gpus, int):
         return None

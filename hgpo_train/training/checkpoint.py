@@ -70,7 +70,9 @@ def save_checkpoint(
     """
     target = folder / f"{state.iteration:06d}"
     if os.path.lexists(target) and not is_removable(target):
-        message = f"{target} is not a checkpoint of this run; renamed to {rename_damaged(target).name}"
+        message = (
+            f"{target} is not a checkpoint of this run; renamed to {rename_damaged(target).name}"
+        )
         warnings.warn(message, CheckpointWarning, stacklevel=2)
     with new_folder(target, replace=is_removable) as scratch:
         (scratch / OPTIMISER).parent.mkdir()
@@ -84,7 +86,8 @@ def save_checkpoint(
                 model.save_pretrained(scratch)
             tokenizer.save_pretrained(scratch)
             save_file(optimiser_tensors(model, optimiser), scratch / OPTIMISER)
-        except Exception as error:  # safetensors and tokenizers wrap operating system errors in their own types
+        except Exception as error:
+            # safetensors and tokenizers wrap operating system errors in their own types
             found = re.search(r"\(os error (\d+)\)", str(error))
             if found is None or isinstance(error, OSError):
                 raise
@@ -127,7 +130,8 @@ def resume_checkpoint(
     Raises:
         InputError: As `newest_valid_checkpoint` and `load_checkpoint`.
     """
-    names = ("hgpo", "torch", "transformers", "peft", "polars")  # the packages that affect the weights
+    # the packages that affect the weights
+    names = ("hgpo", "torch", "transformers", "peft", "polars")
     versions = {name: installed_version(name) or "not installed" for name in names}
     newest = newest_valid_checkpoint(folder, to_resume=True)
     if newest is None:
@@ -170,7 +174,9 @@ def load_checkpoint(
         state = model.state_dict()
         tied = getattr(model, "_tied_weights_keys", None) or {}
         # Transformers saves tied weights once, under the name of one of the parameters.
-        expected = {name: value for name, value in state.items() if name in tensors or name not in tied}
+        expected = {
+            name: value for name, value in state.items() if name in tensors or name not in tied
+        }
         _check_same(folder, tensors, expected)
         model.load_state_dict(tensors, strict=False)
     restore_optimiser(model, optimiser, load_file(folder / OPTIMISER))

@@ -50,7 +50,9 @@ C = TypeVar("C", "Config", "SftConfig")
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 62)]  # the sum of two is below 2⁶³
 
-_WHOLE: Final = "the update computes the probabilities of the whole distribution at rollout.temperature"
+_WHOLE: Final = (
+    "the update computes the probabilities of the whole distribution at rollout.temperature"
+)
 _NO_OPTIONS: Final = {
     "model": "model.path",
     "tokenizer": "model.path",
@@ -58,7 +60,9 @@ _NO_OPTIONS: Final = {
     "max_tokens": "rollout.max_response_tokens",
     "enable_sleep_mode": "rollout.sleep",
     "logprobs_mode": "it is processed_logprobs",
-    **dict.fromkeys(("generation_config", "override_generation_config"), "rollout.temperature and rollout.stop"),
+    **dict.fromkeys(
+        ("generation_config", "override_generation_config"), "rollout.temperature and rollout.stop"
+    ),
     **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty", "logits_processors"), _WHOLE),
 }
 """Arguments of engines that cannot be options, because a setting determines them, and what does."""
@@ -135,7 +139,9 @@ class RolloutConfig(ChatTemplate):
 
     def __post_init__(self) -> None:
         check(self)
-        determined = {each.name: f"rollout.{each.name}" for each in fields(RolloutConfig)} | _NO_OPTIONS
+        determined = {
+            each.name: f"rollout.{each.name}" for each in fields(RolloutConfig)
+        } | _NO_OPTIONS
         for name, value in self.engine_options.items():
             is_harmless = name == "generation_config" and value in ("auto", "vllm")
             if name in determined and not is_harmless:
@@ -362,7 +368,9 @@ class Config(Settings):
             expected = 'update.rollout_is = "token"'
         else:
             return
-        raise InputError(f"setting rollout.ahead: rollouts and update overlap, which needs {expected}")
+        raise InputError(
+            f"setting rollout.ahead: rollouts and update overlap, which needs {expected}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,12 +437,16 @@ def load_config(
         if not path.is_file():
             known = shipped()
             if str(source) not in known:
-                raise InputError(unknown("configuration or missing file", str(source), known, limit=6))
+                raise InputError(
+                    unknown("configuration or missing file", str(source), known, limit=6)
+                )
             path = known[str(source)]
         if is_run(path.parent):
             allow = allow or ()
         # `_merge` of several layers imports an estimator; a run stores one layer
-        merged = _merge(merged, read_toml(path, _merge, shipped()) if allow is None else read_toml(path))
+        merged = _merge(
+            merged, read_toml(path, _merge, shipped()) if allow is None else read_toml(path)
+        )
     # the estimator first, because it drops parameters
     for text in sorted(overrides, key=lambda text: not text.startswith("advantage.estimator=")):
         merged = _merge(merged, _override(text, cls))

@@ -42,8 +42,15 @@ def evaluation_command(config: Config, policy: str) -> list[str]:
     # options without a flag, where they differ from the defaults
     chosen = environment.episode_options()
     defaults = Config().environment.episode_options()
-    shown = {name: value for name, value in chosen.items() if value != defaults[name] and name not in _FLAGS}
-    limits = {name: getattr(config.rollout, name) for name in ("max_prompt_tokens", "max_response_tokens", "overflow")}
+    shown = {
+        name: value
+        for name, value in chosen.items()
+        if value != defaults[name] and name not in _FLAGS
+    }
+    limits = {
+        name: getattr(config.rollout, name)
+        for name in ("max_prompt_tokens", "max_response_tokens", "overflow")
+    }
     for kind, values in (("env", shown | environment.options), ("policy", limits)):
         for name, value in values.items():
             text = value if isinstance(value, str) else json.dumps(value)
@@ -82,9 +89,17 @@ def evaluation_result(
     if len(found) == 1 or shares[iteration] < max(shares.values()):
         return line
     line += f" It is the highest of {len(found)} evaluations on these tasks: chosen for that, it is too high."
-    return line if last == iteration else f"{line} The last, iteration {last}: {_success(found[last])}."
+    return (
+        line
+        if last == iteration
+        else f"{line} The last, iteration {last}: {_success(found[last])}."
+    )
 
 
 def _success(report: EvaluationReport) -> str:
     measure = report.measures["success"]
-    return "unknown" if measure is None else f"{measure.mean:.1%} ({measure.low:.1%} to {measure.high:.1%})"
+    return (
+        "unknown"
+        if measure is None
+        else f"{measure.mean:.1%} ({measure.low:.1%} to {measure.high:.1%})"
+    )

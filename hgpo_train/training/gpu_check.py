@@ -26,7 +26,13 @@ from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import one_line
 from hgpo_envs.plugins import install_command
 from hgpo_train.models.hf import no_progress_bars
-from hgpo_train.models.loading import add_adapters, checkpoint_layers, choose_device, compute_dtype, why_no_gpu
+from hgpo_train.models.loading import (
+    add_adapters,
+    checkpoint_layers,
+    choose_device,
+    compute_dtype,
+    why_no_gpu,
+)
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.training.config import Config, replace
@@ -46,12 +52,17 @@ FREE_MEMORY: Final = "free memory"
 VOCABULARY: Final = 512
 RESPONSE: Final = 16
 """Tokens of a response of the small model."""
-TEXTS: Final = ("You are in the middle of a room. Go to cabinet 1.", "take plate 1 from shelf 2") * 4
+TEXTS: Final = (
+    "You are in the middle of a room. Go to cabinet 1.",
+    "take plate 1 from shelf 2",
+) * 4
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the file system in memory that vLLM's processes use
 _LARGEST_ON_A_CPU: Final = 50_000_000
 """Weights of the largest model whose update is tried on a CPU."""
-_UPDATE: Final = "torch, its CUDA build and the driver disagree: update all three, and attach --json to an issue"
+_UPDATE: Final = (
+    "torch, its CUDA build and the driver disagree: update all three, and attach --json to an issue"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +115,36 @@ def check_gpu(config: Config | None = None, *, short: bool = False) -> Iterator[
     settings = config or Config()
     device = choose_device(settings.model.device)
     checks: list[Check] = [
-        ("device", "use an Ampere GPU or newer, and a torch and a driver that agree", partial(_device, device)),
-        (FREE_MEMORY, "end other programs on the GPU, or see --plan", partial(_free_memory, device, config)),
-        (str(_SHARED_MEMORY), "start the container with --shm-size=16g or --ipc=host", _shared_memory),
-        ("expandable_segments", "unset PYTORCH_CUDA_ALLOC_CONF: vLLM's sleep and CUDA IPC fail", _segments),
+        (
+            "device",
+            "use an Ampere GPU or newer, and a torch and a driver that agree",
+            partial(_device, device),
+        ),
+        (
+            FREE_MEMORY,
+            "end other programs on the GPU, or see --plan",
+            partial(_free_memory, device, config),
+        ),
+        (
+            str(_SHARED_MEMORY),
+            "start the container with --shm-size=16g or --ipc=host",
+            _shared_memory,
+        ),
+        (
+            "expandable_segments",
+            "unset PYTORCH_CUDA_ALLOC_CONF: vLLM's sleep and CUDA IPC fail",
+            _segments,
+        ),
         ("KL and ratio, 64 tokens", _UPDATE, partial(first_step, device, settings, 64)),
     ]
     if not short:
         checks += [
             ("KL and ratio, 4096 tokens", _UPDATE, partial(first_step, device, settings, 4096)),
-            ("one update of CONFIG", "see `hgpo train CONFIG --plan` for what needs less", partial(_update, config)),
+            (
+                "one update of CONFIG",
+                "see `hgpo train CONFIG --plan` for what needs less",
+                partial(_update, config),
+            ),
             ("vLLM", "use vLLM 0.32, and attach --json to an issue", partial(_vllm, device)),
         ]
     yield from _findings(checks)
@@ -126,16 +157,24 @@ def _findings(checks: list[Check]) -> Iterator[Finding]:
         except Skipped as reason:
             yield Finding(name, "skip", str(reason))
         except Exception as error:  # noqa: BLE001 - any error of a library is a result
-            yield Finding(name, "fail", f"{type(error).__name__}: {one_line(error, 200)}", "", repair)
+            yield Finding(
+                name, "fail", f"{type(error).__name__}: {one_line(error, 200)}", "", repair
+            )
         else:
-            yield Finding(name, "pass" if passed else "fail", value, bound, "" if passed else repair)
+            yield Finding(
+                name, "pass" if passed else "fail", value, bound, "" if passed else repair
+            )
 
 
 def _device(device: torch.device) -> Result:
     card = this_card(device)
     if card is not None:
         value = f"{card.name}, {card.memory / GIB:.1f} GiB, torch {torch.__version__}"
-        return torch.cuda.is_bf16_supported(including_emulation=False), value, "bfloat16 in hardware"
+        return (
+            torch.cuda.is_bf16_supported(including_emulation=False),
+            value,
+            "bfloat16 in hardware",
+        )
     if torch.version.cuda is None:
         raise Skipped(why_no_gpu())
     return False, why_no_gpu(), ""
@@ -224,7 +263,11 @@ def first_step(device: torch.device, config: Config, length: int) -> Result:
     metrics = Learner(model, settings).update(samples, np.random.default_rng(0))
     kl = metrics["actor/kl_loss"]
     ratio = metrics["actor/ratio"]
-    return kl <= 1e-8 and abs(ratio - 1) <= 1e-4, f"KL {kl:.0e}, ratio 1{ratio - 1:+.0e}", "1e-8, 1 ± 1e-4"
+    return (
+        kl <= 1e-8 and abs(ratio - 1) <= 1e-4,
+        f"KL {kl:.0e}, ratio 1{ratio - 1:+.0e}",
+        "1e-8, 1 ± 1e-4",
+    )
 
 
 def _update(config: Config | None) -> Result:
@@ -264,7 +307,11 @@ def _update(config: Config | None) -> Result:
     peak = torch.cuda.max_memory_allocated(device)
     learners = ("weights", "gradients", "optimiser", "reference", "activations")
     planned = sum(plan.parts[name][1] for name in learners)
-    return peak <= 1.1 * planned, f"peak {peak / GIB:.1f} GiB, {value}", f"{planned / GIB:.1f} GiB by the plan + 10%"
+    return (
+        peak <= 1.1 * planned,
+        f"peak {peak / GIB:.1f} GiB, {value}",
+        f"{planned / GIB:.1f} GiB by the plan + 10%",
+    )
 
 
 def _random_model(config: Config, meta: Model, device: torch.device) -> Model:
@@ -289,7 +336,10 @@ def _vllm(device: torch.device) -> Result:
     if find_spec("vllm") is None:
         raise Skipped(f"vLLM is not installed: {install_command('vllm')}")
     model = small_model(device)
-    with tempfile.TemporaryDirectory() as folder, closing(small_engine(device, model, folder)) as policy:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(small_engine(device, model, folder)) as policy,
+    ):
         return published_gap(policy, model)
 
 
@@ -340,7 +390,9 @@ def published_gap(policy: VLLMPolicy, model: Model) -> Result:
     second = logprob_gap(policy, model)
     bound = Config().update.gap_warning
     way = "CUDA IPC" if policy.by_device and torch.cuda.is_available() else "the host's memory"
-    value = f"mean gap of log-probabilities {first:.4f}; {second:.4f} after publication through {way}"
+    value = (
+        f"mean gap of log-probabilities {first:.4f}; {second:.4f} after publication through {way}"
+    )
     return max(first, second) <= bound, value, str(bound)
 
 

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
 
 GIB: Final = 2**30
 
-_SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_SIZES: Final = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
 PUBLISHED: Final[dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "Qwen/Qwen2.5-1.5B-Instruct": (
         (151_936, 1536, 8960, 28, 12),
@@ -215,7 +221,8 @@ class MemoryPlan:
     def engine_options(self) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM` that follow from the plan; the configuration's own take precedence."""
         configured = self.config.rollout.engine_options
-        if self.config.rollout.engine != "vllm" or "kv_cache_memory_bytes" in configured:  # that sets the cache's size
+        # that sets the cache's size
+        if self.config.rollout.engine != "vllm" or "kv_cache_memory_bytes" in configured:
             return dict(configured)
         return {_UTILIZATION: round(self.share / self.card.memory, 2)} | configured
 
@@ -271,7 +278,9 @@ def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
     for recompute, chunk in itertools.product(recomputed, chunks):
         model_settings = {} if recompute is None else {"gradient_checkpointing": recompute}
         update_settings = {} if chunk is None else {"logit_chunk": chunk}
-        plans.append(_plan(replace(config, model=model_settings, update=update_settings), model, card))
+        plans.append(
+            _plan(replace(config, model=model_settings, update=update_settings), model, card)
+        )
     smallest = plans[-1]
     return next((plan for plan in plans if plan.fits and plan.share >= smallest.share), smallest)
 
@@ -303,7 +312,8 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
     heads = getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
     sequence = longest * sizes.num_hidden_layers * 2 * heads * _head_width(sizes) * 2
     concurrent = min(rollout.slots, rollout.tasks * rollout.group_size)
-    if rollout.engine != "vllm":  # it generates with the learner's weights, in batches of a configured size
+    # it generates with the learner's weights, in batches of a configured size
+    if rollout.engine != "vllm":
         batch = int(rollout.engine_options.get("max_batch_tokens", 131_072))
         concurrent = max(1, min(concurrent, batch // longest))
         return MemoryPlan(
@@ -317,7 +327,12 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
 
     # vLLM: its weights in 16 bits, one step's activations and logits, and a share of the rest for its cache.
     step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)
-    engine = 2 * (parameters + adapters) + step + _ENGINE_SEQUENCES * sizes.vocab_size * 8 + _ENGINE_OTHERS
+    engine = (
+        2 * (parameters + adapters)
+        + step
+        + _ENGINE_SEQUENCES * sizes.vocab_size * 8
+        + _ENGINE_OTHERS
+    )
     others = sum(at_rollout for at_rollout, _ in parts.values())
     if not rollout.sleep:  # its memory is taken during the update, too
         others = max(others, sum(at_update for _, at_update in parts.values()))
@@ -416,9 +431,12 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
     settings = {
         "model.gradient_checkpointing = true": not model.gradient_checkpointing,
         "update.logit_chunk = 128": not 0 < update.logits_at_a_time <= 128,
-        "rollout.sleep = true": rollout is not None and rollout.engine == "vllm" and not rollout.sleep,
+        "rollout.sleep = true": rollout is not None
+        and rollout.engine == "vllm"
+        and not rollout.sleep,
         "rollout.offload_optimiser = true": rollout is not None and not rollout.offload_optimiser,
-        f"update.micro_batch_tokens = {update.micro_batch_tokens // 2}": update.micro_batch_tokens > 1,
+        f"update.micro_batch_tokens = {update.micro_batch_tokens // 2}": update.micro_batch_tokens
+        > 1,
         "adapters: model.lora.rank = 64": not model.lora.rank,
     }
     return [setting for setting, useful in settings.items() if useful]
@@ -435,7 +453,9 @@ def check_memory(config: Config, display: Display) -> MemoryPlan | None:
     if card is None:
         for_gpu = config.rollout.engine == "vllm" or config.model.attention == "flash_attention_2"
         if for_gpu and config.model.device == "auto" and not torch.accelerator.is_available():
-            raise InputError(f'{config.name} needs a GPU, and {why_no_gpu()}; model.device = "cpu" trains without one')
+            raise InputError(
+                f'{config.name} needs a GPU, and {why_no_gpu()}; model.device = "cpu" trains without one'
+            )
         return None
     plan = plan_memory(config, meta_model(config.model.path), card)
     display.show(plan.table())

@@ -59,7 +59,9 @@ def check_new(
     """Raise `InputError` if a folder contains a run, unless it is to be resumed, with tables (--steps) or without."""
     header = manifest.read(folder).header if is_run(folder) else None
     if header is not None and not resume:
-        raise InputError(f"{folder} already contains a run; resume it with --resume, or choose another --out")
+        raise InputError(
+            f"{folder} already contains a run; resume it with --resume, or choose another --out"
+        )
     if header is not None and header.config.keys() == {"model", "training"} and not from_table:
         raise InputError(
             f"{folder} was trained on saved tables; resume it with --steps and --advantages, or choose another --out"
@@ -84,10 +86,13 @@ def open_run(
     """
     for name in FOLDERS:
         refuse_link(folder / name)
-    if not is_run(folder):  # first, so that a run that is killed before its engine has started can be resumed
+    # first, so that a run that is killed before its engine has started can be resumed
+    if not is_run(folder):
         make_folder(folder)
         write_config(folder, config)
-    writer = StepWriter(folder, run=config.name, config={**inputs, "training": fixed_settings(config)})
+    writer = StepWriter(
+        folder, run=config.name, config={**inputs, "training": fixed_settings(config)}
+    )
     for name in (CHECKPOINTS, ADVANTAGES, SCORES):
         remove_abandoned(folder / name)
     return writer
@@ -136,11 +141,16 @@ def describe_interrupted(folder: Path) -> str:
     steps = folder / "steps"
     kept = 0
     if steps.is_dir() and step_files(steps):
-        here = scan_steps(steps).filter(pl.col("iteration") == running)  # its number in the table, from 0
+        # its number in the table, from 0
+        here = scan_steps(steps).filter(pl.col("iteration") == running)
         kept = here.select("trajectory", "group", "task_id").unique().collect().height
 
     checkpoint = f"checkpoint {saved}, " if saved else ""
-    updates = f"the updates of iterations {saved + 1} to {running} from their rollouts, and " if running > saved else ""
+    updates = (
+        f"the updates of iterations {saved + 1} to {running} from their rollouts, and "
+        if running > saved
+        else ""
+    )
     return (
         f"Kept: {checkpoint}the rollouts of finished groups, {kept} of iteration {running + 1}. Resuming repeats "
         f"{updates}the rest of iteration {running + 1}."

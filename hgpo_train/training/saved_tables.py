@@ -61,13 +61,18 @@ def train_on_table(
             f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"
         )
     if rows["response_token_ids"].is_null().all():
-        raise InputError(f"{steps} has no token ids, which training needs; collect it with transformers:MODEL")
+        raise InputError(
+            f"{steps} has no token ids, which training needs; collect it with transformers:MODEL"
+        )
     if has_raw_logprobs(config, steps, folder):
         rows = rows.with_columns(response_logprobs=pl.lit(None, pl.List(pl.Float32)))
 
     # 2. The configuration as it is stored, with the estimator of these advantages.
     used = metadata["columns"]["advantage"]
-    config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
+    config = replace(
+        config,
+        advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]),
+    )
     # What it read is in the advantages already: only the scores of the loss are computed.
     estimator = replace(get(used["estimator"]).with_parameters(**used["parameters"]), scores=())
     tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
@@ -122,11 +127,16 @@ def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
         )
     model = policy.get("weights", header.config.get("model"))
     expected = {config.model.path, stored_model(config.model.path), stored_model(str(folder))}
-    if model is not None and Path(model).resolve() not in {Path(name).resolve() for name in expected}:
+    if model is not None and Path(model).resolve() not in {
+        Path(name).resolve() for name in expected
+    }:
         stages.warn(
             f"{steps} was sampled from {model}, and {config.model.path} is updated; if it is another, set model.path"
         )
-    is_server = str(policy.get("name")).startswith("openai:") and policy.get("logprobs_mode", "raw") == "raw"
+    is_server = (
+        str(policy.get("name")).startswith("openai:")
+        and policy.get("logprobs_mode", "raw") == "raw"
+    )
     is_raw = is_server and (temperature != 1 or policy.get("top_p", 1) != 1)
     if is_raw and (config.update.old_logprobs == "rollout" or config.update.rollout_is):
         raise InputError(

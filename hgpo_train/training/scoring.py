@@ -81,7 +81,9 @@ def score_run(
     paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
     wanted = []
     for number, path in paths.items():
-        known = steps.filter(pl.col("iteration") == number).select(*KEYS, "response_token_ids", "aborted")
+        known = steps.filter(pl.col("iteration") == number).select(
+            *KEYS, "response_token_ids", "aborted"
+        )
         if _is_wanted(path, known, about, overwrite):
             wanted.append(number)
     if not wanted:
@@ -100,7 +102,9 @@ def score_run(
         # A trajectory is in the part of its first row.
         part = pl.int_range(pl.len()).first().over("trajectory") // ROWS
         scored = []
-        for steps_of_part in rows.with_columns(part.alias("(part)")).partition_by("(part)", maintain_order=True):
+        for steps_of_part in rows.with_columns(part.alias("(part)")).partition_by(
+            "(part)", maintain_order=True
+        ):
             scored.append(tables.score_table(steps_of_part, scores, scorer, tokenizer)[0])
             progress(steps_of_part.height)
         table = pl.concat(scored)
@@ -113,14 +117,20 @@ def _check(run: Path, steps: pl.LazyFrame, temperature: float) -> None:
     if not 0 < temperature < math.inf:
         raise InputError(f"--temperature: expected a positive number, received {temperature:g}")
     if not steps.select(pl.col("response_token_ids").is_not_null().any()).collect().item():
-        raise InputError(f"{run} has no token ids, which scores need; collect it with transformers:MODEL")
+        raise InputError(
+            f"{run} has no token ids, which scores need; collect it with transformers:MODEL"
+        )
 
 
 def sampling_temperature(header: Header) -> float:
     """Return the temperature at which a run was sampled; the default of policies if it is not stored."""
-    stored = header.section("training").get("rollout.temperature", header.section("policy").get("temperature"))
+    stored = header.section("training").get(
+        "rollout.temperature", header.section("policy").get("temperature")
+    )
     if not isinstance(stored, float | int | None):
-        raise InputError(f"{manifest.NAME}: expected a number as temperature, received {one_line(repr(stored), 60)}")
+        raise InputError(
+            f"{manifest.NAME}: expected a number as temperature, received {one_line(repr(stored), 60)}"
+        )
     return GenerationOptions().temperature if stored is None else float(stored)
 
 
@@ -135,7 +145,9 @@ def _scorer(config: Config, reference: str | None, temperature: float) -> TokenS
     return scorer
 
 
-def _is_wanted(path: Path, steps: pl.LazyFrame, about: dict[str, dict[str, object]], overwrite: bool) -> bool:
+def _is_wanted(
+    path: Path, steps: pl.LazyFrame, about: dict[str, dict[str, object]], overwrite: bool
+) -> bool:
     """Return whether an iteration is to be scored: scores of some steps are missing, or are to be replaced."""
     if not path.exists():
         return True

@@ -56,8 +56,11 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     """
     table = roots(scan_steps(source))
     response = pl.coalesce("response", "action").alias("response")
-    names = pl.format("{}/{}", "run", "trajectory").alias("trajectory")  # of several runs, which may have the same ids
-    rows = table.select(names, "step", "prompt", response, "action_valid", "won", "aborted").collect()
+    # of several runs, which may have the same ids
+    names = pl.format("{}/{}", "run", "trajectory").alias("trajectory")
+    rows = table.select(
+        names, "step", "prompt", response, "action_valid", "won", "aborted"
+    ).collect()
     if rows["prompt"].is_null().all():
         raise InputError(f"{source} stores no prompts; collect it without --without prompt")
 
@@ -107,7 +110,9 @@ def tokenise(
     opened = opened_thought(tokenizer, shortest)
     texts = [without_opened_thought(text, opened) for text in rows["response"]]
     end = end_of_turn(tokenizer)
-    responses = [[*tokens, end] for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    responses = [
+        [*tokens, end] for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]
+    ]
 
     # 2. Prompts. In a conversation each contains the tokens of the step before, prompt and response.
     prompts: list[Sequence[int] | NDArray[np.int32]] = []
@@ -119,12 +124,17 @@ def tokenise(
     else:
         past: list[Turn] = []
         past_tokens = 0
-        for step, prompt, response, tokens in zip(*rows["step", "prompt", "response"], responses, strict=True):
+        for step, prompt, response, tokens in zip(
+            *rows["step", "prompt", "response"], responses, strict=True
+        ):
             if step == 0:
                 past = []
                 past_tokens = 0
-            encoded = encode_conversation(tokenizer, system_prompt, past, prompt, chat_template_options, tools)
-            prompts.append(np.array(encoded, np.int32))  # a conversation's tokens are stored for each of its steps
+            encoded = encode_conversation(
+                tokenizer, system_prompt, past, prompt, chat_template_options, tools
+            )
+            # a conversation's tokens are stored for each of its steps
+            prompts.append(np.array(encoded, np.int32))
             context.append(past_tokens)
             past = [Turn(prompt, response, encoded, tokens)]
             past_tokens = len(encoded) + len(tokens)
@@ -132,10 +142,15 @@ def tokenise(
     # 3. Prompts that are too long lose their beginning, which past turns are part of.
     ids = pl.List(pl.Int32)
     rows = rows.with_columns(
-        pl.Series("prompt_token_ids", [tokens[-max_prompt_tokens:] for tokens in prompts], dtype=ids),
+        pl.Series(
+            "prompt_token_ids", [tokens[-max_prompt_tokens:] for tokens in prompts], dtype=ids
+        ),
         pl.Series("response_token_ids", responses, dtype=ids),
     )
-    cut = pl.Series([len(tokens) for tokens in prompts], dtype=pl.Int64) - rows["prompt_token_ids"].list.len()
+    cut = (
+        pl.Series([len(tokens) for tokens in prompts], dtype=pl.Int64)
+        - rows["prompt_token_ids"].list.len()
+    )
     past_left = pl.Series(context, dtype=pl.Int64) - cut
     return rows.with_columns(context_tokens=past_left.clip(1))
 
@@ -165,10 +180,14 @@ def split_held_out(
 def _check_folder(folder: Path) -> None:
     """Raise `InputError` if a folder is a file, or contains a run of another command."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: expected a folder, received a file; choose another --out")
+        raise InputError(
+            f"--out {folder}: expected a folder, received a file; choose another --out"
+        )
     header = manifest.read(folder).header if is_run(folder) else None
     if header is not None and "demonstrations" not in header.config:
-        raise InputError(f"--out {folder}: it contains a run that is not of hgpo sft; choose another --out")
+        raise InputError(
+            f"--out {folder}: it contains a run that is not of hgpo sft; choose another --out"
+        )
 
 
 def run_sft(
@@ -203,7 +222,9 @@ def run_sft(
     if config.chat_template:  # its path is a setting; the file behind it must be the same, too
         inputs["chat_template"] = tokenizer.chat_template
     environment = _environment(source)
-    rows = tokenise(rows, tokenizer, config.max_prompt_tokens, environment, config.chat_template_options)
+    rows = tokenise(
+        rows, tokenizer, config.max_prompt_tokens, environment, config.chat_template_options
+    )
     rows = rows.filter("imitated")
     checkpoints = folder / CHECKPOINTS
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
@@ -211,7 +232,8 @@ def run_sft(
         model = load_model(config.model, config.seed)
         check_rows(rows, vocabulary(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
-        if config.prompt_loss:  # what is new in each prompt, but a first token, moves into the response
+        # what is new in each prompt, but a first token, moves into the response
+        if config.prompt_loss:
             prompt = pl.col("prompt_token_ids")
             added = prompt.list.slice("context_tokens")
             train_rows = train_rows.with_columns(

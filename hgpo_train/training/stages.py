@@ -235,13 +235,16 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
         InputError: The rows have no token ids or some that the model lacks, or the device ran out of memory.
     """
     needed = needed_scores(run.config, run.estimator)
-    if not run.estimator.scores:  # one that reads scores can later be computed of all groups (`hgpo advantages`)
+    # one that reads scores can later be computed of all groups (`hgpo advantages`)
+    if not run.estimator.scores:
         steps = trained_groups(run.config, steps)
     if not needed:
         return steps
     path = path_of(run.folder, scores.FOLDER, run.number)
     temperature = run.learner.temperature
-    about = scores.description(needed, model="the policy", temperature=temperature, reference="the first policy")
+    about = scores.description(
+        needed, model="the policy", temperature=temperature, reference="the first policy"
+    )
     stored = scores.stored_scores(path, steps, about)
     if stored is not None:
         return trained_groups(run.config, _joined(steps, stored.select(*KEYS, *about)))
@@ -253,7 +256,9 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
 
     scored, seconds = scores.score_table(steps, needed, run.learner, lambda: run.tokenizer)
     scores.store_scores(path, scored, about)
-    run.seconds |= {SCORES.get(name, f"score_{name}"): duration for name, duration in seconds.items()}
+    run.seconds |= {
+        SCORES.get(name, f"score_{name}"): duration for name, duration in seconds.items()
+    }
     return trained_groups(run.config, _joined(steps, scored))
 
 
@@ -270,10 +275,16 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
         estimated = read_table(path)
         metrics = read_metadata(path, "metrics") or {}
         if not _is_of(estimated, steps):
-            raise InputError(f"{path}: expected the advantages of all steps that are trained on; delete the file")
+            raise InputError(
+                f"{path}: expected the advantages of all steps that are trained on; delete the file"
+            )
     else:
         estimated, metrics = _estimated(run, steps)
-        write_table(path, estimated, {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics})
+        write_table(
+            path,
+            estimated,
+            {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics},
+        )
     return _joined(steps, estimated.select(*KEYS, pl.exclude(steps.columns))), metrics
 
 
@@ -327,7 +338,9 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     # 1. The rows, as samples. Those of aborted trajectories have no advantage.
     config = run.config
     iteration = run.state.iteration
-    rows = steps.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
+    rows = steps.filter(
+        pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0)
+    )
     rows, left_out = trained_rows(config.update, rows, iteration)
     check_rows(rows, vocabulary(run.learner.model))
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
@@ -354,7 +367,9 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
         metrics["perf/update_tokens_per_s"] *= seconds / (seconds + scoring)
     metrics |= left_out
     metrics["perf/total_num_tokens"] = float(samples.start[-1])
-    metrics |= batch_metrics(rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
+    metrics |= batch_metrics(
+        rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens
+    )
     _warn_of(run, steps, metrics)
     return metrics
 
@@ -365,7 +380,9 @@ def _flat(rows: pl.DataFrame, column: str) -> NDArray[np.float32] | None:
         return None
     values = rows.select(pl.col(column).explode()).to_series()
     if values.null_count() or len(values) != rows["response_token_ids"].list.len().sum():
-        raise InputError(f"expected {column} for every response token, received none for some; delete the run's scores")
+        raise InputError(
+            f"expected {column} for every response token, received none for some; delete the run's scores"
+        )
     return values.to_numpy()
 
 
@@ -377,7 +394,8 @@ def _warn_of(
     """Warn where metrics tell of a problem."""
     rollout = run.config.rollout
     gap = metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
-    if not rollout.ahead and gap > run.config.update.gap_warning:  # with `ahead` the policies differ, as intended
+    # with `ahead` the policies differ, as intended
+    if not rollout.ahead and gap > run.config.update.gap_warning:
         warn(
             f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
             f"{run.config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine "
@@ -388,7 +406,9 @@ def _warn_of(
     is_truncated = steps["prompt_token_ids"].list.len() >= rollout.max_prompt_tokens
     share = is_truncated.sum() / max(is_truncated.count(), 1)
     if share > 0.01:
-        warn(f"{share:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
+        warn(
+            f"{share:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated"
+        )
 
 
 def trained_rows(
@@ -407,7 +427,9 @@ def trained_rows(
 
     # A row without the value that a reason needs is kept.
     flags = rows.select(flag.fill_null(value=False).alias(name) for name, flag in reasons.items())
-    shares = {f"training/{flag.name}_ratio": float(flag.sum()) / max(len(flag), 1) for flag in flags}
+    shares = {
+        f"training/{flag.name}_ratio": float(flag.sum()) / max(len(flag), 1) for flag in flags
+    }
     kept = flags.select(~pl.any_horizontal(pl.all())).to_series()
     return rows.filter(kept), shares
 

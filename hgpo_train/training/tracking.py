@@ -48,7 +48,9 @@ class Trackers:
         # An interrupted run has lines of iterations after its checkpoint, which are computed again.
         path = folder / METRICS
         kept = {line["iteration"]: line for line in read_metrics(path) if line["iteration"] < start}
-        write_file(path, b"".join(seal(msgspec.json.encode(kept[iteration])) for iteration in sorted(kept)))
+        write_file(
+            path, b"".join(seal(msgspec.json.encode(kept[iteration])) for iteration in sorted(kept))
+        )
         self._lines = open_inside(path, os.O_APPEND)
 
         self._board: Any = None
@@ -66,7 +68,9 @@ class Trackers:
             try:
                 service = import_module(name)
             except ImportError as error:
-                raise InputError(f"tracking.{name} is set but {name} is not installed; pip install {name}") from error
+                raise InputError(
+                    f"tracking.{name} is set but {name} is not installed; pip install {name}"
+                ) from error
             extra = {"dir": str(folder), "id": folder.name} if name == "wandb" else {}
             settings = redact_json(asdict(config))
             service.init(
@@ -117,7 +121,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             values = {}
         if type(values.get("iteration")) is not int:  # a bool is an int for isinstance
-            raise InputError(f"{path}: line {number} is damaged; remove it, or restore the file from a backup")
+            raise InputError(
+                f"{path}: line {number} is damaged; remove it, or restore the file from a backup"
+            )
         values.pop(CHECK, None)
         lines.append(values)
     return lines

@@ -35,7 +35,14 @@ from hgpo_train.training.config import configured_estimator
 from hgpo_train.training.data import env_options, open_training_env
 from hgpo_train.training.memory_plan import check_memory, memory_advice, memory_metrics
 from hgpo_train.training.metrics import episode_metrics
-from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, EVALUATION, check_new, open_run, write_config
+from hgpo_train.training.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    EVALUATION,
+    check_new,
+    open_run,
+    write_config,
+)
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.optimiser import move_state
@@ -81,7 +88,9 @@ class Trainer:
         # 1. What can be refused without a model: the folder, the estimator, the engine, the memory, the tasks.
         check_new(folder, resume=resume)
         estimator = configured_estimator(config)
-        if config.rollout.branch is not None and branch_rules.biases(config.rollout.branch, estimator):
+        if config.rollout.branch is not None and branch_rules.biases(
+            config.rollout.branch, estimator
+        ):
             stages.warn(
                 f"branches are chosen by outcomes ({config.rollout.branch}), which biases {estimator.name}; use "
                 "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
@@ -100,7 +109,8 @@ class Trainer:
             "model": stored_model(config.model.path),
             **branch_rules.identity(config.rollout.branch, config.rollout.branch_width),
         }
-        if config.rollout.chat_template:  # its path is a setting; the file behind it must be the same, too
+        # its path is a setting; the file behind it must be the same, too
+        if config.rollout.chat_template:
             inputs["chat_template"] = tokenizer.chat_template
         with removed_if_unused(folder, CONFIG), ExitStack() as resources:
             resources.callback(self._close_environments)
@@ -169,7 +179,9 @@ class Trainer:
                 track(self._run, self._trackers, metrics)
             if is_finished(self.config, self.state):
                 done = counted(self.state.iteration, "iteration")
-                self._display.show(f"Nothing is left to do: the run has reached its end after {done}.")
+                self._display.show(
+                    f"Nothing is left to do: the run has reached its end after {done}."
+                )
             while not is_finished(self.config, self.state):
                 self.iterate()
         return self.state
@@ -240,7 +252,9 @@ class Trainer:
                     config.checkpoint,
                 )
 
-    def _iteration_metrics(self, steps: pl.DataFrame, updated: dict[str, float]) -> dict[str, float]:
+    def _iteration_metrics(
+        self, steps: pl.DataFrame, updated: dict[str, float]
+    ) -> dict[str, float]:
         """Return the metrics of an iteration's rollouts, of its durations and of the device's memory."""
         seconds = self._run.seconds
         metrics = episode_metrics(steps) | memory_metrics(self._run.learner.device)
@@ -277,12 +291,15 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
         folder = self.folder / EVALUATION
-        stored = None if is_run(folder) else self._table.header.config  # `open_run` has compared that
+        # `open_run` has compared that
+        stored = None if is_run(folder) else self._table.header.config
         with StepWriter(folder, run=self.config.name, config=stored) as table:
             return stages.evaluate(self._run, self._held_out, self.policy, table)
 
     def _due(self, every: int) -> bool:
-        return every > 0 and (self.state.iteration % every == 0 or is_finished(self.config, self.state))
+        return every > 0 and (
+            self.state.iteration % every == 0 or is_finished(self.config, self.state)
+        )
 
     @contextmanager
     def _stage(self, name: str, metric: str) -> Iterator[None]:
@@ -320,7 +337,9 @@ def free_gpu(config: RolloutConfig, optimiser: torch.optim.Optimizer) -> None:
 
 
 @contextmanager
-def gpu_for_update(config: RolloutConfig, policy: TrainablePolicy, learner: Learner) -> Iterator[None]:
+def gpu_for_update(
+    config: RolloutConfig, policy: TrainablePolicy, learner: Learner
+) -> Iterator[None]:
     """Within the block, the optimiser's state is on the device, and the engine sleeps if it can."""
     sleeper: Any = policy if config.sleep and hasattr(policy, "sleep") else None
     if sleeper is not None:

@@ -54,7 +54,8 @@ def _printed(report: VerifyReport) -> dict[str, Any]:
         "values": report.to_dict(),
         "line": f"{report.source}: {report.summary()}: {verdict}",
         "rows": [
-            [problem.kind, Path(problem.file).name, problem.message] for problem in (*report.problems, *report.notes)
+            [problem.kind, Path(problem.file).name, problem.message]
+            for problem in (*report.problems, *report.notes)
         ],
     }
 
@@ -73,7 +74,9 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
     """
     paths = [path]
     if is_pattern(str(path)):
-        paths = [match for match in matching(str(path)) if match.is_dir() or match.suffix == PARQUET]
+        paths = [
+            match for match in matching(str(path)) if match.is_dir() or match.suffix == PARQUET
+        ]
     parts: dict[Path, Path] = {}  # each once
     for each in paths:
         for part in folders_below(each, _part) if each.is_dir() else [each]:
@@ -95,7 +98,9 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
 
 
 def _part(folder: Path) -> Path | None:
-    return folder if _has(folder, MANIFEST, STATE, *_TRAINING) or run_at(folder) is not None else None
+    return (
+        folder if _has(folder, MANIFEST, STATE, *_TRAINING) or run_at(folder) is not None else None
+    )
 
 
 def _has(folder: Path, *names: str) -> bool:
@@ -124,5 +129,9 @@ def _verify_files(folder: Path, report: VerifyReport) -> VerifyReport:
             parts = [line + b"\n" for line in lines] + [rest] * is_sealed(rest[:-1] + b"\n")
         for number, part in enumerate(parts, 1):
             if not is_sealed(part):
-                report.add("bytes", path, f"line {number} of {len(parts)} has another check: it was changed")
+                report.add(
+                    "bytes",
+                    path,
+                    f"line {number} of {len(parts)} has another check: it was changed",
+                )
     return report

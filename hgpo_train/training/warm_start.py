@@ -94,7 +94,11 @@ def warm_start(
         model = folder / "model"
         with display.stage("create the model"), new_folder(model, replace=_is_ours) as scratch:
             # The same demonstrations, sizes and seed give the same bytes, which `run_sft` compares when it resumes.
-            rows = scan_steps(steps).sort("run", "trajectory", "step").select(pl.format("{}\n{}", "prompt", "action"))
+            rows = (
+                scan_steps(steps)
+                .sort("run", "trajectory", "step")
+                .select(pl.format("{}\n{}", "prompt", "action"))
+            )
             save_tiny(
                 scratch,
                 rows.collect().to_series().to_list(),
@@ -120,7 +124,11 @@ def warm_start(
             "logit_chunk": 0,
             "micro_batch_tokens": config.update.micro_batch_tokens,
         },
-        optimiser={"learning_rate": start.learning_rate, "schedule": "cosine", "warmup_iterations": 30},
+        optimiser={
+            "learning_rate": start.learning_rate,
+            "schedule": "cosine",
+            "warmup_iterations": 30,
+        },
         tracking={"tensorboard": False},
     )
     run_sft(settings, steps, folder / "sft", display)

@@ -88,7 +88,9 @@ HEADERS: Final = {
 }
 
 
-def make_app(sources: list[Source], token: str, hosts: Sequence[str] = (), estimators: Sequence[str] = ()) -> ASGIApp:
+def make_app(
+    sources: list[Source], token: str, hosts: Sequence[str] = (), estimators: Sequence[str] = ()
+) -> ASGIApp:
     """Create the application of some runs, to which it adds evaluations that begin. Addresses begin with a token.
 
     Requests may be addressed to loopback's names and to `hosts`. `estimators` are offered as ``module:function``, in
@@ -105,10 +107,15 @@ def make_app(sources: list[Source], token: str, hosts: Sequence[str] = (), estim
         Route("/api/runs", lambda _: _json({"runs": run_documents(sources), **head})),
         Route("/api/versions", lambda _: _json(_versions(sources))),
         Route("/api/runs/{run:digits}/notes", _save, methods=["POST"]),
-        *(Route(f"/api/runs/{{run:digits}}/{path}", _endpoint(document)) for path, document in DOCUMENTS.items()),
+        *(
+            Route(f"/api/runs/{{run:digits}}/{path}", _endpoint(document))
+            for path, document in DOCUMENTS.items()
+        ),
         Mount("/", StaticFiles(directory=STATIC, html=True)),
     ]
-    handlers: dict[Any, Any] = {InputError: lambda _, error: _json({"error": redact(str(error))}, 400)}
+    handlers: dict[Any, Any] = {
+        InputError: lambda _, error: _json({"error": redact(str(error))}, 400)
+    }
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.sources = sources
     app.state.estimators = names
@@ -202,8 +209,11 @@ def serve(
         "lifespan": "off",
     }
     config = uvicorn.Config(app, http=Connection, ws="none", backlog=BACKLOG, **quiet)
-    listener.listen()  # from here on the page can be requested; it is answered as soon as the server runs
-    say(f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop.")
+    # from here on the page can be requested; it is answered as soon as the server runs
+    listener.listen()
+    say(
+        f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop."
+    )
     if open_browser:
         with suppress(webbrowser.Error):
             webbrowser.open(address)
@@ -212,17 +222,25 @@ def serve(
 
 
 DOCUMENTS: Final[dict[str, Document]] = {
-    "against/{other:digits}": lambda _, index, request: comparison_document(index, _source(request, "other").index()),
+    "against/{other:digits}": lambda _, index, request: comparison_document(
+        index, _source(request, "other").index()
+    ),
     "estimates": lambda _, index, request: rollout_estimates(index, _estimator(request)),
     "groups/{group:digits}/estimates": _estimate,
     "overview": lambda source, index, _: overview_document(source, index),
     "curves": lambda source, index, _: curves_document(source, index),
-    "levels": lambda _, index, request: levels_document(index, chance="chance" in request.query_params),
+    "levels": lambda _, index, request: levels_document(
+        index, chance="chance" in request.query_params
+    ),
     "rollouts": lambda _, index, __: rollouts_document(index),
     "results": _selected,
     "notes": lambda source, _, __: notes_document(source.notes),
-    "search": lambda _, index, request: search_document(index, request.query_params.get("text", "")),
-    "groups/{group:digits}": lambda _, index, request: group_document(index, request.path_params["group"]),
+    "search": lambda _, index, request: search_document(
+        index, request.query_params.get("text", "")
+    ),
+    "groups/{group:digits}": lambda _, index, request: group_document(
+        index, request.path_params["group"]
+    ),
     "steps/{row:digits}/{steps:digits}": _steps,
 }
 """The documents of a run, by the end of their address."""
@@ -255,7 +273,9 @@ class _Guard:
         if not is_known_host(host, self._hosts):
             refusal: Response = PlainTextResponse("unknown host", 400)
         elif not secrets.compare_digest(token.encode("utf-8", "replace"), self._token):
-            refusal = PlainTextResponse("wrong token: use the address that `hgpo view` printed", 403)
+            refusal = PlainTextResponse(
+                "wrong token: use the address that `hgpo view` printed", 403
+            )
         elif scope["method"] not in ("GET", "HEAD", "POST"):
             refusal = PlainTextResponse("only GET, and POST for notes", 405)
         elif scope["method"] == "POST" and headers.get(b"origin", "").partition("//")[2] != host:

@@ -26,13 +26,19 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.began = self.loop.time()
         if len(self.connections) > MOST:
-            waiting = [other for other in self.connections if isinstance(other, Connection) and other.waits()]
+            waiting = [
+                other
+                for other in self.connections
+                if isinstance(other, Connection) and other.waits()
+            ]
             min(waiting, key=lambda other: other.began).transport.abort()
         self.loop.call_later(SECONDS, self._close_if_idle, None)
 
     def waits(self) -> bool:
         """Return whether the connection is open and no request is being answered."""
-        return bool(getattr(self.cycle, "response_complete", True)) and not self.transport.is_closing()
+        return (
+            bool(getattr(self.cycle, "response_complete", True)) and not self.transport.is_closing()
+        )
 
     def _close_if_idle(self, last: object) -> None:
         if self.waits() and self.cycle is last:

@@ -117,7 +117,9 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
     """
     group = index.group(number)
     chains = {kind: [f"{stem}{k}" for k in range(index.depth + 1)] for kind, stem in CHAINS.items()}
-    rows = index.read(group["row"], group["rows"], [*_ROW, *chains["states"], *chains["states_actions"]])
+    rows = index.read(
+        group["row"], group["rows"], [*_ROW, *chains["states"], *chains["states_actions"]]
+    )
 
     # Texts by their keys. The text of a next state is stored only where it is not the state of the next row.
     reached = rows.filter(pl.col("next_state_hash").is_not_null())
@@ -179,7 +181,10 @@ def tree_of(rollouts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     children: dict[int | None, list[int]] = {}
     for place, rollout in enumerate(rollouts):
         parent = places.get(rollout["parent"])
-        if parent is not None and not 0 <= first[place] - first[parent] < rollouts[parent]["length"]:
+        if (
+            parent is not None
+            and not 0 <= first[place] - first[parent] < rollouts[parent]["length"]
+        ):
             parent = None
         children.setdefault(parent, []).append(place)
 
@@ -205,7 +210,9 @@ def _distinct(keys: pl.Series, texts: pl.Series) -> dict[int, str | None]:
     return dict(first.iter_rows())
 
 
-def step_documents(index: Index, row: int, steps: int = 1, tokenizer: Tokenizer | None = None) -> list[dict[str, Any]]:
+def step_documents(
+    index: Index, row: int, steps: int = 1, tokenizer: Tokenizer | None = None
+) -> list[dict[str, Any]]:
     """Return the documents of neighbouring rows: the texts and tokens that a group's document does not contain.
 
     Raises:
@@ -214,19 +221,25 @@ def step_documents(index: Index, row: int, steps: int = 1, tokenizer: Tokenizer 
     if not 1 <= steps <= STEPS:
         raise InputError(f"steps: expected a number from 1 to {STEPS}, received {steps}")
     rows = index.read(row, steps, [*_COPIED, *_TEXTS, *_LISTS])
-    return [_step(step, row + place, tokenizer) for place, step in enumerate(rows.iter_rows(named=True))]
+    return [
+        _step(step, row + place, tokenizer) for place, step in enumerate(rows.iter_rows(named=True))
+    ]
 
 
 def _step(step: dict[str, Any], row: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
     listed, admissible, prompt, tokens, logprobs = (step[name] for name in _LISTS)
     texts = None
     if tokens is not None and tokenizer is not None:
-        texts = texts_of(tokenizer, tokens[:TOKENS], step["response"] if len(tokens) <= TOKENS else None)
+        texts = texts_of(
+            tokenizer, tokens[:TOKENS], step["response"] if len(tokens) <= TOKENS else None
+        )
     return {
         "row": row,
         **{name: step[name] for name in _COPIED},
         **{name: shortened(step[name], most) for name, most in _TEXTS.items()},
-        "why_invalid": why_invalid(step["action_valid"], step["action"], step["response"], admissible),
+        "why_invalid": why_invalid(
+            step["action_valid"], step["action"], step["response"], admissible
+        ),
         "admissible": admissible,
         "admissible_actions": listed and [shortened(text) for text in listed[:ACTIONS]],
         "admissible_count": _length(listed),
@@ -242,7 +255,9 @@ def _length(values: list[Any] | None) -> int | None:
     return None if values is None else len(values)
 
 
-def why_invalid(valid: bool, action: str | None, response: str | None, admissible: bool | None) -> str | None:
+def why_invalid(
+    valid: bool, action: str | None, response: str | None, admissible: bool | None
+) -> str | None:
     """Return why an action is invalid, as far as the row shows it; None for a valid one.
 
     >>> why_invalid(False, "look", "<action>look</action>", None)

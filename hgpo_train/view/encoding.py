@@ -18,7 +18,8 @@ def encode(document: object) -> bytes:
     """Return the JSON of a document; values that JSON cannot hold are changed as `plain` changes them."""
     try:
         return orjson.dumps(document)
-    except TypeError:  # an integer of more than 64 bits, half of a surrogate pair, or hundreds of levels
+    except TypeError:
+        # an integer of more than 64 bits, half of a surrogate pair, or hundreds of levels
         return orjson.dumps(plain(document))
 
 
@@ -44,10 +45,19 @@ def plain(value: object, *, redacted: bool = False, depth: int = 0) -> Any:  # n
     if isinstance(value, bool) or not isinstance(value, int | Mapping | list | tuple):
         return value
     if isinstance(value, int):
-        return value if abs(value) <= _LARGEST else float(value) if value.bit_length() < 1000 else "a huge integer"
+        return (
+            value
+            if abs(value) <= _LARGEST
+            else float(value)
+            if value.bit_length() < 1000
+            else "a huge integer"
+        )
     if depth > _DEEPEST:
         return "…"
     if isinstance(value, Mapping):
-        items = {str(name): plain(item, redacted=redacted, depth=depth + 1) for name, item in value.items()}
+        items = {
+            str(name): plain(item, redacted=redacted, depth=depth + 1)
+            for name, item in value.items()
+        }
         return {plain(name, redacted=redacted): item for name, item in items.items()}
     return [plain(item, redacted=redacted, depth=depth + 1) for item in value]

@@ -18,7 +18,12 @@ from hgpo_datasets.row_tables import path_of
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_train.advantages import registry
-from hgpo_train.advantages.advantage_tables import FOLDER, join_advantages, read_metadata, trained_advantages
+from hgpo_train.advantages.advantage_tables import (
+    FOLDER,
+    join_advantages,
+    read_metadata,
+    trained_advantages,
+)
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES
 from hgpo_train.advantages.input_columns import prepare
 from hgpo_train.advantages.parameters import Parameters
@@ -98,7 +103,9 @@ def estimator_with(name: str, settings: Sequence[str], known: Sequence[str]) -> 
     if name not in known:
         raise InputError(unknown("estimator", name, known, limit=99))
     estimator = registry.get(name)
-    chosen = estimator.with_parameters(**read_assignments("parameters", settings, types_of(type(estimator.parameters))))
+    chosen = estimator.with_parameters(
+        **read_assignments("parameters", settings, types_of(type(estimator.parameters)))
+    )
     key = chosen.parameters.state_key
     if not is_safe_state_key(key):
         raise InputError(unknown("state key", key, (*STATE_KEYS, ALFWORLD_NODES)))
@@ -129,12 +136,16 @@ def estimate(index: Index, number: int, estimator: Estimator | None) -> dict[str
     _check_depth(index, estimator)
     group = index.group(number)
     if estimator.scope == "batch":
-        before = index.groups.filter(pl.col("row") < group["row"], run=group["run"], iteration=group["iteration"])
+        before = index.groups.filter(
+            pl.col("row") < group["row"], run=group["run"], iteration=group["iteration"]
+        )
         columns = _batch(index, estimator, group["run"], group["iteration"])
         columns = columns.slice(int(before["rows"].sum()), group["rows"])
     else:
         with errors(index.place):
-            steps = with_scores(index.lazy(group["row"], group["rows"]), index.files, estimator.scores)
+            steps = with_scores(
+                index.lazy(group["row"], group["rows"]), index.files, estimator.scores
+            )
             columns = _columns(steps.collect(engine="in-memory"), estimator)
     return _document(estimator.name, vars(estimator.parameters), columns)
 
@@ -154,11 +165,17 @@ def _trained_estimate(index: Index, number: int) -> dict[str, Any]:
         stored = _stored(run).limit(0)  # those of other iterations
     joined = _joined(run, index.lazy(group["row"], group["rows"]), stored)
     if joined.height != group["rows"]:
-        raise InputError(f"{run / FOLDER}: expected each step once; `hgpo train` writes such tables")
+        raise InputError(
+            f"{run / FOLDER}: expected each step once; `hgpo train` writes such tables"
+        )
 
     # Returns are computed with the parameters that the table names. None of them may import a module.
     parameters = _trained_parameters(path_of(run, FOLDER, group["iteration"] + 1))
-    known = {name: value for name, value in parameters.items() if name in types_of(Parameters) and name != "state_key"}
+    known = {
+        name: value
+        for name, value in parameters.items()
+        if name in types_of(Parameters) and name != "state_key"
+    }
     with errors(index.place):
         table = index.lazy(group["row"], group["rows"]).collect(engine="in-memory")
         returns = _returns(table, build(Parameters, known, "parameter"))
@@ -184,7 +201,11 @@ def rollout_estimates(index: Index, estimator: Estimator | None) -> dict[str, li
         if estimator is not None:
             _check_depth(index, estimator)
             scored = with_scores(steps, index.files, estimator.scores)
-            advantages = registry.compute(scored, estimator, column="advantage").select("advantage").collect()
+            advantages = (
+                registry.compute(scored, estimator, column="advantage")
+                .select("advantage")
+                .collect()
+            )
         else:
             advantages = _joined(index.run, steps, _stored(index.run))
         tokens = pl.col("response_token_ids").list.len()
@@ -201,7 +222,9 @@ def _stored(run: Path) -> pl.LazyFrame:
     """Return the advantages that a run was trained on."""
     stored = trained_advantages(run)
     if stored is None:
-        raise InputError(f"{run}: expected the advantages of a training run in the folder {FOLDER!r}, found none")
+        raise InputError(
+            f"{run}: expected the advantages of a training run in the folder {FOLDER!r}, found none"
+        )
     return stored
 
 
@@ -209,7 +232,9 @@ def _joined(run: Path, steps: pl.LazyFrame, stored: pl.LazyFrame) -> pl.DataFram
     """Return the stored advantage and its parts of each step."""
     with errors(run / FOLDER):
         names = [name for name in stored.collect_schema() if name.startswith("advantage")]
-        values = stored.select(*_STEP, pl.col(names).cast(pl.Float64).name.replace("^advantage_", ""))
+        values = stored.select(
+            *_STEP, pl.col(names).cast(pl.Float64).name.replace("^advantage_", "")
+        )
         return join_advantages(steps.select(_STEP), values).drop(_STEP).collect(engine="in-memory")
 
 
@@ -245,7 +270,11 @@ def _columns(table: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
 
 
 def _returns(table: pl.DataFrame, parameters: Parameters) -> pl.DataFrame:
-    found = prepare(table, parameters, (), branches=True).select("(row)", *RETURNS).collect(engine="in-memory")
+    found = (
+        prepare(table, parameters, (), branches=True)
+        .select("(row)", *RETURNS)
+        .collect(engine="in-memory")
+    )
     return found.sort("(row)").drop("(row)")
 
 

@@ -88,7 +88,9 @@ class Index:
             InputError: There is no such group.
         """
         if not 0 <= number < self.groups.height:
-            raise InputError(f"group: expected a number from 0 to {self.groups.height - 1}, received {number}")
+            raise InputError(
+                f"group: expected a number from 0 to {self.groups.height - 1}, received {number}"
+            )
         return self.groups.row(number, named=True)
 
     def members(self, number: int) -> pl.DataFrame:
@@ -143,15 +145,17 @@ def read_index(files: Sequence[str]) -> Index:
         lengths = [int(scan_steps(file).select(pl.len()).collect().item()) for file in files]
         flags = steps.select(*_FLAGS, admissible="action_admissible").collect()
         once = steps.filter(IS_FIRST).select(_ONCE).collect()
-        ends = steps.filter(pl.col("step") == pl.col("episode_length") - 1).select(_AT_END).collect()
+        ends = (
+            steps.filter(pl.col("step") == pl.col("episode_length") - 1).select(_AT_END).collect()
+        )
     is_first = flags.select(IS_FIRST).to_series()
     if flags.is_empty() or not is_first[0] or ends.height != once.height:
         raise InputError(
             f"{files[0]}: expected the sorted rows of whole trajectories; `hgpo verify` finds what is wrong"
         )
-    episodes = pl.concat([once, ends, _flags_by_episode(flags, is_first)], how="horizontal").with_columns(
-        pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
-    )
+    episodes = pl.concat(
+        [once, ends, _flags_by_episode(flags, is_first)], how="horizontal"
+    ).with_columns(pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number"))
     return Index(
         tuple(files),
         (0, *accumulate(lengths)),

@@ -50,7 +50,9 @@ def read_notes(path: Path) -> list[Note]:
         try:
             notes.append(msgspec.json.decode(line, type=Note))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise InputError(f"{path}: line {number} is no note ({error}); correct or remove it") from None
+            raise InputError(
+                f"{path}: line {number} is no note ({error}); correct or remove it"
+            ) from None
     return notes
 
 

@@ -17,7 +17,11 @@ from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.definitions import DEFINITIONS
 from hgpo_train.analysis.describe import beginning, describe
-from hgpo_train.analysis.statistics import default_permutations, statistics, with_and_without_unchanged
+from hgpo_train.analysis.statistics import (
+    default_permutations,
+    statistics,
+    with_and_without_unchanged,
+)
 from hgpo_train.evaluation.comparison import TASK, compare
 from hgpo_train.measures import MEASURES, measure, measure_by_task
 from hgpo_train.measures import TASK as MEASURED_TASK
@@ -43,7 +47,9 @@ _TASKS: Final = 200
 def definitions_document() -> dict[str, dict[str, dict[str, str]]]:
     """Return the label and the text on hover of each statistic, by the tables of statistics."""
     return {
-        table: {name: {"label": of.label, "text": of.text} for name, of in DEFINITIONS[table].items()}
+        table: {
+            name: {"label": of.label, "text": of.text} for name, of in DEFINITIONS[table].items()
+        }
         for table in ("summary", "levels")
     }
 
@@ -95,7 +101,9 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
     for row in rows:
         found = measures[row[by] if by else None]
         row |= {name: estimate and estimate.value for name, estimate in found.items()}
-        row["intervals"] = {name: estimate and estimate.interval for name, estimate in found.items()}
+        row["intervals"] = {
+            name: estimate and estimate.interval for name, estimate in found.items()
+        }
     return rows
 
 
@@ -109,7 +117,9 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
     """
     folder = source.training()
     lines = [] if folder is None else _metrics(folder / "metrics.jsonl")
-    names = sorted({name for line in lines for name in line if name not in ("iteration", CHECK)})[:_METRICS]
+    names = sorted({name for line in lines for name in line if name not in ("iteration", CHECK)})[
+        :_METRICS
+    ]
     return {
         "results": results(index.episodes, "iteration"),
         "seeds": source.config().get("evaluation") is True,
@@ -190,13 +200,19 @@ def levels_document(index: Index, *, chance: bool = False) -> dict[str, Any]:
     depth = min(STATISTICS_HISTORY_LENGTH, index.depth)
     by_iteration: dict[str, Any] = {}
     try:
-        result, changed = with_and_without_unchanged(steps, permutations=permutations, history_length=depth)
+        result, changed = with_and_without_unchanged(
+            steps, permutations=permutations, history_length=depth
+        )
     except InputError as error:
         return {"problem": str(error), "levels": [], "by_iteration": by_iteration}
 
     if index.episodes["iteration"].n_unique() > 1:
         levels = statistics(steps, by="iteration", history_length=depth).levels
-        shared = levels.pivot("level", index="iteration", values="shared").sort("iteration").to_dict(as_series=False)
+        shared = (
+            levels.pivot("level", index="iteration", values="shared")
+            .sort("iteration")
+            .to_dict(as_series=False)
+        )
         by_iteration = {"iterations": shared.pop("iteration"), "shared": shared}
     states = result.states.head(3).to_dicts()
     return {

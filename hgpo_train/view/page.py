@@ -27,7 +27,12 @@ from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
 from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents
 from hgpo_train.view.notes import notes_document
-from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
+from hgpo_train.view.overview import (
+    curves_document,
+    definitions_document,
+    levels_document,
+    overview_document,
+)
 from hgpo_train.view.rollouts import rollouts_document
 from hgpo_train.view.sources import ESTIMATORS, TREE_ESTIMATORS, run_documents
 
@@ -206,12 +211,16 @@ def _specs(source: Source, names: Sequence[str]) -> dict[str, Estimator | None]:
     specs: dict[str, Estimator | None] = {AS_TRAINED: None} if source.stored() else {}
     for name in names:
         estimator = registry.get(name)
-        own = {key: value for key, value in parameters.items() if hasattr(estimator.parameters, key)}
+        own = {
+            key: value for key, value in parameters.items() if hasattr(estimator.parameters, key)
+        }
         specs[name] = estimator.with_parameters(**own)
     return specs
 
 
-def _answers(address: str, run: _Run, groups: Sequence[int], specs: Mapping[str, Estimator | None]) -> dict[str, Any]:
+def _answers(
+    address: str, run: _Run, groups: Sequence[int], specs: Mapping[str, Estimator | None]
+) -> dict[str, Any]:
     """Return the documents of groups and of their steps by their addresses."""
     answers: dict[str, Any] = {}
     index = run.index
@@ -225,7 +234,9 @@ def _answers(address: str, run: _Run, groups: Sequence[int], specs: Mapping[str,
             end = trajectory["row"] + trajectory["length"]
             for row in range(trajectory["row"], end, STEPS):
                 steps = min(STEPS, end - row)
-                answers[f"{address}/steps/{row}/{steps}"] = step_documents(index, row, steps, tokenizer)
+                answers[f"{address}/steps/{row}/{steps}"] = step_documents(
+                    index, row, steps, tokenizer
+                )
     return answers
 
 

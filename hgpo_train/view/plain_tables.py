@@ -50,7 +50,9 @@ def import_table(files: Sequence[str], folder: Path) -> None:
     schema = steps.collect_schema()
     registry.get("hgpo").columns(schema)
     if "state" not in schema:
-        raise InputError(f"{files[0]}: expected a column `state` with texts, which the viewer shows; add one")
+        raise InputError(
+            f"{files[0]}: expected a column `state` with texts, which the viewer shows; add one"
+        )
     table = _step_table(steps.collect(), schema)
     if table.is_empty():
         raise InputError(f"{files[0]}: expected steps, received a table without rows")
@@ -69,7 +71,9 @@ def _converted(series: pl.Series, kind: pl.DataType) -> pl.Series:
     """Return keys as texts and numbers as flags, as estimators read them. The writer checks all other types."""
     if kind == pl.Boolean and series.dtype.is_numeric():
         if (wrong := series.filter(no_flag(series))).len():
-            raise InputError(f"column {series.name}: expected true, false, 0 or 1, received {wrong[0]}")
+            raise InputError(
+                f"column {series.name}: expected true, false, 0 or 1, received {wrong[0]}"
+            )
         return series.cast(kind)
     return series.cast(kind) if kind == TEXT and series.dtype.is_numeric() else series
 
@@ -84,7 +88,9 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
         table = table.with_columns(**names)
     if not set(BRANCHES) <= set(schema):  # one of them alone means something else there
         table = table.drop(BRANCHES, strict=False)
-    table = table.select(_converted(table[name], kind) for name, kind in _KEPT.items() if name in table.columns)
+    table = table.select(
+        _converted(table[name], kind) for name, kind in _KEPT.items() if name in table.columns
+    )
 
     # Flags and texts of the end are often in every row; a step table has them in the last one.
     within = [*group_keys(table.columns), "trajectory"]
@@ -94,7 +100,9 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     }
     at_end |= {name: pl.when(last).then(pl.col(name)) for name in _TEXTS if name in table.columns}
     if table.select(row_keys(table.columns)).is_duplicated().any():
-        raise InputError("expected each step of a trajectory once; the table has several rows of one step")
+        raise InputError(
+            "expected each step of a trajectory once; the table has several rows of one step"
+        )
     position = pl.col("step").rank("ordinal").over(within).cast(_KEPT["step"]) - 1
     if "branch_step" in table.columns:
         position += pl.col("branch_step").fill_null(0)

@@ -42,13 +42,18 @@ def rollouts_document(index: Index, groups: Collection[int] | None = None) -> di
         episodes = episodes.filter(pl.col("number").is_in(list(groups)))
     total = episodes.height
     episodes = episodes.head(MOST)
-    tasks = episodes.unique(TASK, keep="first", maintain_order=True).select(*TASK, "task_type", "task")
+    tasks = episodes.unique(TASK, keep="first", maintain_order=True).select(
+        *TASK, "task_type", "task"
+    )
     places = tasks.select(*TASK, pl.int_range(pl.len()).alias("place"))
     episodes = episodes.join(places, on=TASK, nulls_equal=True, maintain_order="left")
     columns = episodes.select(*TRAJECTORY, "number", "iteration", "group", task="place")
     return {
         "total": total,
-        "tasks": [{**task, "task": shortened(task["task"], _LABEL)} for task in tasks.iter_rows(named=True)],
+        "tasks": [
+            {**task, "task": shortened(task["task"], _LABEL)}
+            for task in tasks.iter_rows(named=True)
+        ],
         "columns": columns.to_dict(as_series=False),
     }
 
@@ -100,7 +105,9 @@ def search_document(index: Index, text: str) -> dict[str, Any]:
         steps = steps.with_columns(pl.col("row").cast(pl.Int64), column=pl.coalesce(columns))
         steps = steps.filter(pl.col("column").is_not_null())
         found = steps.select("row", "step", "column", snippet=pl.coalesce(snippets)).collect()
-    owners = index.episodes.select("row", "trajectory", first="row").with_columns(pl.col("row").set_sorted())
+    owners = index.episodes.select("row", "trajectory", first="row").with_columns(
+        pl.col("row").set_sorted()
+    )
     hits = found.sort("row").join_asof(owners, on="row", strategy="backward")
     return {
         "steps": hits.height,

@@ -74,7 +74,9 @@ class Source:
         self.path = path
         self.folder = path if is_run(path) else None
         if table:
-            self._copy = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
+            self._copy = tempfile.TemporaryDirectory(
+                prefix="hgpo-view-", ignore_cleanup_errors=True
+            )
             self.folder = Path(self._copy.name) / "run"
             import_table(table, self.folder)
         self.notes = None if self.folder is None or table else self.folder / notes.NAME
@@ -149,11 +151,14 @@ class Source:
         """Return the estimator of a training run and its parameters; None if it cannot be computed from rows alone."""
         try:
             training = msgspec.convert(self.config().get("training", {}), _Trained)
-        except (InputError, msgspec.ValidationError):  # deleted, damaged, or written by another program
+        except (InputError, msgspec.ValidationError):
+            # deleted, damaged, or written by another program
             return None
         # A foreign run must not name a module to import.
         name = training.estimator
-        if name not in registry.names() or not is_safe_state_key(training.parameters.get("state_key")):
+        if name not in registry.names() or not is_safe_state_key(
+            training.parameters.get("state_key")
+        ):
             return None
         return name, training.parameters
 
@@ -195,7 +200,9 @@ def run_documents(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """Return the documents of runs, each with the name of the open training run whose policy it played (`trainer`)."""
     documents = []
     for source in sources:
-        trainers = [other.name for other in sources if other is not source and _was_played(other, source)]
+        trainers = [
+            other.name for other in sources if other is not source and _was_played(other, source)
+        ]
         documents.append({**source.document(), "trainer": next(iter(trainers), None)})
     return documents
 
@@ -228,7 +235,9 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     patterns = {_pattern_of_folder(path): path for path in names}
     for part in parts_of(patterns):
         if part.kind == "url":
-            raise InputError(f"expected a local run, received the URL {part.path}; copy it to this machine")
+            raise InputError(
+                f"expected a local run, received the URL {part.path}; copy it to this machine"
+            )
         if part.kind == "file" and is_plain(part.path):
             tables.setdefault(part.source, []).append(part.path)
         else:
@@ -250,7 +259,9 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
             waits = waits or (wait and isinstance(error, NoRowsError))
     else:
         if not waits:
-            raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
+            raise refused or InputError(
+                f"no runs in {', '.join(names) or 'an empty list'}; name a run"
+            )
 
     # 3. Names differ, also of a run that is named twice.
     counts: dict[str, int] = {}
@@ -275,7 +286,11 @@ def add_evaluations(sources: list[Source]) -> None:
 
 def _name_among(source: Source, sources: Sequence[Source]) -> str:
     """Return a run's name, with as many folders before it as tell it apart from others of this name."""
-    alike = [other.place for other in sources if other.name == source.name and other.place != source.place]
+    alike = [
+        other.place
+        for other in sources
+        if other.name == source.name and other.place != source.place
+    ]
     parts = source.place.parts
     for length in range(1, len(parts) + 1):
         if all(other.parts[-length:] != parts[-length:] for other in alike):
@@ -286,6 +301,11 @@ def _name_among(source: Source, sources: Sequence[Source]) -> str:
 def _pattern_of_folder(path: str) -> str:
     """Return the pattern of the Parquet files in a folder that contains them and no runs; any other path unchanged."""
     folder = Path(path)
-    if "://" in path or not folder.is_dir() or runs_below(folder) or not any(folder.glob(f"*{PARQUET}")):
+    if (
+        "://" in path
+        or not folder.is_dir()
+        or runs_below(folder)
+        or not any(folder.glob(f"*{PARQUET}"))
+    ):
         return path
     return f"{glob.escape(path)}/*{PARQUET}"

@@ -50,7 +50,9 @@ _CHARACTERS: Final = 16 << 20
 """The most characters in the tokens of one response."""
 
 
-def texts_of(tokenizer: Tokenizer, ids: Sequence[int], response: str | None) -> list[str | None] | None:
+def texts_of(
+    tokenizer: Tokenizer, ids: Sequence[int], response: str | None
+) -> list[str | None] | None:
     """Return the text of each token, or None if this is not the tokenizer that wrote them.
 
     Args:
@@ -90,7 +92,9 @@ def find_tokenizer(config: Mapping[str, Any], training: Path | None) -> Tokenize
 
     It is named by the configuration in the run's manifest, or stored by the training run that wrote the run.
     """
-    return next((found for folder in _folders(config, training) if (found := _read(folder / FILE))), None)
+    return next(
+        (found for folder in _folders(config, training) if (found := _read(folder / FILE))), None
+    )
 
 
 def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]:
@@ -98,7 +102,8 @@ def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]
     if training is not None:
         yield from reversed(list_checkpoints(training / "checkpoints"))
     for name in models_of(config):
-        is_remote = name.startswith(("//", "\\\\"))  # another machine, which would be told who looks
+        # another machine, which would be told who looks
+        is_remote = name.startswith(("//", "\\\\"))
         if is_remote or "\0" in name or len(name) > _NAME:
             continue
         if Path(name).is_dir():
@@ -150,11 +155,6 @@ def _read(file: Path) -> Tokenizer | None:
                 }
             )
         )
-    except (
-        ImportError,
-        ValueError,
-        OSError,
-        AttributeError,
-        TypeError,
-    ):  # a file that is not there, or no tokenizer
+    except (ImportError, ValueError, OSError, AttributeError, TypeError):
+        # A file that is not there, or no tokenizer.
         return None

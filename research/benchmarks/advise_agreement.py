@@ -22,7 +22,14 @@ from hgpo_research.tabular.report import half_width, markdown_table
 if TYPE_CHECKING:
     from hgpo_research.arrays import Floats
 
-RUNS: Final = ("alfworld-0.5", "alfworld-0.65", "alfworld-0.8", "webshop-0.4", "webshop-0.8", "webshop-1.4")
+RUNS: Final = (
+    "alfworld-0.5",
+    "alfworld-0.65",
+    "alfworld-0.8",
+    "webshop-0.4",
+    "webshop-0.8",
+    "webshop-1.4",
+)
 AGAIN: Final = " (again)"
 SHORT: Final = {"grpo:cross_steps=false": "grpo"}
 
@@ -56,7 +63,9 @@ def agreement(folder: Path, run: str) -> dict[str, Any]:
     (again,) = [name for name in found if name.endswith(AGAIN)]
     chance = found[again] - found[again.removesuffix(AGAIN)]
     names = list(gain)
-    order = [np.argsort(np.argsort([values[name] for name in names])) for values in (gain, _means(found))]
+    order = [
+        np.argsort(np.argsort([values[name] for name in names])) for values in (gain, _means(found))
+    ]
     return {
         "run": run,
         "groups": advice["groups"],
@@ -89,9 +98,14 @@ def table() -> str:
     rows = []
     for each in figures("advise_agreement")["rows"]:
         names = list(each["gain"])
-        advised = ", ".join(SHORT.get(name, name) for name in each["best"]) or "nothing separates them"
+        advised = (
+            ", ".join(SHORT.get(name, name) for name in each["best"]) or "nothing separates them"
+        )
         separated = [pair for pair in each["pairs"] if pair["separated"]]
-        shown = [f"{_pair(pair)} {100 * pair['area']:+.1f} ± {100 * pair['half']:.1f}" for pair in separated]
+        shown = [
+            f"{_pair(pair)} {100 * pair['area']:+.1f} ± {100 * pair['half']:.1f}"
+            for pair in separated
+        ]
         most = max(names, key=lambda name: each["area"][name])
         told = [pair["told"] for pair in each["pairs"]]
         rows.append(

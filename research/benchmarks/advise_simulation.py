@@ -58,7 +58,18 @@ def simulate(success: float, tasks: int) -> tuple[list[Advice], Floats]:
             parts, bound = by_group([_alone(part, batch * tasks) for part in own], KL)
             # The seed of the halves is the batch's: those of all batches are independent.
             seed = len(advices)
-            advices.append(concluded(names, parts, bound, apart, batches=1, rollouts=own[0].rollouts, kl=KL, seed=seed))
+            advices.append(
+                concluded(
+                    names,
+                    parts,
+                    bound,
+                    apart,
+                    batches=1,
+                    rollouts=own[0].rollouts,
+                    kl=KL,
+                    seed=seed,
+                )
+            )
     return advices, np.mean(gains, 0)
 
 
@@ -85,7 +96,8 @@ def cell(labels: tuple[float, int]) -> dict[str, Any]:
         wrong.append(any(true[first] < true[second] for first, second in pairs))
         alone.append(len(advice.best) == 1)
         covered += [
-            low <= true[name] <= high for name, low, high in advice.ranks.select("estimator", "low", "high").rows()
+            low <= true[name] <= high
+            for name, low, high in advice.ranks.select("estimator", "low", "high").rows()
         ]
         for name, _, low, high in advice.controls.iter_rows():
             controls[name].append(low > 0 or high < 0)
@@ -126,7 +138,17 @@ def table() -> str:
     rows = []
     for each in figures("advise_simulation")["rows"]:
         shares = [
-            each[name] for name in ("printed", "wrong", "excluded", "separated", "alone", "covered", "aa", "chance")
+            each[name]
+            for name in (
+                "printed",
+                "wrong",
+                "excluded",
+                "separated",
+                "alone",
+                "covered",
+                "aa",
+                "chance",
+            )
         ]
         shown = ["–" if share is None else f"{share:.1%}" for share in shares]
         rows.append([f"{each['success']:.0%}", f"{each['tasks']} × {ROLLOUTS}", *shown])

@@ -47,7 +47,9 @@ def prediction() -> str:
 
 def questions() -> str:
     """Return the planned questions with their verdicts as Markdown."""
-    return markdown_table(["question", "verdict", "numbers"], [list(each) for each in answers(kept())])
+    return markdown_table(
+        ["question", "verdict", "numbers"], [list(each) for each in answers(kept())]
+    )
 
 
 def _text(cell: dict[str, object]) -> str:
@@ -58,7 +60,9 @@ def _text(cell: dict[str, object]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Keep the results of hgpo arena in research/results.")
+    parser = argparse.ArgumentParser(
+        description="Keep the results of hgpo arena in research/results."
+    )
     parser.add_argument("folder", type=Path, help="the arena's folder")
     folder = parser.parse_args().folder
     for kind in ("results", "costs"):

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from hgpo_research.arrays import Floats
 
 SEEDS: Final = range(10)
-WORLDS: Final = {"WebShop": ("tiny-webshop", "rollout.tasks=12"), "ALFWorld": ("tiny-alfworld", "rollout.tasks=6")}
+WORLDS: Final = {
+    "WebShop": ("tiny-webshop", "rollout.tasks=12"),
+    "ALFWorld": ("tiny-alfworld", "rollout.tasks=6"),
+}
 COMMON: Final = (
     "advantage.estimator=tree_grpo",
     "advantage.parameters.mode=mean_std_norm",
@@ -67,7 +70,8 @@ def settings(world: str, arm: str, seed: int) -> list[str]:
 def finished(folder: Path, world: str, arm: str, seed: int) -> dict[str, float] | None:
     """Return what a run measured; None if it is not finished."""
     lines = read_metrics(folder / world / f"{arm}-{seed}" / "metrics.jsonl")
-    if not lines or MEASURES["success"] not in lines[-1]:  # which is measured after the last iteration alone
+    # which is measured after the last iteration alone
+    if not lines or MEASURES["success"] not in lines[-1]:
         return None
     return {name: lines[-1][key] for name, key in MEASURES.items()}
 
@@ -84,15 +88,21 @@ def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the differences from independent rollouts, paired by seeds, with intervals and p-values."""
     found = []
     for world in WORLDS:
-        by_arm = {arm: {run["seed"]: run for run in runs if (run["world"], run["arm"]) == (world, arm)} for arm in ARMS}
+        by_arm = {
+            arm: {run["seed"]: run for run in runs if (run["world"], run["arm"]) == (world, arm)}
+            for arm in ARMS
+        }
         for arm in ("branched", "again"):
             seeds = sorted(by_arm[arm].keys() & by_arm["independent"].keys())
             if len(seeds) < 2:
                 continue
             values = {
-                name: np.array([by_arm[name][seed]["success"] for seed in seeds]) for name in ("independent", arm)
+                name: np.array([by_arm[name][seed]["success"] for seed in seeds])
+                for name in ("independent", arm)
             }
-            steps = [by_arm[arm][seed]["steps"] / by_arm["independent"][seed]["steps"] for seed in seeds]
+            steps = [
+                by_arm[arm][seed]["steps"] / by_arm["independent"][seed]["steps"] for seed in seeds
+            ]
             difference = values[arm] - values["independent"]
             error = float(difference.std(ddof=1)) / len(seeds) ** 0.5
             found.append(
@@ -128,14 +138,27 @@ def table() -> str:
     for row in rows:
         verdict = ""
         if row["arm"] == "branched":
-            steps = [min(1.0, p * (len(ordered) - rank)) for rank, p in enumerate(ordered) if p <= row["p"]]
+            steps = [
+                min(1.0, p * (len(ordered) - rank))
+                for rank, p in enumerate(ordered)
+                if p <= row["p"]
+            ]
             verdict = f"{max(steps):.2f}"
         values = [100 * row[name] for name in ("independent", "success", "difference", "half")]
         independent, success, difference, half = values
         interval = f"{difference:+.1f} ± {half:.1f}"
         shown = [f"{independent:.1f}", f"{success:.1f}", interval, verdict, f"{row['steps']:.2f}"]
         lines.append([row["world"], row["arm"], str(row["seeds"]), *shown])
-    head = ["world", "arm", "seeds", "independent, %", "this arm, %", "difference", "p (Holm)", "steps"]
+    head = [
+        "world",
+        "arm",
+        "seeds",
+        "independent, %",
+        "this arm, %",
+        "difference",
+        "p (Holm)",
+        "steps",
+    ]
     return markdown_table(head, lines)
 
 

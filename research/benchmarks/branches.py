@@ -80,7 +80,10 @@ class Batch:
     """
 
     def __init__(
-        self, policy: TabularPolicy, rows: Sequence[Rollouts], origins: Sequence[np.ndarray[Any, Any]] | None = None
+        self,
+        policy: TabularPolicy,
+        rows: Sequence[Rollouts],
+        origins: Sequence[np.ndarray[Any, Any]] | None = None,
     ) -> None:
         self.rows = rows
         self.visits = Visits(policy, rows)
@@ -89,7 +92,8 @@ class Batch:
         before = 0
         parents = []
         for task, each in enumerate(rows):
-            number = each.rollout - ROOTS * len(policy.seeds)  # rollouts are numbered over all seeds
+            # rollouts are numbered over all seeds
+            number = each.rollout - ROOTS * len(policy.seeds)
             is_branch = number >= 0 if origins is not None else np.zeros(len(number), np.bool_)
             origin = np.zeros((len(number), 2), np.int64)
             if origins is not None:
@@ -107,11 +111,15 @@ class Batch:
         return np.split(values, np.cumsum([len(each.step) for each in self.rows])[:-1])
 
 
-def branched(policy: TabularPolicy, roots: Batch, rule: str, width: int, stream: Sequence[int]) -> Batch:
+def branched(
+    policy: TabularPolicy, roots: Batch, rule: str, width: int, stream: Sequence[int]
+) -> Batch:
     """Return the rollouts of a batch with branches that take as many steps on average as the rollouts do."""
     # 1. What the rule reads; a seed is an iteration to it, so that seeds never mix.
     rows = roots.rows
-    own = {name: np.concatenate([getattr(each, name) for each in rows]) for name in ("rollout", "node")}
+    own = {
+        name: np.concatenate([getattr(each, name) for each in rows]) for name in ("rollout", "node")
+    }
     trajectory = ["run", "task_id", "trajectory"]
     table = roots.table.with_columns(**own, iteration="run", group=pl.lit(0)).with_columns(
         episode_return=pl.col("reward").sum().over(trajectory),
@@ -125,7 +133,9 @@ def branched(policy: TabularPolicy, roots: Batch, rule: str, width: int, stream:
     means = table.group_by("task_id", "step").agg(cost=width * pl.col("left").mean())
     budgets = table.filter(step=0).group_by("task_id").agg(budget=ROOTS * pl.col("left").mean())
     found = found.hstack(draws).join(means, on=["task_id", "step"]).join(budgets, on="task_id")
-    found = found.sort("run", "task_id", "priority", "order", descending=[False, False, True, False])
+    found = found.sort(
+        "run", "task_id", "priority", "order", descending=[False, False, True, False]
+    )
     spent = pl.col("cost").cum_sum().over("run", "task_id") - pl.col("cost")
     points = found.filter((pl.col("budget") - spent) / pl.col("cost") > pl.col("kept"))
 
@@ -134,7 +144,9 @@ def branched(policy: TabularPolicy, roots: Batch, rule: str, width: int, stream:
     origins = []
     for task, each in enumerate(rows):
         chosen = points.filter(task_id=task)
-        seed, parent, step, node = (np.repeat(chosen[n].to_numpy(), width) for n in ("run", "rollout", "step", "node"))
+        seed, parent, step, node = (
+            np.repeat(chosen[n].to_numpy(), width) for n in ("run", "rollout", "step", "node")
+        )
         origins.append(np.stack([parent, step], 1))
         if not len(seed):
             together.append(each)
@@ -142,7 +154,9 @@ def branched(policy: TabularPolicy, roots: Batch, rule: str, width: int, stream:
         number = np.arange(len(seed))
         keys = subkey(policy.keys[seed], *stream, task, number)
         moves = play(policy, task, seed, keys, node, step)
-        at, steps, nodes, edges, ended = (np.concatenate(column) for column in zip(*moves, strict=True))
+        at, steps, nodes, edges, ended = (
+            np.concatenate(column) for column in zip(*moves, strict=True)
+        )
         won = ended & (policy.tasks.graphs[task].graph.edges.final[edges] > 0)
         new = Rollouts(seed[at], ROOTS * len(policy.seeds) + at, steps, nodes, edges, ended, won)
         columns = [np.concatenate(pair) for pair in zip(each, new, strict=True)]
@@ -165,7 +179,9 @@ def measured(batch: Batch, gradient: Floats, truth: Floats) -> dict[str, float]:
     return {"gain": float(gain.mean()), "cost": batch.steps * noise / signal, "steps": batch.steps}
 
 
-def of_policy(policies: TabularPolicy, position: int, stream: Sequence[int]) -> list[dict[str, Any]]:
+def of_policy(
+    policies: TabularPolicy, position: int, stream: Sequence[int]
+) -> list[dict[str, Any]]:
     """Return the measures of all arms at one policy."""
     policy = policies.copies(position, COPIES)
     others = policies.copies(position, TRUTHS)
@@ -185,7 +201,9 @@ def of_policy(policies: TabularPolicy, position: int, stream: Sequence[int]) -> 
     plain = {}
     for name, parameters in PLAIN.items():
         plain[name] = measured(
-            independent, independent.visits.gradient(independent.advantages(name, parameters)), truth
+            independent,
+            independent.visits.gradient(independent.advantages(name, parameters)),
+            truth,
         )
     rows = []
     for (rule, width), batch in arms.items():
@@ -208,14 +226,18 @@ def of_world(name: str, tasks: TaskSet) -> list[dict[str, Any]]:
         if updates in (0, UPDATES):
             for position in range(POLICIES):
                 found = of_policy(policies, position, (7, updates))
-                rows += [{"world": name, "updates": updates, "policy": position, **row} for row in found]
+                rows += [
+                    {"world": name, "updates": updates, "policy": position, **row} for row in found
+                ]
     return rows
 
 
 def cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one row for each world, number of updates and arm, with the ratios of all policies."""
     keys = ["world", "updates", "rule", "width", "estimator"]
-    ratios = [pl.col(f"{name} ratio").round_sig_figs(4).alias(name) for name in ("steps", "gain", "cost")]
+    ratios = [
+        pl.col(f"{name} ratio").round_sig_figs(4).alias(name) for name in ("steps", "gain", "cost")
+    ]
     return pl.DataFrame(rows).group_by(keys, maintain_order=True).agg(ratios).to_dicts()
 
 
@@ -226,7 +248,10 @@ def table(measure: str) -> str:
     lines = []
     for key, part in kept.group_by("world", "updates", "rule", "width", maintain_order=True):
         steps = float(np.mean(part["steps"][0].to_numpy()))
-        found = {row["estimator"]: _interval(np.array(row[measure])) for row in part.iter_rows(named=True)}
+        found = {
+            row["estimator"]: _interval(np.array(row[measure]))
+            for row in part.iter_rows(named=True)
+        }
         lines.append([*map(str, key), f"{steps:.2f}", *(found.get(name, "") for name in TREES)])
     return markdown_table(["world", "updates", "rule", "width", "steps", *TREES], lines)
 

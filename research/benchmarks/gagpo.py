@@ -67,11 +67,17 @@ def keep(folder: Path) -> None:
     parts = []
     for path in sorted(folder.glob("*/curves.parquet")):
         curves = pl.read_parquet(path, glob=False)
-        rows = curves.group_by("estimator", "seed", maintain_order=True).agg(area=100 * pl.col("success").mean())
+        rows = curves.group_by("estimator", "seed", maintain_order=True).agg(
+            area=100 * pl.col("success").mean()
+        )
         grpo = rows.filter(estimator=GRPO).select("seed", grpo="area")
         rows = rows.join(grpo, on="seed", maintain_order="left")
         run = path.parent.name.removesuffix("-parts")
-        parts.append(rows.select(pl.lit(run).alias("run"), "estimator", "seed", pl.col("area") - pl.col("grpo")))
+        parts.append(
+            rows.select(
+                pl.lit(run).alias("run"), "estimator", "seed", pl.col("area") - pl.col("grpo")
+            )
+        )
     # GRPO learns in every command, with the same random numbers.
     every = pl.concat(parts).unique(["run", "estimator", "seed"], keep="first", maintain_order=True)
     every.write_parquet(KEPT, compression_level=19)
@@ -121,7 +127,9 @@ def verdicts() -> str:
     asked = questions()
     differences = [found[first] - found[second] for first, second in asked]
     rows = []
-    for number, (pair, each, told) in enumerate(zip(asked, differences, holm(differences), strict=True), 1):
+    for number, (pair, each, told) in enumerate(
+        zip(asked, differences, holm(differences), strict=True), 1
+    ):
         ends = [f"{run} {name.removeprefix(f'{VARIANT}:')}" for run, name in pair]
         rows.append([f"{number}", " − ".join(ends), shown(each), "yes" if told else "no"])
     return markdown_table(["", "first − second, each from GRPO", "area", "significant"], rows)
@@ -148,13 +156,17 @@ def chart() -> alt.TopLevelMixin:
         value = name.removeprefix("gagpo:gae_lambda=")
         if run in RUNS[:3] and (name == "shrinkage_gae" or value.replace(".", "").isdecimal()):
             mean, half = interval(differences)
-            rows.append({"pages": run, "λ": value, "mean": mean, "low": mean - half, "high": mean + half})
+            rows.append(
+                {"pages": run, "λ": value, "mean": mean, "low": mean - half, "high": mean + half}
+            )
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X("λ:N", title="λ of gagpo", axis=alt.Axis(labelAngle=0)),
         xOffset="pages:N",
         color="pages:N",
     )
-    bars = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="area − GRPO, points"), y2="high:Q")
+    bars = base.mark_rule(strokeWidth=2).encode(
+        y=alt.Y("low:Q", title="area − GRPO, points"), y2="high:Q"
+    )
     dots = base.mark_point(filled=True, size=50, opacity=1).encode(y="mean:Q")
     layers: alt.TopLevelMixin = alt.layer(bars, dots).properties(width=560, height=260)
     return layers

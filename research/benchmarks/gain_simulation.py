@@ -177,7 +177,9 @@ class Worlds:
             )
             return found
 
-        keys = table.select("trajectory", "step").with_columns(sketch=pl.Series(rows.astype(np.int64)))
+        keys = table.select("trajectory", "step").with_columns(
+            sketch=pl.Series(rows.astype(np.int64))
+        )
         return RowGradients(keys, sketches, size, 0.0, fisher)
 
     def gain(self, part: HeldOut) -> Floats:
@@ -239,7 +241,11 @@ def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFram
 
 def _alone(parts: Sequence[HeldOut], batch: int, tasks: int) -> list[HeldOut]:
     """Return the parts of a batch, as if there was no other."""
-    return [replace(part, batch=0, group=part.group - batch * tasks) for part in parts if part.batch == batch]
+    return [
+        replace(part, batch=0, group=part.group - batch * tasks)
+        for part in parts
+        if part.batch == batch
+    ]
 
 
 def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
@@ -277,10 +283,19 @@ def table() -> str:
     ratio = pl.col("gain") / pl.col("exact")
     ranges = kept.group_by("tasks", "size", "success", "way", maintain_order=True).agg(
         pl.format("{} to {}", ratio.min().round(2), ratio.max().round(2)).alias("ratio"),
-        pl.format("{} to {}", pl.col("covered").min().round(2), pl.col("covered").max().round(2)).alias("covered"),
+        pl.format(
+            "{} to {}", pl.col("covered").min().round(2), pl.col("covered").max().round(2)
+        ).alias("covered"),
         pl.col("printed").mean(),
     )
-    heads = ["tasks × rollouts", "success", "probabilities", "gain / exact gain", "coverage", "printed"]
+    heads = [
+        "tasks × rollouts",
+        "success",
+        "probabilities",
+        "gain / exact gain",
+        "coverage",
+        "printed",
+    ]
     rows = []
     for row in ranges.iter_rows(named=True):
         size = f"{row['tasks']} × {row['size']}"

@@ -76,7 +76,11 @@ def models(runs: str) -> str:
     counted = (iteration % EVERY == 0) | ((iteration == last) & (last < 2 * EVERY))
     evaluated = pl.DataFrame(kept["curves"]).filter(iteration > 0, counted)
     fresh = pl.DataFrame(
-        [(name, seed, value) for name in names for seed, value in enumerate(kept["fresh"][name]["seeds"])],
+        [
+            (name, seed, value)
+            for name in names
+            for seed, value in enumerate(kept["fresh"][name]["seeds"])
+        ],
         schema=["estimator", "seed", "held_out"],
         orient="row",
     )
@@ -110,7 +114,10 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "questions": arena.questions,
         "earlier": earlier,
         "history": history,
-        **{f"models {world}": partial(models, f"{world}_models") for world in ("alfworld", "webshop")},
+        **{
+            f"models {world}": partial(models, f"{world}_models")
+            for world in ("alfworld", "webshop")
+        },
     },
 }
 

@@ -113,7 +113,9 @@ def measure(
         errors += columns["advantage_error"]
     seconds = (time.process_time() - began) / len(errors)
 
-    plain_seconds, plain_error = plain_truths(handle, policy_for(handle, options), list(groups), rollouts)
+    plain_seconds, plain_error = plain_truths(
+        handle, policy_for(handle, options), list(groups), rollouts
+    )
     error = float(np.sqrt(np.mean(np.square(errors))))
     at_that_error = plain_seconds * (plain_error / error) ** 2
     won = np.mean([rollout[-1].reward for group in groups.values() for rollout in group])
@@ -132,7 +134,12 @@ def measure(
     }
 
 
-def plain_truths(handle: EnvHandle, policy: Any, tasks: list[str], rollouts: int) -> tuple[float, float]:  # noqa: ANN401
+def plain_truths(
+    handle: EnvHandle,
+    policy: Any,  # noqa: ANN401
+    tasks: list[str],
+    rollouts: int,
+) -> tuple[float, float]:
     """Return the CPU seconds of a truth by separate rollouts from each step, and the error of its advantages.
 
     An advantage is r + γ V' - V, so its squared error is γ² that of V' and that of V.
@@ -146,10 +153,15 @@ def plain_truths(handle: EnvHandle, policy: Any, tasks: list[str], rollouts: int
         variances = []
         while not episode.done:
             played = [play(episode.fork(), policy, rng) for _ in range(rollouts)]
-            returns = [sum(gamma**n * step.reward for n, step in enumerate(steps)) for steps in played]
+            returns = [
+                sum(gamma**n * step.reward for n, step in enumerate(steps)) for steps in played
+            ]
             variances.append(np.var(returns, ddof=1) / rollouts)
             act(episode, policy, rng)
-        squares += [now + gamma**2 * later for now, later in zip(variances, [*variances[1:], 0.0], strict=True)]
+        squares += [
+            now + gamma**2 * later
+            for now, later in zip(variances, [*variances[1:], 0.0], strict=True)
+        ]
     return (time.process_time() - began) / len(squares), float(np.sqrt(np.mean(squares)))
 
 
@@ -172,5 +184,7 @@ if __name__ == "__main__":
             )
     heads = ["policy", *next(iter(figures.values()))]
     rows = [[name, *map(str, found.values())] for name, found in figures.items()]
-    print(f"Truths of {given.group_size} rollouts a task, one process\n\n{markdown_table(heads, rows)}")
+    print(
+        f"Truths of {given.group_size} rollouts a task, one process\n\n{markdown_table(heads, rows)}"
+    )
     print(store("truth", figures, keep=given.keep))

@@ -41,7 +41,8 @@ def keep(folder: Path) -> None:
     """Keep the curves of runs, beside those of other runs that are kept."""
     found = sorted(folder.glob("*/curves.parquet"))
     parts = [
-        pl.read_parquet(path, glob=False).select(pl.lit(path.parent.name).alias("run"), pl.all()) for path in found
+        pl.read_parquet(path, glob=False).select(pl.lit(path.parent.name).alias("run"), pl.all())
+        for path in found
     ]
     new = [path.parent.name for path in found]
     others = pl.read_parquet(CURVES, glob=False).filter(~pl.col("run").is_in(new))
@@ -79,7 +80,10 @@ def history() -> str:
     rows = []
     for reads in DEPTHS:
         found = {row["estimator"]: row for row in kept(f"levers-{reads}").iter_rows(named=True)}
-        cells = [_points(found[name]["area_difference"], found[name]["area_difference_half"]) for name in others]
+        cells = [
+            _points(found[name]["area_difference"], found[name]["area_difference_half"])
+            for name in others
+        ]
         rows.append([str(reads), f"{100 * found[_hgpo(0)]['area']:.1f}", *cells])
     depths = [f"K = {depth}" for depth in DEPTHS if depth]
     return markdown_table(["m", "K = 0", "K = 0 again", *depths, "GRPO", "oracle"], rows)
@@ -94,6 +98,8 @@ def _hgpo(depth: int) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Keep outputs of hgpo learn-tabular in research/results.")
+    parser = argparse.ArgumentParser(
+        description="Keep outputs of hgpo learn-tabular in research/results."
+    )
     parser.add_argument("folder", type=Path, help="folder of outputs of hgpo learn-tabular")
     keep(parser.parse_args().folder)

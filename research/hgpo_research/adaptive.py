@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 _NAMES: Final = list(PARTNERS)
 _PAIRS: Final = {
-    (one, other): f"cosine_{_NAMES[one]}_{_NAMES[other]}" for one, other in combinations(range(len(_NAMES)), 2)
+    (one, other): f"cosine_{_NAMES[one]}_{_NAMES[other]}"
+    for one, other in combinations(range(len(_NAMES)), 2)
 }
 """The names of the metrics of pairs of partners."""
 
@@ -87,7 +88,9 @@ class Mixing:
         Raises:
             InputError: `row_gradients` cannot use the steps.
         """
-        rows = compute_many(steps, [each.estimator for each in self._variants]).collect(engine="in-memory")
+        rows = compute_many(steps, [each.estimator for each in self._variants]).collect(
+            engine="in-memory"
+        )
         slopes, cosines, scales = self._measured(steps)
         # The weights of all batches so far, and the scale of this one.
         weights, metrics = self._add(slopes, cosines)
@@ -97,7 +100,9 @@ class Mixing:
         for number, name in enumerate(_NAMES):
             mixed = mixed + pl.col(name) * (weights * scales)[number]
             metrics[f"weight_{name}"] = weights[number]
-        metrics |= {f"batch_slope_{name}": slope for name, slope in zip(_NAMES, slopes, strict=True)}
+        metrics |= {
+            f"batch_slope_{name}": slope for name, slope in zip(_NAMES, slopes, strict=True)
+        }
         metrics |= {name: cosines[pair] for pair, name in _PAIRS.items()}
         found = {f"adaptive/{name}": float(value) for name, value in metrics.items()}
         return rows.with_columns(advantage=mixed).drop(_NAMES), found
@@ -157,7 +162,10 @@ class Mixing:
 
 
 def mixed_in_training(
-    steps: pl.DataFrame, parameters: Parameters, model: Model, metrics: Sequence[Mapping[str, float]]
+    steps: pl.DataFrame,
+    parameters: Parameters,
+    model: Model,
+    metrics: Sequence[Mapping[str, float]],
 ) -> tuple[pl.DataFrame, dict[str, float]]:
     """Mix the advantages of an iteration of training; see `Mixing`."""
     return Mixing(parameters, model, metrics)(steps)

@@ -139,7 +139,9 @@ class Levers(Game):
 
     def __init__(self, levers: int = 4, corridors: int = 1) -> None:
         if levers < 2 or corridors < 0:
-            raise InputError(f"expected at least 2 levers and 0 corridors, received {levers} and {corridors}")
+            raise InputError(
+                f"expected at least 2 levers and 0 corridors, received {levers} and {corridors}"
+            )
         self._levers = levers
         self._corridors = corridors
 

@@ -54,7 +54,9 @@ class Mixture:
         self._batches: Any = 0.0
         self._updates = 0
 
-    def add(self, slopes: Floats, cosines: Floats, known: ArrayLike) -> tuple[Floats, dict[str, Floats]]:
+    def add(
+        self, slopes: Floats, cosines: Floats, known: ArrayLike
+    ) -> tuple[Floats, dict[str, Floats]]:
         """Add a batch.
 
         Args:
@@ -69,7 +71,9 @@ class Mixture:
         # Sums over batches. The variance of a decayed sum is that of its parts with squared weights.
         self._slopes = DECAY * self._slopes + slopes
         self._squares = DECAY**2 * self._squares + (slopes - slopes[0]) ** 2
-        self._cosines = DECAY * self._cosines + np.where(np.asarray(known)[:, None, None], cosines, 0.0)
+        self._cosines = DECAY * self._cosines + np.where(
+            np.asarray(known)[:, None, None], cosines, 0.0
+        )
         self._batches = DECAY * self._batches + np.asarray(known)
         batches = np.maximum(self._batches, 1e-9)
         # Batches are independent: the squares of their differences add up to the variance of the sum.

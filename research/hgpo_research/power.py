@@ -7,7 +7,9 @@ import math
 from hgpo_train.resampling import student_quantile
 
 
-def pairs_needed(difference: float, deviation: float, level: float = 0.05, power: float = 0.8) -> int:
+def pairs_needed(
+    difference: float, deviation: float, level: float = 0.05, power: float = 0.8
+) -> int:
     """Return the number of pairs for which a paired two-sided t test finds a difference with this power.
 
     Source: the usual formula for one sample of differences, ``n ≥ σ² (t(1 - level/2) + t(power))² / d²`` with n - 1

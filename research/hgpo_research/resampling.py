@@ -45,5 +45,7 @@ def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats
     tail = NormalDist().cdf(-widened)
     known = np.isfinite(values) & (np.isfinite(draws).mean(0) > LEVEL)
     filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)
-    low, high = (np.where(known, bound, np.nan) for bound in np.quantile(filled, [tail, 1 - tail], axis=0))
+    low, high = (
+        np.where(known, bound, np.nan) for bound in np.quantile(filled, [tail, 1 - tail], axis=0)
+    )
     return low, high

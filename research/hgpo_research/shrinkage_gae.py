@@ -95,7 +95,9 @@ def shrinkage_gae(
         unit_scale: Whether advantages are divided by the root of the batch's mean square (+ ε).
         epsilon: ε, added to the scale of advantages.
     """
-    levels = {"task": within()} | {f"k{k}": within(f"{CHAINS[context]}{k}") for k in range(history_length + 1)}
+    levels = {"task": within()} | {
+        f"k{k}": within(f"{CHAINS[context]}{k}") for k in range(history_length + 1)
+    }
     # From the task to the deepest history: deviations from other rollouts, variances from these, then values.
     for level, group in levels.items():
         steps = _from_others(steps, level, group)
@@ -161,17 +163,28 @@ def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFram
         chain(group, pl.col("trajectory_key")).alias("(own)"),
     )
     steps = steps.with_columns(
-        (pl.col("trajectory_key").n_unique().over("(group)").cast(pl.Float64) - 1.0).alias(_others(level)),
-        (pl.len().over("(group)").cast(pl.Float64) - pl.len().over("(own)").cast(pl.Float64)).alias("(count)"),
-        *((pl.col(value) - pl.col(value).min().over("(group)")).alias(f"({name})") for name, value in _VALUES.items()),
+        (pl.col("trajectory_key").n_unique().over("(group)").cast(pl.Float64) - 1.0).alias(
+            _others(level)
+        ),
+        (pl.len().over("(group)").cast(pl.Float64) - pl.len().over("(own)").cast(pl.Float64)).alias(
+            "(count)"
+        ),
+        *(
+            (pl.col(value) - pl.col(value).min().over("(group)")).alias(f"({name})")
+            for name, value in _VALUES.items()
+        ),
     )
     shared = pl.col("(group)").is_not_null() & (pl.col(_others(level)) > 0)
     results = {_others(level): pl.col(_others(level))}
     for name in _VALUES:
         # Sums without the least value of the group are exact where all values are equal.
         x = pl.col(f"({name})")
-        results[_deviation(name, level)] = x - (x.sum().over("(group)") - x.sum().over("(own)")) / pl.col("(count)")
-    return steps.with_columns(pl.when(shared).then(value).alias(name) for name, value in results.items())
+        results[_deviation(name, level)] = x - (
+            x.sum().over("(group)") - x.sum().over("(own)")
+        ) / pl.col("(count)")
+    return steps.with_columns(
+        pl.when(shared).then(value).alias(name) for name, value in results.items()
+    )
 
 
 def _with_variances(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
@@ -183,9 +196,14 @@ def _with_variances(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         )
         for level in levels
     }
-    steps = steps.with_columns((d * d * (m / (m + 1.0))).alias(f"q {level}") for level, (d, m) in far.items())
+    steps = steps.with_columns(
+        (d * d * (m / (m + 1.0))).alias(f"q {level}") for level, (d, m) in far.items()
+    )
     variances = {f"σ² {level}": pl.col(f"q {level}") for level in levels}
-    variances |= {f"τ² {level}": pl.col(f"q {above}") - pl.col(f"q {level}") for above, level in pairwise(levels)}
+    variances |= {
+        f"τ² {level}": pl.col(f"q {above}") - pl.col(f"q {level}")
+        for above, level in pairwise(levels)
+    }
     # A mean of differences can be negative by noise, a variance cannot.
     for name, value in variances.items():
         steps = mean(steps, name, value, within(of="batch_key"))
@@ -210,7 +228,10 @@ def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFram
         rollouts = pl.col(_others(level)).fill_null(0.0) + 1.0
         steps = steps.with_columns(
             pl.when(known).then(rollouts).alias(_others(level)),
-            *(pl.when("(compared)").then(_deviation(name, level)).alias(_deviation(name, level)) for name in _VALUES),
+            *(
+                pl.when("(compared)").then(_deviation(name, level)).alias(_deviation(name, level))
+                for name in _VALUES
+            ),
         )
     return steps
 
@@ -221,7 +242,10 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     # The coarsest value: the mean of the task, whose error is that of a mean of its rollouts.
     error = pl.col(f"σ² {task}") / pl.col(_others(task))
     steps = steps.with_columns(
-        *((-pl.col(_deviation(name, task))).fill_null(0.0).alias(f"({name} value)") for name in ("plain", "return")),
+        *(
+            (-pl.col(_deviation(name, task))).fill_null(0.0).alias(f"({name} value)")
+            for name in ("plain", "return")
+        ),
         error.fill_null(0.0).alias("(error)"),
     )
     for level in deeper:
@@ -229,7 +253,12 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         explained = pl.col(f"τ² {level}").fill_null(0.0)
         # Empirical Bayes: the more a level explains and the more rollouts share it, the more it moves the value.
         noise = spread / pl.col(_others(level))
-        weight = pl.when(explained > 0).then(explained / (explained + noise)).otherwise(0.0).fill_null(0.0)
+        weight = (
+            pl.when(explained > 0)
+            .then(explained / (explained + noise))
+            .otherwise(0.0)
+            .fill_null(0.0)
+        )
         steps = steps.with_columns(
             weight.alias("(weight)"),
             explained.alias("(explained)"),
@@ -237,7 +266,8 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         w = pl.col("(weight)")
         rest = 1.0 - pl.col("(weight)")
         moved = (
-            pl.col(f"({name} value)") - w * (pl.col(_deviation(name, level)).fill_null(0.0) + pl.col(f"({name} value)"))
+            pl.col(f"({name} value)")
+            - w * (pl.col(_deviation(name, level)).fill_null(0.0) + pl.col(f"({name} value)"))
             for name in ("plain", "return")
         )
         steps = steps.with_columns(
@@ -247,4 +277,6 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     # σ² of the deepest level that any two rollouts of the batch share.
     noise = pl.coalesce(pl.col(f"σ² {level}") for level in reversed(levels)).fill_null(0.0)
     total = pl.col("(error)") + noise
-    return steps.with_columns(pl.when(total > 0).then(pl.col("(error)") / total).otherwise(1.0).alias("lambda"))
+    return steps.with_columns(
+        pl.when(total > 0).then(pl.col("(error)") / total).otherwise(1.0).alias("lambda")
+    )

@@ -24,7 +24,18 @@ def imports():
     from hgpo_research.tabular.methods import methods
     from hgpo_research.tabular.report import curves_chart, summary
 
-    return Learning, compile_tasks, curves, curves_chart, gains_chart, gains_of, methods, mo, pl, summary
+    return (
+        Learning,
+        compile_tasks,
+        curves,
+        curves_chart,
+        gains_chart,
+        gains_of,
+        methods,
+        mo,
+        pl,
+        summary,
+    )
 
 
 @app.cell(hide_code=True)
@@ -122,7 +133,9 @@ def about_truth(mo):
 @app.cell
 def without_truth(gains, mo, pl):
     names = ("one_batch", "cross_validated")
-    mo.ui.table(gains.group_by("estimator", maintain_order=True).agg((pl.col(names).mean() * 100).round(2)))
+    mo.ui.table(
+        gains.group_by("estimator", maintain_order=True).agg((pl.col(names).mean() * 100).round(2))
+    )
     return
 
 
@@ -142,7 +155,9 @@ def weights(learned, mo, pl):
     shown = mo.md("`adaptive` is not among the estimators.")
     if learned.metrics.height:
         shown = mo.ui.table(
-            learned.metrics.group_by("iteration", maintain_order=True).agg(pl.col("^weight_.*$").mean().round(2))
+            learned.metrics.group_by("iteration", maintain_order=True).agg(
+                pl.col("^weight_.*$").mean().round(2)
+            )
         )
     shown
     return

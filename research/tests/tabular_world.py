@@ -94,14 +94,23 @@ def play(
                 rows.append(row)
                 state = after
                 t = t + 1
-    table = pl.DataFrame(rows).with_columns(action_valid=True, true_advantage=pl.col("q") - pl.col("value"))
+    table = pl.DataFrame(rows).with_columns(
+        action_valid=True, true_advantage=pl.col("q") - pl.col("value")
+    )
     names = ["value", "q", "prompt_hash", "choice", "probabilities"]
     truth = table.select("trajectory", "step", *names, advantage="true_advantage")
     for name in ("value", "advantage"):
-        halves = {half: pl.col(name) + noise * pl.Series(rng.normal(size=truth.height)) for half in ("first", "second")}
+        halves = {
+            half: pl.col(name) + noise * pl.Series(rng.normal(size=truth.height))
+            for half in ("first", "second")
+        }
         truth = truth.with_columns(value.alias(f"{name}_{half}") for half, value in halves.items())
-        truth = truth.with_columns(((pl.col(f"{name}_first") + pl.col(f"{name}_second")) / 2).alias(name))
-    truth = truth.with_columns(pl.lit(noise / 2**0.5).alias(f"{name}_error") for name in ("value", "q", "advantage"))
+        truth = truth.with_columns(
+            ((pl.col(f"{name}_first") + pl.col(f"{name}_second")) / 2).alias(name)
+        )
+    truth = truth.with_columns(
+        pl.lit(noise / 2**0.5).alias(f"{name}_error") for name in ("value", "q", "advantage")
+    )
     steps = table.drop(names)
     values, defined = chain_columns(text_hashes(steps["state"]), (steps["step"] == 0).to_numpy(), 4)
     return steps.with_columns(

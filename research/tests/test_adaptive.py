@@ -60,7 +60,10 @@ def steps(run):
 
 
 def of_batch(lines):
-    return [{name: value for name, value in line.items() if name.startswith("adaptive/")} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name.startswith("adaptive/")}
+        for line in lines
+    ]
 
 
 @pytest.mark.slow
@@ -80,7 +83,9 @@ def test_slopes_are_the_cross_validated_gains_of_the_batch(config, run, steps):
     outcomes = pl.col("won").last().over("trajectory").n_unique().over("task_id", "group")
     mixed = steps.filter(outcomes > 1)
     found = dict(
-        cross_validated_gain(mixed.lazy(), variants, gradients, kl=0.5).gains.select("estimator", "gain").rows()
+        cross_validated_gain(mixed.lazy(), variants, gradients, kl=0.5)
+        .gains.select("estimator", "gain")
+        .rows()
     )
     line = read_metrics(run / "metrics.jsonl")[0]
     slopes = [line[f"adaptive/batch_slope_{name}"] for name in PARTNERS]

@@ -33,10 +33,15 @@ def advised(names, *, tasks=6, rollouts=8, batches=1, seed=0):
     """Return the advice on batches of the same worlds."""
     parts = [play(tasks, rollouts, seed, gamma=1.0, again=batch) for batch in range(batches)]
     renamed = [
-        [table.with_columns(trajectory=pl.format("{}/{}", pl.lit(batch), "trajectory")) for table in tables]
+        [
+            table.with_columns(trajectory=pl.format("{}/{}", pl.lit(batch), "trajectory"))
+            for table in tables
+        ]
         for batch, tables in enumerate(parts)
     ]
-    steps = pl.concat(table.with_columns(iteration=pl.lit(batch)) for batch, (table, _) in enumerate(renamed))
+    steps = pl.concat(
+        table.with_columns(iteration=pl.lit(batch)) for batch, (table, _) in enumerate(renamed)
+    )
     truth = pl.concat(table for _, table in renamed)
     exact = table_gradients(truth.lazy())
     return advise(steps.lazy(), read_variants(names, SETTINGS), lambda _: exact)
@@ -61,7 +66,9 @@ def test_ranks_are_intervals():
         ("estimator 2", 3, 3),
     ]
     assert found.best == ["estimator 0", "estimator 1"]
-    assert report.verdict(found).startswith("Nothing separates estimator 0 and estimator 1: keep the one")
+    assert report.verdict(found).startswith(
+        "Nothing separates estimator 0 and estimator 1: keep the one"
+    )
     # The sum of eight differences is 8 ± 0 for the first and the third: an interval without width.
     assert found.ranks.row(2, named=True)["difference_low"] == pytest.approx(-8)
 
@@ -70,7 +77,10 @@ def test_one_estimator_above_all_is_recommended():
     noise = np.array([1, -1, 1, -1, 1, -1, 1, -1]) / 10
     found = of_parts(1 + noise, 2 - noise)
     assert found.best == ["estimator 1"]
-    assert report.verdict(found) == "Train with estimator 1: its gain is above that of every other estimator."
+    assert (
+        report.verdict(found)
+        == "Train with estimator 1: its gain is above that of every other estimator."
+    )
 
 
 def test_the_groups_needed_are_those_of_a_paired_test():
@@ -121,7 +131,9 @@ def test_sums_and_slopes_of_a_logit_table_are_those_of_vectors():
     weights = np.array([[1.0, -2.0], [0.5, 3.0]])
     assert table.summed(weights, numbers) == pytest.approx(weights @ vectors[numbers])
     directions = np.array([[1.0, 2.0, 3.0, -4.0, 5.0], [0.0, 1.0, 0.0, 1.0, 0.0]])
-    assert table.slopes(directions, np.array([2, 1, 0])) == pytest.approx(vectors[::-1] @ directions.T)
+    assert table.slopes(directions, np.array([2, 1, 0])) == pytest.approx(
+        vectors[::-1] @ directions.T
+    )
     # Variances: of 1 and 2 with 1/4, 3/4: 3/16; of 3, -4, 5 with 1/2, 1/3, 1/6: 4.5 + 16/3 + 25/6 - 1 = 13.
     products = table.products(directions, numbers, np.array([2.0, 1.0]))
     assert products[0, 0] == pytest.approx(2 * 3 / 16 + 13)
@@ -170,7 +182,10 @@ def test_equal_estimators_are_never_separated():
     assert found.ranks.select("rank_low", "rank_high").rows() == [(1, 2), (1, 2)]
     assert "no number of groups that can be played would separate" in report.verdict(found)
     # Advantages are compared in units of their own size.
-    assert (found.differences.row(0, named=True)["sign"], found.differences.row(0, named=True)["size"]) == (0.0, 0.0)
+    assert (
+        found.differences.row(0, named=True)["sign"],
+        found.differences.row(0, named=True)["size"],
+    ) == (0.0, 0.0)
 
 
 @pytest.mark.slow
@@ -188,14 +203,22 @@ def test_too_few_decided_groups_are_no_ranking():
     steps, truth = play(8, 8, 1, gamma=1.0)
     lost = pl.col("task_id").rank("dense") > 4
     steps = steps.with_columns(won=pl.when(lost).then(pl.lit(value=False)).otherwise("won"))
-    found = advise(steps.lazy(), read_variants(["grpo,gigpo"]), lambda _: table_gradients(truth.lazy()))
+    found = advise(
+        steps.lazy(), read_variants(["grpo,gigpo"]), lambda _: table_gradients(truth.lazy())
+    )
     assert not found.known
     assert found.best == []
-    assert re.match(r"No ranking: [0-4] of 8 groups have both outcomes, and intervals need 5\.", report.verdict(found))
+    assert re.match(
+        r"No ranking: [0-4] of 8 groups have both outcomes, and intervals need 5\.",
+        report.verdict(found),
+    )
     # Halves of so few groups have no estimate, which is not a difference of 0. The title fits beside the numbers.
     assert report.rows(found)[-2] == ["A/A: halves of groups", "", "", "", ""]
     few = steps.filter(pl.col("trajectory").str.slice(-3).is_in(["000", "001"]))
-    with pytest.raises(InputError, match="expected groups of at least 4 complete rollouts, received 8 smaller groups"):
+    with pytest.raises(
+        InputError,
+        match="expected groups of at least 4 complete rollouts, received 8 smaller groups",
+    ):
         advise(few.lazy(), read_variants(["grpo,gigpo"]), lambda _: table_gradients(truth.lazy()))
 
 
@@ -207,13 +230,23 @@ def test_the_setting_is_read_by_training():
     words = report.setting(variant, settings)
     advantage = load_config("tiny-webshop", words[1::2]).advantage
     assert advantage.estimator == "grpo"
-    assert advantage.parameters.items() >= {"reward": "success", "gamma": 0.9, "cross_steps": False}.items()
+    assert (
+        advantage.parameters.items()
+        >= {"reward": "success", "gamma": 0.9, "cross_steps": False}.items()
+    )
 
 
 @pytest.mark.slow
 def test_the_command_advises_on_a_run_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    environment = ["--env", "HGPO/WebShop-v0", "--policy", "softmax", "--policy-option", "skill=1.4"]
+    environment = [
+        "--env",
+        "HGPO/WebShop-v0",
+        "--policy",
+        "softmax",
+        "--policy-option",
+        "skill=1.4",
+    ]
     invoke("rollout", *environment, "--tasks", 12, "--group-size", 8, "--out", "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     printed = invoke("advise", "run", "-e", "grpo,hgpo", "-o", "advice.svg")
@@ -223,9 +256,13 @@ def test_the_command_advises_on_a_run_alone(tmp_path, monkeypatch):
     assert document["groups"] == 12
     assert document["verdict"] in " ".join(printed.split())
     assert {row["estimator"] for row in document["estimators"]} == {"grpo", "hgpo"}
-    weights = orjson.loads(invoke("advise", "run", "-e", "grpo,hgpo", "--model", "softmax", "--json"))
+    weights = orjson.loads(
+        invoke("advise", "run", "-e", "grpo,hgpo", "--model", "softmax", "--json")
+    )
     assert weights["gradients"] == "weights of softmax"
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    } == before
     for options, line in (
         (["-e", "grpo"], "-e: expected at least two estimators, received grpo"),
         (["-e", "grpo,hppo"], "unknown estimator 'hppo'"),

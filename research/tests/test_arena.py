@@ -86,7 +86,9 @@ def test_agreement_is_computed_from_the_frozen_tables(tmp_path):
 
     class Perfect:
         def __init__(self, sign):
-            self.estimator = lambda steps, column: steps.with_columns((sign * pl.col("true_advantage")).alias(column))
+            self.estimator = lambda steps, column: steps.with_columns(
+                (sign * pl.col("true_advantage")).alias(column)
+            )
 
     row = measuring.agreement(table, Perfect(1.0)).row(0, named=True)
     assert row["correlation"] == pytest.approx(1)

@@ -12,7 +12,15 @@ from hgpo_envs.errors import InputError
 from hgpo_research.arena.page import write_page
 from hgpo_research.arena.prediction import pairs, prediction, predictions, spearman, verdict
 from hgpo_research.arena.questions import answers, points
-from hgpo_research.arena.ranking import CONTROLS, REFERENCE, contrasts, differences, rank_intervals, ranks, sample
+from hgpo_research.arena.ranking import (
+    CONTROLS,
+    REFERENCE,
+    contrasts,
+    differences,
+    rank_intervals,
+    ranks,
+    sample,
+)
 from hgpo_research.resampling import task_weights
 
 SCHEMA = {
@@ -44,7 +52,9 @@ def results(worlds: int = 6, seeds: int = 8) -> pl.DataFrame:
         for seed, common in enumerate(rng.normal(0.4, 0.05, seeds)):
             for name, better in BETTER.items():
                 where = (f"world {number}", name)
-                rows.append((*where, "shared", "area", None, seed, common + better + rng.normal(0, 0.01)))
+                rows.append(
+                    (*where, "shared", "area", None, seed, common + better + rng.normal(0, 0.01))
+                )
                 rows.append((*where, "separate", "gain", 0, seed, better / 10))
     return pl.DataFrame(rows, SCHEMA, orient="row")
 
@@ -62,10 +72,14 @@ def test_differences_are_paired_and_worlds_count_equally():
         *[("b", "gigpo", seed, 0.4) for seed in (2, 1, 0, 7)],
     )
     found = differences(sample(table, "shared", "area"))
-    assert found["difference"].to_list() == pytest.approx([0.05, 0.0]), "(0.2 - 0.1) / 2; seed 7 has no pair"
+    assert found["difference"].to_list() == pytest.approx([0.05, 0.0]), (
+        "(0.2 - 0.1) / 2; seed 7 has no pair"
+    )
     by_world = contrasts(table, "shared", "area", REFERENCE, "gigpo")
     assert by_world["difference"].to_list() == pytest.approx([-0.2, 0.1])
-    assert differences(sample(table.sample(fraction=1, shuffle=True, seed=1), "shared", "area")).equals(found)
+    assert differences(
+        sample(table.sample(fraction=1, shuffle=True, seed=1), "shared", "area")
+    ).equals(found)
     with pytest.raises(InputError, match="reference"):
         differences(sample(table, "shared", "area"), "hgpo")
     with pytest.raises(InputError, match="received none"):
@@ -77,7 +91,10 @@ def test_ranks_of_what_is_apart_and_of_ties():
     assert found["estimator"].to_list() == ["turn", "bepo", "hgpo", "gigpo", REFERENCE, "g2po"]
     assert found["low"].to_list() == found["high"].to_list() == [1, 2, 3, 4, 5, 6]
     ties = np.random.default_rng(0).normal(0, 1, (500, 4))
-    for low, high in (rank_intervals(np.zeros(4), ties, 20), rank_intervals(np.arange(4.0), ties * 0, 1)):
+    for low, high in (
+        rank_intervals(np.zeros(4), ties, 20),
+        rank_intervals(np.arange(4.0), ties * 0, 1),
+    ):
         assert low.tolist() == [1] * 4
         assert high.tolist() == [4] * 4
     # No noise and no difference: tied as well; no noise and a difference: apart.
@@ -97,7 +114,9 @@ def test_ranks_do_not_depend_on_the_order(order):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("means", [(0, 0, 0, 0, 0, 0), (0, 0, 0.3, 0.6, 0.6, 2), (0, 0.5, 1, 1.5, 2, 2.5)])
+@pytest.mark.parametrize(
+    "means", [(0, 0, 0, 0, 0, 0), (0, 0, 0.3, 0.6, 0.6, 2), (0, 0.5, 1, 1.5, 2, 2.5)]
+)
 def test_rank_intervals_contain_all_ranks_at_once(means):
     rng = np.random.default_rng(1)
     above = np.array([sum(other > mean for other in means) for mean in means])
@@ -112,8 +131,12 @@ def test_rank_intervals_contain_all_ranks_at_once(means):
 
 
 def test_rank_correlations_by_hand():
-    assert spearman(np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 1, 4, 3, 5])) == pytest.approx(1 - 6 * 4 / (5 * 24))
-    assert spearman(np.array([1.0, 2, 2, 3]), np.array([1.0, 2, 3, 4])) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert spearman(np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 1, 4, 3, 5])) == pytest.approx(
+        1 - 6 * 4 / (5 * 24)
+    )
+    assert spearman(np.array([1.0, 2, 2, 3]), np.array([1.0, 2, 3, 4])) == pytest.approx(
+        4.5 / (4.5 * 5) ** 0.5
+    )
     assert np.isnan(spearman(np.ones(3), np.arange(3.0)))
 
 
@@ -127,16 +150,24 @@ def test_a_measure_that_orders_as_learning_does_predicts_it():
     # Of the 720 orders of six estimators one agrees wholly, and one disagrees.
     assert row["p"] == pytest.approx(2 / 720, abs=0.006)
     table = table.vstack(
-        table.filter(measure="gain").with_columns(stage=pl.lit(1, pl.Int64), value=-2 * pl.col("value"))
+        table.filter(measure="gain").with_columns(
+            stage=pl.lit(1, pl.Int64), value=-2 * pl.col("value")
+        )
     )
-    assert prediction(pairs(table, "gain", None, "shared", "area"))["correlation"] == -1, "stages count equally"
+    assert prediction(pairs(table, "gain", None, "shared", "area"))["correlation"] == -1, (
+        "stages count equally"
+    )
     assert "does not predict" in verdict(predictions(table))
-    assert "not known" in verdict(predictions(results().filter(pl.col("estimator").is_in(list(BETTER)[:4]))))
+    assert "not known" in verdict(
+        predictions(results().filter(pl.col("estimator").is_in(list(BETTER)[:4])))
+    )
 
 
 def test_questions_have_verdicts_or_say_what_is_missing():
     assert points(-0.03, -0.04, -0.02) == "-3.0 ± 1.0"
-    more = area(*[(f"world {w}", "discounted_grpo", s, 0.5 + s / 1000) for w in range(6) for s in range(8)])
+    more = area(
+        *[(f"world {w}", "discounted_grpo", s, 0.5 + s / 1000) for w in range(6) for s in range(8)]
+    )
     above, gain, gagpo, *_ = answers(pl.concat([results(), more]))
     assert above.verdict == "yes"
     assert "bepo" in above.numbers
@@ -165,7 +196,9 @@ def test_the_page_is_one_file_with_its_rows(tmp_path):
     query = query.replace("&#34;", '"').replace("results/", f"{tmp_path}/results/")
     assert eval(query)["value"].len() == 6 * 8
     with pytest.raises(InputError, match="columns"):
-        write_page(pl.DataFrame({"world": ["a"]}), pl.DataFrame(), tmp_path / "x.html", tmp_path / "worlds")
+        write_page(
+            pl.DataFrame({"world": ["a"]}), pl.DataFrame(), tmp_path / "x.html", tmp_path / "worlds"
+        )
 
 
 @pytest.mark.slow

@@ -34,8 +34,12 @@ def test_the_first_estimator_runs_again_with_other_seeds():
     drawn = import_module("benchmarks.learning_figures")
     base = load_config("tiny-webshop")
     estimators = read_variants(["grpo,hgpo"])
-    runs = learning.planned(base, Path("warm"), estimators, (0, 1), learning.WORLDS["webshop"]["estimators"])
-    assert runs.keys() == {f"{name}-{seed}" for name in ("grpo", "hgpo", "grpo, other seeds") for seed in (0, 1)}
+    runs = learning.planned(
+        base, Path("warm"), estimators, (0, 1), learning.WORLDS["webshop"]["estimators"]
+    )
+    assert runs.keys() == {
+        f"{name}-{seed}" for name in ("grpo", "hgpo", "grpo, other seeds") for seed in (0, 1)
+    }
     assert runs["hgpo-0"].advantage.parameters["mode"] == "mean_norm"
     assert "mode" not in runs["grpo-0"].advantage.parameters
     again = runs["grpo, other seeds-1"]
@@ -50,7 +54,9 @@ def test_the_first_estimator_runs_again_with_other_seeds():
     table = pl.DataFrame(values | {"aborted": False})
     played = drawn.by_estimator(dict.fromkeys(runs, table))
     pair = {"grpo", "grpo, other seeds"}
-    (row,) = [each for each in drawn.differences(played, {}) if {each["first"], each["second"]} == pair]
+    (row,) = [
+        each for each in drawn.differences(played, {}) if {each["first"], each["second"]} == pair
+    ]
     assert set(row) == {
         "first",
         "second",
@@ -77,11 +83,17 @@ def test_holm_is_a_t_test_with_one_mean_and_stricter_with_more():
 def test_states_with_different_pasts_are_not_compared():
     """Without other visits a value is the own return, so that one step ahead nothing is surprising."""
     variant = import_module("research.benchmarks.gagpo").variant
-    steps = pl.DataFrame({"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1]}).with_columns(
-        state=pl.Series(["s", "u", "t", "u"]), reward=pl.Series([0.0, 1.0, 0.0, 0.0]), action_valid=pl.lit(True)
+    steps = pl.DataFrame(
+        {"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1]}
+    ).with_columns(
+        state=pl.Series(["s", "u", "t", "u"]),
+        reward=pl.Series([0.0, 1.0, 0.0, 0.0]),
+        action_valid=pl.lit(True),
     )
     steps = steps.with_columns(action=pl.lit("go"))
     found = compute(steps, variant, gae_lambda=0.0).collect()["advantage"]
     assert found.equals(compute(steps, "gagpo", gae_lambda=0.0).collect()["advantage"])
     assert found.abs().min() > 0.1
-    assert compute(steps, variant, gae_lambda=0.0, past=1).collect()["advantage"].to_list() == pytest.approx([0] * 4)
+    assert compute(steps, variant, gae_lambda=0.0, past=1).collect()[
+        "advantage"
+    ].to_list() == pytest.approx([0] * 4)

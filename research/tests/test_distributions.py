@@ -102,7 +102,11 @@ def known(spec, benchmark="Doors", action_format="command", **options):
 
 
 def right(distribution):
-    assert len(set(distribution.responses)) == len(distribution.responses) == len(distribution.probabilities)
+    assert (
+        len(set(distribution.responses))
+        == len(distribution.responses)
+        == len(distribution.probabilities)
+    )
     assert distribution.probabilities.dtype == np.float64
     assert distribution.probabilities.min() >= 0
     assert distribution.probabilities.sum() == pytest.approx(1.0, abs=1e-9)
@@ -184,7 +188,9 @@ def test_replies_have_the_stated_frequencies(spec):
     made.respond([past])  # outdated draws from these
     stated.observe(past)
     actions = ("a", "search[<your query>]")
-    asked = [request(seed, step=1, actions=actions, instruction="a red shoe") for seed in range(3000)]
+    asked = [
+        request(seed, step=1, actions=actions, instruction="a red shoe") for seed in range(3000)
+    ]
     has_frequencies(made, asked, *stated.distributions(asked[:1]))
 
 
@@ -323,8 +329,12 @@ def test_softmax_answers_anything(features, instruction, text, actions, history,
     HISTORIES,
     st.integers(0, 3),
 )
-def test_softmax_reads_its_memory_and_no_more(features, instruction, text, actions, history, memory):
-    made, again = (SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory)) for _ in range(2))
+def test_softmax_reads_its_memory_and_no_more(
+    features, instruction, text, actions, history, memory
+):
+    made, again = (
+        SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory)) for _ in range(2)
+    )
 
     def found(policy, pairs):
         now = request(
@@ -349,13 +359,17 @@ def test_softmax_reads_its_memory_and_no_more(features, instruction, text, actio
     st.lists(TEXTS, max_size=6, unique=True),
     HISTORIES,
 )
-def test_changes_are_of_choices_and_an_empty_history_changes_nothing(features, instruction, text, actions, history):
+def test_changes_are_of_choices_and_an_empty_history_changes_nothing(
+    features, instruction, text, actions, history
+):
     made = features()
     state = made.read(instruction, text, tuple(actions))
     choices = state.choices
     changes = state.changes(history)
     assert changes.keys() <= choices.keys()
-    assert {name for values in (*choices.values(), *changes.values()) for name in values} <= made.weights.keys()
+    assert {
+        name for values in (*choices.values(), *changes.values()) for name in values
+    } <= made.weights.keys()
     assert all(choices[choice] == values for choice, values in state.changes(()).items())
 
 
@@ -428,7 +442,9 @@ def test_softmax_options():
     assert greedy.probabilities.max() == pytest.approx(1.0)
     one, other = (policy("softmax", "ALFWorld", variant=variant) for variant in (1, 2))
     (episode,) = episodes("ALFWorld", 1)
-    first, second = (made.distributions([of_episode(episode)])[0].probabilities for made in (one, other))
+    first, second = (
+        made.distributions([of_episode(episode)])[0].probabilities for made in (one, other)
+    )
     assert np.abs(first - second).max() > 0.01
     assert policy("softmax", memory=2).history_read == 2
     assert policy("softmax").history_read is None

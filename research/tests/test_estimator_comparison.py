@@ -73,12 +73,16 @@ def test_the_correlation_is_that_of_its_definition(world):
     steps, truth = world
     advantage = compute(steps, "hgpo", reward_scale=10.0).collect()["advantage"].to_numpy()
     first, second = (truth[f"advantage_{half}"].to_numpy() for half in ("first", "second"))
-    covariance = np.mean(advantage * (first + second) / 2) - advantage.mean() * (first + second).mean() / 2
+    covariance = (
+        np.mean(advantage * (first + second) / 2) - advantage.mean() * (first + second).mean() / 2
+    )
     spread = np.mean(first * second) - first.mean() * second.mean()
     row = compared(steps, truth, "hgpo")["hgpo"]
     assert row["correlation"] == pytest.approx(covariance / (advantage.std() * math.sqrt(spread)))
     assert row["correlation_low"] < row["correlation"] < row["correlation_high"]
-    mixed = compared(*(table.sample(fraction=1, shuffle=True, seed=1) for table in world), "hgpo")["hgpo"]
+    mixed = compared(*(table.sample(fraction=1, shuffle=True, seed=1) for table in world), "hgpo")[
+        "hgpo"
+    ]
     assert [mixed.pop("estimator"), mixed] == [row.pop("estimator"), pytest.approx(row, rel=1e-9)]
 
 
@@ -98,7 +102,9 @@ def test_a_perfect_estimator_is_found_to_be_perfect():
 def test_signs_are_compared_where_they_are_known():
     """Of true advantages 3, -3, 3 and 0.1 with an error of 1/√2, three are known; an estimate of 0 counts a half."""
     rng = np.random.default_rng(0)
-    steps, truth = of_numbers(np.tile([3.0, -3.0, 3.0, 0.1], 6), 0.0, np.tile([1.0, 2.0, 0.0, -1.0], 6), rng)
+    steps, truth = of_numbers(
+        np.tile([3.0, -3.0, 3.0, 0.1], 6), 0.0, np.tile([1.0, 2.0, 0.0, -1.0], 6), rng
+    )
     truth = truth.with_columns(advantage_error=pl.lit(0.5**0.5))
     row = compared(steps, truth, STORED)[STORED]
     assert row["sign"] == pytest.approx((1 + 0 + 0.5) / 3)
@@ -167,11 +173,17 @@ def test_aborted_rollouts_and_steps_without_truth_are_left_out(world):
 def test_wrong_inputs_are_reported_in_one_line(world):
     steps, truth = world
     both = pl.concat([steps.with_columns(run=pl.lit(name)) for name in "ab"])
-    missing = "the truth table has no advantage_first and advantage_second; write it with hgpo truth"
+    missing = (
+        "the truth table has no advantage_first and advantage_second; write it with hgpo truth"
+    )
     for table, wrong, line in (
         (steps, truth.drop("advantage_first", "advantage_second"), missing),
         (steps, pl.concat([truth, truth[:1]]), "several rows for one step"),
-        (steps, truth.with_columns(trajectory=pl.lit("x")).unique("step"), "no step of the run is in the truth"),
+        (
+            steps,
+            truth.with_columns(trajectory=pl.lit("x")).unique("step"),
+            "no step of the run is in the truth",
+        ),
         (both, truth, "unique in all runs"),
     ):
         with pytest.raises(InputError, match=line):
@@ -197,7 +209,11 @@ def test_wrong_estimators_are_reported(text, line):
 def test_estimators_have_their_own_and_common_parameters():
     texts = ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2,grpo"]
     found = read_variants(texts, {"reward_scale": 10}, ["alpha=3", "gamma=0.9"])
-    assert [variant.name for variant in found] == ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2", "grpo"]
+    assert [variant.name for variant in found] == [
+        "hgpo:alpha=2:mode=mean_norm",
+        f"{PERFECT}:scale=2",
+        "grpo",
+    ]
     first, second, third = (variant.estimator.parameters for variant in found)
     assert (first.alpha, first.mode, second.scale) == (2, "mean_norm", 2)
     assert first.gamma == second.gamma == third.gamma == 0.9
@@ -225,12 +241,19 @@ def compare(folder: Path, *more: object, estimators: str = "hgpo,grpo:cross_step
 
 @pytest.mark.slow
 def test_the_files_contain_what_is_printed_and_are_replaced_only_on_request(folder: Path) -> None:
-    stored_run = {path: path.read_bytes() for path in (folder / "first").rglob("*") if path.is_file()}
+    stored_run = {
+        path: path.read_bytes() for path in (folder / "first").rglob("*") if path.is_file()
+    }
     printed = compare(folder)
     out = folder / "first.comparison"
     assert {path.name for path in out.iterdir()} == {"correlations.parquet", "comparison.json"}
-    row = pl.read_parquet(out / "correlations.parquet").row(by_predicate=pl.col("estimator") == "hgpo", named=True)
-    assert f"{row['correlation']:.2f}  {row['correlation_low']:.2f} to {row['correlation_high']:.2f}" in printed
+    row = pl.read_parquet(out / "correlations.parquet").row(
+        by_predicate=pl.col("estimator") == "hgpo", named=True
+    )
+    assert (
+        f"{row['correlation']:.2f}  {row['correlation_low']:.2f} to {row['correlation_high']:.2f}"
+        in printed
+    )
     details = orjson.loads((out / "comparison.json").read_bytes())
     assert details["estimators"]["grpo:cross_steps=false"]["parameters"]["cross_steps"] is False
     assert details["estimators"]["hgpo"]["parameters"]["reward_scale"] == 10
@@ -238,13 +261,17 @@ def test_the_files_contain_what_is_printed_and_are_replaced_only_on_request(fold
     with pytest.raises(InputError, match="exists already; replace it with --overwrite"):
         compare(folder)
     compare(folder, "--overwrite")
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before, "the same seed, the same bytes"
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before, (
+        "the same seed, the same bytes"
+    )
     (out / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="exists already; it is not a comparison"):
         compare(folder, "--overwrite")
     with pytest.raises(InputError, match="expected an output file outside of the input"):
         compare(folder, "--out", folder / "first" / "here")
-    assert stored_run == {path: path.read_bytes() for path in (folder / "first").rglob("*") if path.is_file()}
+    assert stored_run == {
+        path: path.read_bytes() for path in (folder / "first").rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.slow
@@ -274,9 +301,16 @@ def test_wrong_options_and_truths_are_reported(folder: Path) -> None:
 def test_the_truth_is_read_in_its_own_unit_and_rewards(folder: Path) -> None:
     """A truth of rewards × 10 gives the same figures as one of rewards."""
     compare(folder, "--out", folder / "one")
-    truth = pl.read_parquet(folder / "truth.parquet").with_columns(pl.col("^(value|q|advantage).*$") * 10)
-    described = {"rewards": {"gamma": 0.9, "reward_scale": 10.0, "reward": "success"}, "run": "first"}
-    truth.write_parquet(folder / "truth.parquet", metadata={METADATA: orjson.dumps(described).decode()})
+    truth = pl.read_parquet(folder / "truth.parquet").with_columns(
+        pl.col("^(value|q|advantage).*$") * 10
+    )
+    described = {
+        "rewards": {"gamma": 0.9, "reward_scale": 10.0, "reward": "success"},
+        "run": "first",
+    }
+    truth.write_parquet(
+        folder / "truth.parquet", metadata={METADATA: orjson.dumps(described).decode()}
+    )
     rewards = truth_rewards(folder / "truth.parquet", folder / "first")
     assert (rewards.reward_scale, rewards.gamma, rewards.reward) == (10, 0.9, "success")
     compare(folder, "--out", folder / "ten")

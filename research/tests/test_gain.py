@@ -60,7 +60,10 @@ def measured(
     )
     hashes = (pl.struct("prompt_hash", "choice").hash(half) for half in (1, 2))
     errors = [error * (each % 2001 / 1000.0 - 1.0) for each in hashes]  # of an action in a state
-    first, second = (pl.col(f"advantage_{half}") + each for half, each in zip(("first", "second"), errors, strict=True))
+    first, second = (
+        pl.col(f"advantage_{half}") + each
+        for half, each in zip(("first", "second"), errors, strict=True)
+    )
     exact = truth.with_columns(
         advantage=(first + second) / 2,
         advantage_first=first,
@@ -136,7 +139,9 @@ def test_few_groups_with_both_outcomes_have_no_interval():
     )
     assert found.gains["low"].null_count() == found.gains.height == 2
     assert found.differences["batches"].null_count() == 1
-    assert ranking(found)[-1].startswith(f"No intervals and no ranking: {count} of 12 groups have both outcomes")
+    assert ranking(found)[-1].startswith(
+        f"No intervals and no ranking: {count} of 12 groups have both outcomes"
+    )
 
 
 def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
@@ -175,7 +180,9 @@ def test_the_exact_fisher_information_is_the_mean_over_actions():
             np.array([[4.0], [0.0]]) @ x * (number + 1),
         )
     )
-    assert fisher(np.ones((1, 1)), np.array([0, 1]), np.array([1.0, 2.0])) == pytest.approx(3 + 2 * 12)
+    assert fisher(np.ones((1, 1)), np.array([0, 1]), np.array([1.0, 2.0])) == pytest.approx(
+        3 + 2 * 12
+    )
 
 
 def test_the_batches_needed_shrink_an_interval_to_its_difference():
@@ -208,11 +215,17 @@ def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(
         invoke(*given, "--truth", table)
     rewards = {"gamma": 1.0, "reward": "success", "reward_scale": 10.0}
     described = orjson.dumps({"rewards": rewards, "run": "first"}).decode()
-    truth.with_columns(pl.col("^advantage.*$") * 10).write_parquet(table, metadata={METADATA: described})
+    truth.with_columns(pl.col("^advantage.*$") * 10).write_parquet(
+        table, metadata={METADATA: described}
+    )
     output = invoke(*given, "--truth", table)
     assert "true advantages" in output
     out = tmp_path / "first.comparison"
-    assert {path.name for path in out.iterdir()} == {"gains.parquet", "differences.parquet", "comparison.json"}
+    assert {path.name for path in out.iterdir()} == {
+        "gains.parquet",
+        "differences.parquet",
+        "comparison.json",
+    }
     assert orjson.loads((out / "comparison.json").read_bytes())["folds"] == 4
     assert pl.read_parquet(out / "differences.parquet").height == 3
     found = cross_validated_gain(
@@ -252,4 +265,6 @@ def test_the_simulation_has_exact_gradients():
         power = policy[:, :, state] * raised
         worlds.policy[:, :, state] = power / power.sum(-1, keepdims=True)
         worlds._solve()
-        assert (worlds.success - success) / 1e-6 == pytest.approx(gradient[:, :, state, 1], abs=1e-6)
+        assert (worlds.success - success) / 1e-6 == pytest.approx(
+            gradient[:, :, state, 1], abs=1e-6
+        )

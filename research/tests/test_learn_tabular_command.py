@@ -8,7 +8,17 @@ from command import invoke, outcome
 
 from hgpo_envs.errors import InputError
 
-LEVERS = ["learn-tabular", "--env", "hgpo_research.levers:LEVERS", "--tasks", "1", "--memory", "0", "--skill", "0"]
+LEVERS = [
+    "learn-tabular",
+    "--env",
+    "hgpo_research.levers:LEVERS",
+    "--tasks",
+    "1",
+    "--memory",
+    "0",
+    "--skill",
+    "0",
+]
 LEVERS += ["--seeds", "2", "--iterations", "1", "--evaluation", "2", "--group-size", "4"]
 
 
@@ -57,7 +67,10 @@ def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(
         ("--reads -1", "--reads. Must be >= 0"),
         ("--gain-copies 1", "--gain-copies. Must be >= 4"),
         ("--seeds 0", "--seeds: expected int >= 1, received 0"),
-        ("--gain-at 0 --group-size 1", "--group-size: expected an integer of at least 2, received 1"),
+        (
+            "--gain-at 0 --group-size 1",
+            "--group-size: expected an integer of at least 2, received 1",
+        ),
         ("--gain-at 2", "--gain-at: expected 0 to 1, the number of updates, received 2"),
         ("--gain-at -1", "--gain-at: expected 0 to 1, the number of updates, received -1"),
     ],
@@ -72,7 +85,10 @@ def test_wrong_numbers_are_reported_before_anything_is_written(options, line, tm
 @pytest.mark.slow
 def test_the_command_writes_curves_tables_and_pictures(tmp_path):
     out = tmp_path / "out"
-    small = [*["--tasks", "2", "--seeds", "2", "--iterations", "2", "--evaluation", "2", "--out"], out]
+    small = [
+        *["--tasks", "2", "--seeds", "2", "--iterations", "2", "--evaluation", "2", "--out"],
+        out,
+    ]
     names = "grpo,hgpo:mode=mean_norm,adaptive"
     gains = ["--samples", "2", "--task-sets", "2", "--gain-at", "1", "--gain-copies", "4"]
     output = invoke("learn-tabular", "-e", names, *gains, *small)
@@ -92,7 +108,10 @@ def test_the_command_writes_curves_tables_and_pictures(tmp_path):
     }
     table = pl.read_parquet(out / "curves.parquet")
     assert table.height == 4 * 2 * 3
-    assert table.group_by("tasks").agg(pl.col("seed").unique()).sort("tasks")["seed"].to_list() == [[0], [1]]
+    assert table.group_by("tasks").agg(pl.col("seed").unique()).sort("tasks")["seed"].to_list() == [
+        [0],
+        [1],
+    ]
     with pytest.raises(InputError, match="has results already"):
         invoke("learn-tabular", "-e", "grpo", *small)
     with pytest.raises(InputError, match="use another folder"):

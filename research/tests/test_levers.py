@@ -16,7 +16,10 @@ def test_only_the_door_of_the_lever_opens():
     for lever in (1, 2, 3):
         for door in (1, 2, 3):
             engine.start("train-4")
-            shown = [engine.act(command).text for command in (f"pull lever {lever}", "walk on", "walk on")]
+            shown = [
+                engine.act(command).text
+                for command in (f"pull lever {lever}", "walk on", "walk on")
+            ]
             texts.add(shown[-1])
             assert str(lever) in shown[0]
             assert engine.act("pull lever 1").valid is False
@@ -41,8 +44,14 @@ def test_logits_that_read_enough_of_the_past_know_the_lever(reads, contexts):
     )
     (graph,) = tasks.graphs
     assert graph.close(300)
-    doors = [node for node in range(graph.graph.nodes) if graph.graph.text(node) == "A room with 3 doors."]
-    names = {int(graph.parameters.names[graph.parameter[graph.graph.first[node]]]) for node in doors}
+    doors = [
+        node
+        for node in range(graph.graph.nodes)
+        if graph.graph.text(node) == "A room with 3 doors."
+    ]
+    names = {
+        int(graph.parameters.names[graph.parameter[graph.graph.first[node]]]) for node in doors
+    }
     assert len(names) == contexts
 
 

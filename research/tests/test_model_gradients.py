@@ -51,8 +51,12 @@ def world(folder, model):
     steps, truth = play(tasks=TASKS, rollouts=8, seed=3, noise=0.0)
     tokenizer = load_tokenizer(str(folder))
     found = {}
-    for prompt, response in steps.select(pl.format("{} {}", "task_id", "state"), "action").unique().iter_rows():
-        tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, response)]
+    for prompt, response in (
+        steps.select(pl.format("{} {}", "task_id", "state"), "action").unique().iter_rows()
+    ):
+        tokens = [
+            tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, response)
+        ]
         with torch.no_grad():
             logprob = float(log_probability(model, *tokens))
         found[prompt, response] = (
@@ -74,7 +78,14 @@ def world(folder, model):
 
 def test_sketches_keep_cosines_within_their_error(world, model):
     """Of 60 seeds, the mean is the cosine of whole gradients, and their spread is what the documentation says."""
-    tokens = list(world[0].select("prompt_token_ids", "response_token_ids").unique().sort(pl.all()).head(8).iter_rows())
+    tokens = list(
+        world[0]
+        .select("prompt_token_ids", "response_token_ids")
+        .unique()
+        .sort(pl.all())
+        .head(8)
+        .iter_rows()
+    )
     whole = [Sketch(model).gradient(log_probability(model, *each)) for each in tokens]
     one = sum(whole[:4])
     two = sum(whole[2:])
@@ -137,7 +148,10 @@ def test_gradients_of_features_are_those_of_the_logits(tmp_path):
 
     class Moved(ShopFeatures):
         def __init__(self, name="", by=0.0):
-            self.weights = {key: weight + (by if key == name else 0.0) for key, weight in ShopFeatures.weights.items()}
+            self.weights = {
+                key: weight + (by if key == name else 0.0)
+                for key, weight in ShopFeatures.weights.items()
+            }
 
     found = feature_gradients(
         run.steps,
@@ -161,6 +175,13 @@ def test_gradients_of_features_are_those_of_the_logits(tmp_path):
                 features = policy.features
 
             feature_gradients(run.steps, Spy(), 2)
-            chosen = [each.responses.index(response) for each, response in zip(logs, steps["response"], strict=True)]
-            ends.append(np.array([np.log(each.probabilities[n]) for each, n in zip(logs, chosen, strict=True)]))
+            chosen = [
+                each.responses.index(response)
+                for each, response in zip(logs, steps["response"], strict=True)
+            ]
+            ends.append(
+                np.array(
+                    [np.log(each.probabilities[n]) for each, n in zip(logs, chosen, strict=True)]
+                )
+            )
         assert found.sketches[:, place] == pytest.approx((ends[1] - ends[0]) / 2e-4, abs=1e-3)

@@ -40,7 +40,9 @@ def whole_passes(model, prompt, responses, options):
     found = []
     for response in responses:
         with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 :].double()
+            logits = (
+                model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 :].double()
+            )
         table = torch.softmax(logits / options.temperature, -1).numpy()
         for row in table:
             order = np.argsort(-row, kind="stable")
@@ -172,7 +174,9 @@ def taught(model, tokenizer):
     ]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    target = torch.tensor([[-100] * len(prompt) + row[len(prompt) :] + [-100] * (width - len(row)) for row in rows])
+    target = torch.tensor(
+        [[-100] * len(prompt) + row[len(prompt) :] + [-100] * (width - len(row)) for row in rows]
+    )
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(40):
         optimiser.zero_grad()
@@ -188,8 +192,11 @@ def test_sampled_replies_have_the_stated_frequencies(taught, tokenizer):
     (distribution,) = ScoredModel(policy, "command").distributions([request(0)])
     assert distribution.responses == (*ACTIONS, "do nothing")
     assert distribution.probabilities.sum() == pytest.approx(1.0, abs=1e-12)
-    assert 0.01 < distribution.probabilities[-1] < 0.9  # the test is about actions and about anything else
-    replies = Counter(reply.response for reply in policy.respond([request(seed) for seed in range(3000)]))
+    # the test is about actions and about anything else
+    assert 0.01 < distribution.probabilities[-1] < 0.9
+    replies = Counter(
+        reply.response for reply in policy.respond([request(seed) for seed in range(3000)])
+    )
     counts = [replies.pop(action, 0) for action in distribution.responses[:-1]]
     counts.append(replies.total())
     expected = 3000 * distribution.probabilities
@@ -206,11 +213,16 @@ def test_actions_are_scored_in_the_format_of_the_environment(model, tokenizer, a
     policy = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=60))
     known = ScoredModel(policy, action_format, "Doors")
     assert known.memoryless
-    first, second, again = known.distributions([request(1), request(2, ACTIONS[:2], "A wall."), request(3)])
+    first, second, again = known.distributions(
+        [request(1), request(2, ACTIONS[:2], "A wall."), request(3)]
+    )
     assert again.probabilities.tolist() == first.probabilities.tolist()
     assert set(second.responses[:-1]) == {wrap(action) for action in ACTIONS[:2]}
     prompt = encode_conversation(tokenizer, "", (), request(1).prompt)
-    encoded = [tokenizer(response, add_special_tokens=False)["input_ids"] for response in first.responses[:-1]]
+    encoded = [
+        tokenizer(response, add_special_tokens=False)["input_ids"]
+        for response in first.responses[:-1]
+    ]
     options = SamplingOptions(max_new_tokens=60, temperature=1.0, stop=policy.ends)
     agree(
         first.probabilities[:-1],

@@ -103,7 +103,11 @@ class Rollouts:
         """The variance within contexts of each level (None if no rollouts share one), and what the level explains."""
 
         def far(k, i):
-            return float((Fraction(value[i]) - self.mean(k, i, value)) ** 2) * self.count(k, i) / (self.count(k, i) + 1)
+            return (
+                float((Fraction(value[i]) - self.mean(k, i, value)) ** 2)
+                * self.count(k, i)
+                / (self.count(k, i) + 1)
+            )
 
         within = []
         explained = []
@@ -133,9 +137,15 @@ def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, lea
                   penalty_at="return", returns="per_step", gamma=0.95):  # fmt: skip
     """Values from mean returns, shrunk level by level, then GAE by its recursion over rewards."""
     compared = discounted(rows, gamma, penalty, penalty_at, returns)
-    plain = discounted(rows, gamma, 0.0, penalty_at, returns) if penalty_at == "return" else compared
+    plain = (
+        discounted(rows, gamma, 0.0, penalty_at, returns) if penalty_at == "return" else compared
+    )
     others = Rollouts(rows, history_length, context == "states_actions", own=False)
-    known = others if leave_one_out else Rollouts(rows, history_length, context == "states_actions", own=True)
+    known = (
+        others
+        if leave_one_out
+        else Rollouts(rows, history_length, context == "states_actions", own=True)
+    )
     within, explained = others.variances(plain)
     noise = next(
         (variance for variance in reversed(within) if variance is not None),
@@ -146,7 +156,9 @@ def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, lea
     trust = {}
     for i in plain:
         if others.steps[0][i]:
-            value[i], baseline[i], error = shrunk_values(known, i, (plain, compared), within, explained)
+            value[i], baseline[i], error = shrunk_values(
+                known, i, (plain, compared), within, explained
+            )
         else:  # a single rollout: nothing is compared
             value[i] = plain[i]
             baseline[i] = compared[i]
@@ -255,4 +267,6 @@ def test_shrinkage_gae_without_bootstrapping_is_a_return_minus_a_value(rows, dep
     for i, (advantage, baseline) in enumerate(found.select("advantage", "advantage_value").rows()):
         assert advantage == pytest.approx(value[i] - baseline, abs=1e-9 * size)
     equal = pl.DataFrame(rows).with_columns(reward=0.0)
-    assert (compute(equal, "shrinkage_gae", invalid_action_penalty=0.0).collect()["advantage"] == 0).all()
+    assert (
+        compute(equal, "shrinkage_gae", invalid_action_penalty=0.0).collect()["advantage"] == 0
+    ).all()

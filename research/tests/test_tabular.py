@@ -125,7 +125,9 @@ def test_groups_of_seeds_never_mix():
     alone = TabularPolicy(tasks(), [1])
     row = rollouts(alone, 6, (0, 0))
     for name in names:
-        found, expected = (advantages(name, policy, batch)[0] for policy, batch in ((together, rows), (alone, row)))
+        found, expected = (
+            advantages(name, policy, batch)[0] for policy, batch in ((together, rows), (alone, row))
+        )
         assert found[rows[0].seed == 1] == pytest.approx(expected, abs=1e-9), name
         assert np.abs(expected).max() > 0
 
@@ -134,9 +136,13 @@ def test_the_step_table_has_the_hashes_of_the_package():
     policy = TabularPolicy(tasks(), [0])
     table = step_table(policy, rollouts(policy, 20, ()))
     assert set(table["state_hash"]) == set(text_hashes(ring.TEXTS).tolist())
-    assert set(table.filter("action_valid")["action_hash"]) == set(text_hashes(ring.ACTIONS).tolist())
+    assert set(table.filter("action_valid")["action_hash"]) == set(
+        text_hashes(ring.ACTIONS).tolist()
+    )
     assert 0 < table.filter(~pl.col("action_valid")).height < table.height / 2
-    later = table.with_columns(pl.col("state_hash").shift(-1).over("trajectory").alias("later")).drop_nulls()
+    later = table.with_columns(
+        pl.col("state_hash").shift(-1).over("trajectory").alias("later")
+    ).drop_nulls()
     assert later["later"].equals(later["next_state_hash"], check_names=False)
     scores = set(table.filter("won")["score"])
     assert scores
@@ -171,7 +177,9 @@ def test_the_gradient_of_true_advantages_is_that_of_success(shared, count):
     copies = policy.copies(0, 200)
     batch = rollouts(copies, 20 // count, ())
     visits = Visits(copies, batch)
-    gradient = visits.dense(visits.gradient(true_advantages(copies, batch, gamma=1.0, samples=0, stream=())))
+    gradient = visits.dense(
+        visits.gradient(true_advantages(copies, batch, gamma=1.0, samples=0, stream=()))
+    )
     error = gradient.std(0, ddof=1) / 200**0.5
     assert np.abs(expected).max() > 20 * error.max()
     assert (np.abs(gradient.mean(0) - expected) <= 4.5 * error + 1e-6).all()
@@ -333,7 +341,9 @@ def test_undiscounted_grpo_takes_over_where_the_long_way_wins():
 
 def noise(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Return pseudo-random advantages, which do not depend on rewards."""
-    return steps.with_columns(advantage=(pl.col("trajectory_key") % 7919).cast(pl.Float64) / 3959.5 - 1.0)
+    return steps.with_columns(
+        advantage=(pl.col("trajectory_key") % 7919).cast(pl.Float64) / 3959.5 - 1.0
+    )
 
 
 def test_the_mixture_follows_the_gain_of_its_batches():
@@ -397,7 +407,9 @@ def test_stored_graphs_replace_the_environment_until_something_is_new(
     more = Learning(seeds=20, iterations=2, group_size=8)
     with pytest.raises(AssertionError, match="was opened"):
         curves({"ring": again}, named, more)
-    stored_and_new, new = (curves({"ring": each}, named, more).success for each in (tasks(stored), tasks()))
+    stored_and_new, new = (
+        curves({"ring": each}, named, more).success for each in (tasks(stored), tasks())
+    )
     assert stored_and_new["success"].equals(new["success"])
 
 
@@ -417,7 +429,9 @@ def test_intervals_are_those_of_students_distribution():
     )
     row = summary(table).row(1, named=True)
     assert (row["final"], row["final_difference"]) == pytest.approx((0.5, 0.3))
-    assert row["final_difference_half"] == pytest.approx(4.303 * np.std([0.3, 0.1, 0.5], ddof=1) / 3**0.5, rel=1e-3)
+    assert row["final_difference_half"] == pytest.approx(
+        4.303 * np.std([0.3, 0.1, 0.5], ddof=1) / 3**0.5, rel=1e-3
+    )
 
 
 def test_every_set_of_tasks_has_a_seed() -> None:

@@ -78,7 +78,12 @@ def test_a_small_game_is_solved_exactly(guesses, tmp_path):
     for row in table.iter_rows(named=True):
         value = by_hand(4 - row["step"])
         q = row["reward"] if row["terminated"] else 0.9 * by_hand(3 - row["step"])
-        assert row["value"] == row["value_first"] == row["value_second"] == pytest.approx(value, abs=1e-12)
+        assert (
+            row["value"]
+            == row["value_first"]
+            == row["value_second"]
+            == pytest.approx(value, abs=1e-12)
+        )
         assert (row["q"], row["advantage"]) == pytest.approx((q, q - value), abs=1e-12)
         assert row["value_error"] == row["q_error"] == row["advantage_error"] == 0
         assert row["probabilities"] == pytest.approx([1 / 3] * 3)
@@ -90,7 +95,8 @@ def test_monte_carlo_of_the_same_game_is_within_its_errors(guesses, tmp_path):
     table = truth_of(guesses, tmp_path / "truth.parquet", rollouts=64, exact_nodes=0)
     assert table.filter(pl.col("value_error") > 0).height > 20
     assert within_errors(table, "value", [by_hand(4 - step) for step in table["step"]])
-    last = table.filter(step=3)  # all three guesses of some attempts were taken: nothing is left to chance
+    # all three guesses of some attempts were taken: nothing is left to chance
+    last = table.filter(step=3)
     assert last.filter("exact").height == last.filter(pl.col("value_error") == 0).height
 
 
@@ -106,7 +112,9 @@ def test_more_rollouts_until_the_error_is_small(guesses, tmp_path):
         )
         for number, budget in enumerate([{}, {"error": 0.03}, {"error": 1e-9, "most_rollouts": 8}])
     )
-    root = many.group_by("task_id").agg((pl.col("advantage_error") ** 2).mean().sqrt())["advantage_error"]
+    root = many.group_by("task_id").agg((pl.col("advantage_error") ** 2).mean().sqrt())[
+        "advantage_error"
+    ]
     assert root.max() <= 0.03 < np.sqrt((few["advantage_error"] ** 2).mean())
     assert capped["rollouts"].max() <= 8
 
@@ -183,8 +191,14 @@ def repeated():
     """Truths of six rollouts with M = 16, from 300 seeds, and what is true."""
     rollouts = ring_rollouts(6, seed=5)
     graph = Graph(ring.SHARED, ring.SETTINGS, RingPolicy(), UNIT, "ring")
-    tables = [ring_truth(rollouts, entropy=seed, graph=graph, exact_nodes=0)[0] for seed in range(300)]
-    columns = {name: np.array([table[name] for table in tables]) for name in tables[0] if name != "probabilities"}
+    tables = [
+        ring_truth(rollouts, entropy=seed, graph=graph, exact_nodes=0)[0] for seed in range(300)
+    ]
+    columns = {
+        name: np.array([table[name] for table in tables])
+        for name in tables[0]
+        if name != "probabilities"
+    }
     return columns, ring_by_hand(rollouts)
 
 
@@ -216,7 +230,8 @@ def test_estimates_have_no_bias_and_their_errors_are_those_of_repetitions(repeat
 def test_halves_are_independent(repeated, name):
     columns, true = repeated
     first, second = (columns[f"{name}_{half}"] for half in ("first", "second"))
-    each = ((first - true[name]) * (second - true[name])).mean(1)  # the steps of a seed are not independent
+    # the steps of a seed are not independent
+    each = ((first - true[name]) * (second - true[name])).mean(1)
     assert abs(each.mean()) < 4 * each.std() / np.sqrt(len(each))
     assert columns[name] == pytest.approx((first + second) / 2, abs=1e-12)
 
@@ -257,8 +272,13 @@ def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
     """The trial is no part of the estimates, so that choosing their number from it leaves them without bias."""
     rollouts = ring_rollouts(2, seed=5)
     graph = Graph(ring.SHARED, ring.SETTINGS, RingPolicy(), UNIT, "ring")
-    found = [ring_truth(rollouts, entropy=seed, graph=graph, steps=120, exact_nodes=0)[0] for seed in range(250)]
-    away = np.array([columns["advantage"] for columns in found]) - ring_by_hand(rollouts)["advantage"]
+    found = [
+        ring_truth(rollouts, entropy=seed, graph=graph, steps=120, exact_nodes=0)[0]
+        for seed in range(250)
+    ]
+    away = (
+        np.array([columns["advantage"] for columns in found]) - ring_by_hand(rollouts)["advantage"]
+    )
     assert (np.abs(away.mean(0)) <= 4.5 * away.std(0) / np.sqrt(len(away)) + 1e-12).all()
 
 
@@ -295,7 +315,9 @@ def by_replays(handle, policy, task, responses, rewards):
         reward = rewards.reward_scale * after.state.reward - (
             0.0 if after.action_valid else rewards.invalid_action_penalty
         )
-        later = 0.0 if after.done else rewards.gamma * by_replays(handle, policy, task, taken, rewards)
+        later = (
+            0.0 if after.done else rewards.gamma * by_replays(handle, policy, task, taken, rewards)
+        )
         total += probability * (reward + later)
     return total
 
@@ -377,7 +399,9 @@ def test_a_deterministic_policy_is_solved_exactly(tmp_path):
     assert table["exact"].all()
     for rows in table.partition_by("trajectory"):
         assert rows["won"][-1]
-        assert rows["value"].to_list() == pytest.approx([0.9**left for left in reversed(range(rows.height))])
+        assert rows["value"].to_list() == pytest.approx(
+            [0.9**left for left in reversed(range(rows.height))]
+        )
         assert rows["advantage"].to_list() == pytest.approx([0.0] * rows.height)
 
 
@@ -503,7 +527,9 @@ def checked(request, tmp_path_factory):
 
 def ratio_by_task(table, above, below):
     """Return a ratio of sums and its standard error by the jackknife over tasks."""
-    sums = table.group_by("task_id", maintain_order=True).agg(above.sum().alias("a"), below.sum().alias("b"))
+    sums = table.group_by("task_id", maintain_order=True).agg(
+        above.sum().alias("a"), below.sum().alias("b")
+    )
     a = sums["a"].to_numpy()
     b = sums["b"].to_numpy()
     left = (a.sum() - a) / (b.sum() - b)
@@ -531,7 +557,11 @@ def test_values_and_advantages_have_no_bias_and_their_halves_agree(checked):
     for name in ("value", "advantage"):
         first, second = (checked[f"{name}_{half}"].to_numpy() for half in ("first", "second"))
         assert checked[name].to_numpy() == pytest.approx((first + second) / 2, abs=1e-12)
-        assert 0.3 < ((first - second) ** 2).mean() / float((4 * checked[f"{name}_error"] ** 2).mean()) < 1.5
+        assert (
+            0.3
+            < ((first - second) ** 2).mean() / float((4 * checked[f"{name}_error"] ** 2).mean())
+            < 1.5
+        )
 
 
 def test_choices_are_those_of_the_policy(checked):

@@ -188,7 +188,9 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(guesses, tmp_
 
 def test_the_next_command_can_be_copied(guesses, tmp_path):
     out = tmp_path / "a b.parquet"
-    assert f"--truth '{out}' -e hgpo,gigpo,grpo" in invoke("truth", guesses.path, "--out", out, "--allow", GUESS)
+    assert f"--truth '{out}' -e hgpo,gigpo,grpo" in invoke(
+        "truth", guesses.path, "--out", out, "--allow", GUESS
+    )
 
 
 def test_a_folder_that_is_no_run(tmp_path):

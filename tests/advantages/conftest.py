@@ -15,8 +15,15 @@ def run(tmp_path: Path) -> Path:
             of_task = {"task_id": f"task {task}", "task_type": "even" if task % 2 == 0 else "odd"}
             writer.add_group(
                 of_task
-                | {"trajectory": f"{task}/{rollout}", "step": step, "state": f"room {(task + rollout * step) % 3}"}
-                | {"action_valid": (step + rollout) % 3 > 0, "reward": float(step == 3 and rollout % 2)}
+                | {
+                    "trajectory": f"{task}/{rollout}",
+                    "step": step,
+                    "state": f"room {(task + rollout * step) % 3}",
+                }
+                | {
+                    "action_valid": (step + rollout) % 3 > 0,
+                    "reward": float(step == 3 and rollout % 2),
+                }
                 | {"terminated": step == 3, "won": step == 3 and rollout % 2 == 1}
                 for rollout in range(4)
                 for step in range(4)

@@ -14,12 +14,24 @@ from hgpo_train.advantages import compute, names
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.*"))}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*.*"))
+    }
 
 
 def test_tables_are_written_next_to_the_run_which_is_unchanged(run: Path) -> None:
     before = digests(run)
-    command = ["advantages", run, "-e", "hgpo", "-e", "gigpo:step_weight=0.5", "--history-length", 1]
+    command = [
+        "advantages",
+        run,
+        "-e",
+        "hgpo",
+        "-e",
+        "gigpo:step_weight=0.5",
+        "--history-length",
+        1,
+    ]
     assert "96 rows" in invoke(*command)
     with pytest.raises(InputError, match="exists already; replace it with --overwrite"):
         invoke(*command)
@@ -74,7 +86,10 @@ def test_invalid_options_are_reported(run: Path) -> None:
 def test_all_estimators_are_one_name(run: Path) -> None:
     output = invoke("advantages", run, "--list")
     assert all(name in output for name in (*names(), "history_length=2"))
-    invoke("advantages", run, "-e", "all", "--history-length", 9, "--out", run.parent / "all.parquet")  # from the texts
+    # from the texts
+    invoke(
+        "advantages", run, "-e", "all", "--history-length", 9, "--out", run.parent / "all.parquet"
+    )
     columns = pl.read_parquet_schema(run.parent / "all.parquet")
     assert {f"advantage_{name}" for name in names()} <= set(columns)
 
@@ -110,7 +125,9 @@ def test_a_table_of_another_program(tmp_path: Path, program: str) -> None:
     if program == "polars":
         compute(TABLE, "grpo").collect().write_parquet(path)
     else:
-        frame = pd.DataFrame(ROWS).astype({"task": "category", "step": "int32", "reward": "float32"})
+        frame = pd.DataFrame(ROWS).astype(
+            {"task": "category", "step": "int32", "reward": "float32"}
+        )
         frame.set_index(pd.Index(range(5, 13))).to_parquet(path)
     before = path.read_bytes()
     assert "8 rows" in invoke("advantages", path, "-e", "g2po")
@@ -125,11 +142,24 @@ def test_a_table_of_another_program(tmp_path: Path, program: str) -> None:
 def test_metadata_of_a_step_table_are_looked_at(tmp_path: Path) -> None:
     """In a run, a file without them is damaged or foreign, and elsewhere a newer version is refused."""
     with StepWriter(tmp_path / "run") as writer:
-        step = {"task_id": "a", "trajectory": "x", "step": 0, "state": "s", "action": "go", "reward": 1.0}
+        step = {
+            "task_id": "a",
+            "trajectory": "x",
+            "step": 0,
+            "state": "s",
+            "action": "go",
+            "reward": 1.0,
+        }
         writer.add_group([{**step, "terminated": True, "won": True}])
     shard = next((tmp_path / "run").glob("steps/*.parquet"))
-    metadata = {name: value for name, value in pl.read_parquet_metadata(shard).items() if name.startswith("hgpo.")}
-    TABLE.write_parquet(tmp_path / "changed.parquet", metadata={**metadata, "hgpo.schema_version": "999"})
+    metadata = {
+        name: value
+        for name, value in pl.read_parquet_metadata(shard).items()
+        if name.startswith("hgpo.")
+    }
+    TABLE.write_parquet(
+        tmp_path / "changed.parquet", metadata={**metadata, "hgpo.schema_version": "999"}
+    )
     with pytest.raises(InputError, match="newer"):
         invoke("stats", tmp_path / "changed.parquet")
     for path in (shard, tmp_path / "run/steps/foreign.parquet"):
@@ -144,5 +174,7 @@ def test_plain_files_that_are_read_together_have_the_same_columns(tmp_path: Path
     TABLE[4:].write_parquet(tmp_path / "2.parquet")
     assert scan_steps(tmp_path / "*.parquet", plain=True).collect().equals(TABLE)
     TABLE[4:].with_columns(pl.col("step").cast(pl.Int32)).write_parquet(tmp_path / "2.parquet")
-    with pytest.raises(InputError, match=r"1\.parquet and .*2\.parquet have different columns or types"):
+    with pytest.raises(
+        InputError, match=r"1\.parquet and .*2\.parquet have different columns or types"
+    ):
         invoke("advantages", tmp_path / "*.parquet")

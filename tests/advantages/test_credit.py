@@ -23,7 +23,13 @@ def table(rollouts, task="a"):
     rows = []
     for number, rollout in enumerate(rollouts):
         for step, (state, reward, *action) in enumerate(rollout):
-            row = {"task": task, "trajectory": f"{task}/{number}", "step": step, "state": state, "reward": reward}
+            row = {
+                "task": task,
+                "trajectory": f"{task}/{number}",
+                "step": step,
+                "state": state,
+                "reward": reward,
+            }
             rows.append(row | {"action": action[0] if action else "go", "action_valid": True})
     return pl.DataFrame(rows, schema_overrides={"reward": pl.Float64})
 
@@ -64,7 +70,9 @@ def test_gagpo_bootstraps_from_the_states_that_follow():
     assert advantages(steps, "gagpo", mode="mean_norm", **p) == near(*expected)
     std = math.sqrt(sum(float(a) ** 2 for a in expected) / 5)
     assert advantages(steps, "gagpo", **p) == near(*(float(a) / std for a in expected))
-    assert advantages(steps, "gagpo", "advantage_value", **p) == near(*[5 / 3, 5, 5 / 3, 0, 5 / 3, 5])
+    assert advantages(steps, "gagpo", "advantage_value", **p) == near(
+        *[5 / 3, 5, 5 / 3, 0, 5 / 3, 5]
+    )
     # A second task, whose only step is 0, changes the batch's mean square alone: 5 degrees of freedom become 6.
     both = pl.concat([steps, table([[("s", 3)]], task="b")])
     wider = [float(a) / std * math.sqrt(6 / 5) for a in expected]
@@ -75,7 +83,11 @@ def test_gagpo_bootstraps_from_the_states_that_follow():
 @pytest.mark.parametrize(
     ("gamma", "values", "deltas"),
     [
-        (0.5, [Fraction(4, 11), Fraction(2, 11)], [Fraction(-3, 11), 0, Fraction(7, 11), Fraction(-4, 11)]),
+        (
+            0.5,
+            [Fraction(4, 11), Fraction(2, 11)],
+            [Fraction(-3, 11), 0, Fraction(7, 11), Fraction(-4, 11)],
+        ),
         (1.0, [Fraction(1, 2), Fraction(1, 2)], [0, 0, Fraction(1, 2), Fraction(-1, 2)]),
     ],
 )
@@ -105,10 +117,14 @@ def test_a_state_that_is_rarely_left_has_the_value_of_its_end():
 def groups(draw):
     """Rollouts of one task that wander between few states, with loops, invalid actions and rewards on the way."""
     reward = st.sampled_from([0.0, 0.0, 0.0, 1.0, -0.5, 0.1])
-    step = st.tuples(st.sampled_from("stuv"), reward, st.sampled_from(["go", "look"]), st.booleans())
+    step = st.tuples(
+        st.sampled_from("stuv"), reward, st.sampled_from(["go", "look"]), st.booleans()
+    )
     rollouts = draw(st.lists(st.lists(step, min_size=1, max_size=7), min_size=1, max_size=5))
     valid = [flag for rollout in rollouts for *_, flag in rollout]
-    return table([[row[:3] for row in rollout] for rollout in rollouts]).with_columns(action_valid=pl.Series(valid))
+    return table([[row[:3] for row in rollout] for rollout in rollouts]).with_columns(
+        action_valid=pl.Series(valid)
+    )
 
 
 def episodes(steps):
@@ -126,7 +142,10 @@ def from_values(steps, values, penalties, gamma, gae_lambda):
     result = [0.0] * len(rewards)
     for rows in episodes(steps):
         after = [*(values[states[row]] for row in rows[1:]), 0.0]
-        delta = [rewards[row] + gamma * v - values[states[row]] for row, v in zip(rows, after, strict=True)]
+        delta = [
+            rewards[row] + gamma * v - values[states[row]]
+            for row, v in zip(rows, after, strict=True)
+        ]
         for t, row in enumerate(rows):
             result[row] = sum((gamma * gae_lambda) ** j * d for j, d in enumerate(delta[t:]))
     cost = np.array(penalties)
@@ -152,15 +171,27 @@ def test_values_are_mean_returns_or_the_solution_of_linear_equations(steps, gamm
             for later in rows[t + 1 : t + 2]:
                 transitions[number[states[row]], number[states[later]]] += 1
     visits = np.array([states.count(name) for name in names])
-    means = {name: np.mean([r for r, s in zip(returns, states, strict=True) if s == name]) for name in names}
-    solution = np.linalg.solve(np.eye(len(names)) - gamma * transitions / visits[:, None], paid / visits)
+    means = {
+        name: np.mean([r for r, s in zip(returns, states, strict=True) if s == name])
+        for name in names
+    }
+    solution = np.linalg.solve(
+        np.eye(len(names)) - gamma * transitions / visits[:, None], paid / visits
+    )
     solved = dict(zip(names, solution, strict=True))
 
-    p = {"gamma": gamma, "gae_lambda": gae_lambda, "mode": "mean_norm", "invalid_action_penalty": 0.5}
+    p = {
+        "gamma": gamma,
+        "gae_lambda": gae_lambda,
+        "mode": "mean_norm",
+        "invalid_action_penalty": 0.5,
+    }
     expected = from_values(steps, means, costs, gamma, gae_lambda)
     centre = np.mean(expected)
     alone = len(expected) == 1
-    assert advantages(steps, "gagpo", **p) == near(*([0.0] if alone else [a - centre for a in expected]))
+    assert advantages(steps, "gagpo", **p) == near(
+        *([0.0] if alone else [a - centre for a in expected])
+    )
     expected = from_values(steps, solved, costs, gamma, gae_lambda)
     found = compute(steps, "bepo", details=True, gate=False, **PLAIN | p).collect()
     assert found["advantage"].to_list() == near(*expected)
@@ -170,7 +201,8 @@ def test_values_are_mean_returns_or_the_solution_of_linear_equations(steps, gamm
 @SOME
 @given(groups(), st.sampled_from([0.0, 2.0, 5.0]))
 def test_actions_of_a_state_are_compared_once_each(steps, kappa):
-    p = {"gamma": 0.0, "invalid_action_penalty": 0.0, "episode_weight": 0.0}  # the return is the reward
+    # the return is the reward
+    p = {"gamma": 0.0, "invalid_action_penalty": 0.0, "episode_weight": 0.0}
     rows = steps.select("state", "action", "reward").rows()
     expected = []
     for state, action, _ in rows:
@@ -180,7 +212,9 @@ def test_actions_of_a_state_are_compared_once_each(steps, kappa):
             own = [r for s, a, r in rows if (s, a) == (state, other)]
             values[other] = (sum(own) + kappa * np.mean(here)) / (len(own) + kappa)
         expected.append(values[action] - np.mean(list(values.values())))
-    assert advantages(steps, "ecpo", kappa=kappa, gate=False, mode="mean_norm", **p) == near(*expected)
+    assert advantages(steps, "ecpo", kappa=kappa, gate=False, mode="mean_norm", **p) == near(
+        *expected
+    )
     # With one occurrence per action and without shrinking, it is GiGPO's step term.
     different = steps.with_columns(action=pl.format("{}", pl.int_range(pl.len())))
     received = advantages(different, "ecpo", "advantage_step", kappa=0, gamma=0.5)
@@ -192,12 +226,24 @@ def test_turns_are_compared_with_the_same_turn():
     steps = table([[("s", 1), ("t", 4)], [("s", 1), ("t", 0)], [("s", 4)]])
     p = {"mode": "mean_norm", "cross_steps": False}
     assert advantages(steps, "turn", episode_weight=0, **p) == near(-1, 2, -1, -2, 2)
-    score = [Fraction(5) - Fraction(10, 3), Fraction(1) - Fraction(10, 3), Fraction(4) - Fraction(10, 3)]
-    expected = [-1 + score[0] / 2, 2 + score[0] / 2, -1 + score[1] / 2, -2 + score[1] / 2, 2 + score[2] / 2]
+    score = [
+        Fraction(5) - Fraction(10, 3),
+        Fraction(1) - Fraction(10, 3),
+        Fraction(4) - Fraction(10, 3),
+    ]
+    expected = [
+        -1 + score[0] / 2,
+        2 + score[0] / 2,
+        -1 + score[1] / 2,
+        -2 + score[1] / 2,
+        2 + score[2] / 2,
+    ]
     assert advantages(steps, "turn", episode_weight=0.5, **p) == near(*expected)
     first = math.sqrt(1 / 3)  # of the deviations -1, -1, 2 with the standard deviation √3
     second = math.sqrt(1 / 2)
-    assert advantages(steps, "turn", episode_weight=0) == near(-first, second, -first, -second, 2 * first)
+    assert advantages(steps, "turn", episode_weight=0) == near(
+        -first, second, -first, -second, 2 * first
+    )
     # Returns 5, 4 | 1, 0 | 4: the third rollout counts 0 in the second turn.
     assert advantages(steps, "turn", form="return", gamma=1) == near(2.5, 4, -3.5, -2, 1)
     assert advantages(table([[("s", 3)]]), "turn", form="return") == [0]
@@ -326,15 +372,26 @@ def test_rewardflow_matches_its_code(gamma, mode):
 
 
 def test_rewardflow_orders_actions_like_graphgpo_where_all_states_lead_to_the_goal():
-    steps = table([[("s", 0), ("t", 0), ("s", 0), ("u", 10)], [("s", 0), ("u", 0), ("t", 10)], [("t", 0), ("s", 10)]])
+    steps = table(
+        [
+            [("s", 0), ("t", 0), ("s", 0), ("u", 10)],
+            [("s", 0), ("u", 0), ("t", 10)],
+            [("t", 0), ("s", 10)],
+        ]
+    )
     p = {"gamma": 0.5, "episode_weight": 0}
     flows = advantages(steps, "graphgpo", potential="rewardflow", **p)
     assert flows == pytest.approx(advantages(steps, "graphgpo", **p), abs=1e-12)
     assert max(flows) > 0.5
     # A state from which no rollout reached the goal is worth 0 there, and lies behind the farthest one here.
-    lost = pl.concat([steps, table([[("s", 0), ("v", 0), ("w", 0)]]).with_columns(trajectory=pl.lit("lost"))])
+    lost = pl.concat(
+        [steps, table([[("s", 0), ("v", 0), ("w", 0)]]).with_columns(trajectory=pl.lit("lost"))]
+    )
     p |= {"mode": "mean_norm"}
-    away = [advantages(lost, "graphgpo", potential=potential, **p)[9] for potential in ("distance", "rewardflow")]
+    away = [
+        advantages(lost, "graphgpo", potential=potential, **p)[9]
+        for potential in ("distance", "rewardflow")
+    ]
     # The next states of s have distances 1, 1, 1, 0 and, one farther than any, 2: worth 10 / 4, or 0.
     assert away == near(2.5 - (5 + 5 + 5 + 10 + 2.5) / 5, 0 - (5 + 5 + 5 + 10 + 0) / 5)
 
@@ -370,6 +427,7 @@ def test_a_penalty_is_not_divided_by_epsilon_alone(name):
         entropy=pl.lit(1.0),
     )
     options = {"cross_steps": False, "epsilon": 1e-6}
-    column = "advantage" if name == "bepo" else "advantage_episode"  # its second step has the episode's
+    # its second step has the episode's
+    column = "advantage" if name == "bepo" else "advantage_episode"
     assert advantages(steps, name, column, **options)[1] == pytest.approx(-0.1)
     assert advantages(steps, "grpo", **options)[1] == pytest.approx(-100_000)

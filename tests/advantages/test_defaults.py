@@ -26,7 +26,9 @@ def viewed(run: Path, estimator: str) -> list[float]:
     from hgpo_train.view.index import read_index
 
     index = read_index([str(path) for path in sorted(run.glob("steps/*"))])
-    found = [estimate(index, group, estimator_with(estimator, (), [estimator])) for group in range(6)]
+    found = [
+        estimate(index, group, estimator_with(estimator, (), [estimator])) for group in range(6)
+    ]
     return [value for group in found for value in group["columns"]["advantage"]]
 
 
@@ -52,7 +54,9 @@ def test_advantages_are_the_same_wherever_they_are_asked(run: Path, name: str) -
     assert "reward_scale=10.0" in invoke("advantages", "--list", "unused")
     for world in ("alfworld", "webshop"):  # the configurations of the papers say what they use
         own = read_toml(CONFIGURATIONS / f"{world}.toml")["advantage"]["parameters"]
-        assert {name: own[name] for name in ("reward_scale", "invalid_action_penalty")}.items() <= parameters.items()
+        assert {
+            name: own[name] for name in ("reward_scale", "invalid_action_penalty")
+        }.items() <= parameters.items()
 
 
 def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Path) -> None:
@@ -60,14 +64,19 @@ def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Pa
     from hgpo_train.view.overview import levels_document
 
     found = statistics(run, permutations=20)
-    shown = levels_document(read_index([str(path) for path in sorted(run.glob("steps/*"))]), chance=True)
+    shown = levels_document(
+        read_index([str(path) for path in sorted(run.glob("steps/*"))]), chance=True
+    )
     invoke("stats", run, "--out", tmp_path / "tables")
     assert found.levels["level"].to_list() == ["0", "1", "2", "3", "4", "oracle"]
     for name, frame in found._asdict().items():
         printed = pl.read_csv(tmp_path / "tables" / f"{name}.csv", schema=frame.schema)
         assert printed.equals(frame)
     for row in shown["levels"]:
-        assert row.items() <= found.levels.row(by_predicate=pl.col("level") == row["level"], named=True).items()
+        assert (
+            row.items()
+            <= found.levels.row(by_predicate=pl.col("level") == row["level"], named=True).items()
+        )
     for row in found.intervals.iter_rows(named=True):
         assert shown["intervals"][row["statistic"]][row["level"]].items() <= row.items()
     advantage = compute(scan_steps(run), "hgpo", history_length=4, details=True).collect()
@@ -85,7 +94,18 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
 
     lost = {"task_id": "task 6", "trajectory": "6/0", "step": 0, "state": "room 0", "action": "fly"}
     with StepWriter(run) as writer:
-        writer.add_group([{**lost, "action_valid": False, "reward": 0.5, "won": False, "aborted": True, "error": "-"}])
+        writer.add_group(
+            [
+                {
+                    **lost,
+                    "action_valid": False,
+                    "reward": 0.5,
+                    "won": False,
+                    "aborted": True,
+                    "error": "-",
+                }
+            ]
+        )
     results = {"success": 0.5, "mean_return": 0.5, "mean_length": 4.0, "valid": 10 / 16}
     bounds = {"success_if_aborted_lost": 12 / 25, "success_if_aborted_won": 13 / 25}
     shown = json.loads(invoke("data", "show", run, "--json"))["total"]
@@ -106,7 +126,10 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
 def test_calls_of_estimators_take_the_parameters_of_returns():
     """`SharedOptions`, which editors read, has names and types of `Parameters`, and the two options of `compute`."""
     declared = get_type_hints(SharedOptions, include_extras=True)
-    assert {name: declared.pop(name) for name in ("column", "details")} == {"column": str, "details": bool}
+    assert {name: declared.pop(name) for name in ("column", "details")} == {
+        "column": str,
+        "details": bool,
+    }
     assert declared == {name: types_of(Parameters)[name] for name in declared}
     overridden = types_of(Parameters).keys() - declared.keys()
     assert overridden == {"epsilon", "precision"}
@@ -116,7 +139,8 @@ def test_calls_of_estimators_take_the_parameters_of_returns():
 
 
 def test_an_estimator_in_a_module_of_its_own_name(tmp_path, monkeypatch):
-    decorator = "@estimator('lonely', reads=(), scores=('entropy',))"  # so that it is not among those of tables alone
+    # so that it is not among those of tables alone
+    decorator = "@estimator('lonely', reads=(), scores=('entropy',))"
     source = f"from hgpo_train.advantages import estimator\n\n{decorator}\ndef lonely(steps):\n    return steps\n"
     (tmp_path / "lonely.py").write_text(source)
     monkeypatch.chdir(tmp_path)

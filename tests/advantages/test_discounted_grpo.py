@@ -61,7 +61,9 @@ def test_it_matches_its_equation_for_any_row_order(group, gamma, random):
     ]
     rows = table(lengths, scores)
     order = random.sample(range(rows.height), rows.height)
-    assert advantages(rows[order], gamma=gamma).to_list() == pytest.approx(np.array(expected)[order], abs=1e-12)
+    assert advantages(rows[order], gamma=gamma).to_list() == pytest.approx(
+        np.array(expected)[order], abs=1e-12
+    )
 
 
 @settings(max_examples=8, deadline=None)
@@ -76,7 +78,9 @@ def test_without_a_discount_it_is_grpo_over_rollouts(group):
         epsilon=0.0 if len({s for _, s in group}) > 1 else 1e-6,
     )
     factor = len(group) / (len(group) - 1)
-    assert advantages(rows, gamma=1.0).to_list() == pytest.approx((grpo * factor).to_list(), abs=1e-12)
+    assert advantages(rows, gamma=1.0).to_list() == pytest.approx(
+        (grpo * factor).to_list(), abs=1e-12
+    )
 
 
 @settings(max_examples=10, deadline=None)
@@ -107,8 +111,12 @@ def test_returning_to_a_state_divides_its_credit():
     """R are 1/4, 1/2, 1 and 0, 0, their means 7/12 and 0; the scores 1 and 0 deviate by 1/√2."""
     rows = table([3, 2], [1.0, 0.0]).with_columns(state=pl.Series(["s", "t", "s", "s", "s"]))
     expected = np.array([1 / 4 / 2, 1 / 2, 1 / 2, -7 / 12 / 2, -7 / 12 / 2]) * 2**0.5
-    assert advantages(rows, gamma=0.5, per_visit=True).to_list() == pytest.approx(expected.tolist(), abs=1e-12)
+    assert advantages(rows, gamma=0.5, per_visit=True).to_list() == pytest.approx(
+        expected.tolist(), abs=1e-12
+    )
     # Another task's rollouts of the same names and states are others.
-    both = pl.concat([rows, rows.with_columns(task=pl.lit("u"), trajectory="u" + pl.col("trajectory"))])
+    both = pl.concat(
+        [rows, rows.with_columns(task=pl.lit("u"), trajectory="u" + pl.col("trajectory"))]
+    )
     found = advantages(both, gamma=0.5, per_visit=True)
     assert found.to_list() == pytest.approx([*expected, *expected], abs=1e-12)

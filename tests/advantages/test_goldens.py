@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, names
 
-NAMES = {"traj": "trajectory", "obs": "state", "is_action_valid": "action_valid", "next_obs": "next_state"}
+NAMES = {
+    "traj": "trajectory",
+    "obs": "state",
+    "is_action_valid": "action_valid",
+    "next_obs": "next_state",
+}
 PARAMETERS = {"K": "history_length", "thresh": "similarity_threshold"}
 PARAMETERS |= {"step_w": "step_weight", "episode_w": "episode_weight"}
 
@@ -25,7 +30,9 @@ def configuration(column: str) -> tuple[str, dict[str, object]]:
         key, text = ("mode", pair[5:]) if pair.startswith("mode_") else pair.rsplit("_", 1)
         flags = {"True": True, "False": False}
         number = int if key == "K" else float
-        parameters[PARAMETERS.get(key, key)] = text if key == "mode" else flags[text] if text in flags else number(text)
+        parameters[PARAMETERS.get(key, key)] = (
+            text if key == "mode" else flags[text] if text in flags else number(text)
+        )
     if name == "reinforce_pp_baseline":
         return "reinforce_pp", parameters | {"baseline": True}
     return name, parameters
@@ -43,18 +50,26 @@ def recording(kind: str, case: str) -> pl.DataFrame:
 
 def table(case: str) -> pl.DataFrame:
     steps = recording("input", case)
-    return steps.rename({old: new for old, new in NAMES.items() if old in steps.columns}).drop("episode_reward")
+    return steps.rename({old: new for old, new in NAMES.items() if old in steps.columns}).drop(
+        "episode_reward"
+    )
 
 
 def advantages(steps: pl.DataFrame, column: str, **extra: object) -> NDArray[np.float64]:
     name, parameters = configuration(column)
-    return compute(steps, name, **{"reward_scale": 1.0} | parameters | extra).collect()["advantage"].to_numpy()
+    return (
+        compute(steps, name, **{"reward_scale": 1.0} | parameters | extra)
+        .collect()["advantage"]
+        .to_numpy()
+    )
 
 
 def differences(received: NDArray[np.float64], recorded: pl.Series) -> tuple[float, int]:
     """Return the largest difference (relative above 1), and the number of differing zeros."""
     want = recorded.to_numpy()
-    return float((abs(received - want) / abs(want).clip(min=1.0)).max()), int(((received == 0) != (want == 0)).sum())
+    return float((abs(received - want) / abs(want).clip(min=1.0)).max()), int(
+        ((received == 0) != (want == 0)).sum()
+    )
 
 
 def cases(manifest: str) -> list[str]:
@@ -108,7 +123,9 @@ def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
         difference, zeros = differences(received, recorded[column])
         assert difference <= (1e-9 if kind == "x64" else 1e-8), (column, difference)
         assert not zeros or kind == "d64", (column, zeros)  # d64 has noise where x64 has zeros
-    distances = compute(steps, "graphgpo", details=True, reward_scale=1.0).collect()["advantage_distance"]
+    distances = compute(steps, "graphgpo", details=True, reward_scale=1.0).collect()[
+        "advantage_distance"
+    ]
     assert distances.to_list() == recorded["__d_next"].to_list()
 
 

@@ -15,7 +15,15 @@ from hgpo_train.rollout import collect
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("forms") / "run"
-    collect("doors_env:HGPO-Test/Doors-v0", "random", folder, tasks=6, group_size=6, max_steps=20, progress=False)
+    collect(
+        "doors_env:HGPO-Test/Doors-v0",
+        "random",
+        folder,
+        tasks=6,
+        group_size=6,
+        max_steps=20,
+        progress=False,
+    )
     return folder
 
 
@@ -27,7 +35,9 @@ def as_file(run: Path) -> Path:
 
 def as_duckdb(run: Path) -> object:
     steps = as_arrow(run)  # noqa: F841 (the query names it)
-    return pytest.importorskip("duckdb").sql("SELECT * FROM steps ORDER BY task_id, trajectory, step")
+    return pytest.importorskip("duckdb").sql(
+        "SELECT * FROM steps ORDER BY task_id, trajectory, step"
+    )
 
 
 def as_pandas(run: Path, **options: bool) -> object:
@@ -63,14 +73,21 @@ def test_every_form_gives_the_same_advantages_and_statistics(run, form):
     assert received["advantage"].equals(expected["advantage"])
     assert expected["advantage"].n_unique() > 1
     statistics = hgpo.statistics(hgpo.scan_steps(run))
-    assert all(one.equals(other) for one, other in zip(hgpo.statistics(FORMS[form](run)), statistics, strict=True))
+    assert all(
+        one.equals(other)
+        for one, other in zip(hgpo.statistics(FORMS[form](run)), statistics, strict=True)
+    )
 
 
-@pytest.mark.parametrize("steps", [{"task": ["a"]}, None, [], [{"task": "a"}], pl.Series([1]), open])
+@pytest.mark.parametrize(
+    "steps", [{"task": ["a"]}, None, [], [{"task": "a"}], pl.Series([1]), open]
+)
 @pytest.mark.parametrize("function", [lambda steps: hgpo.compute(steps, "hgpo"), hgpo.statistics])
 def test_other_forms_are_refused_in_one_line(function, steps):
     expected = r"expected a step table \(a Polars LazyFrame or DataFrame, a path or URL, a pandas or pyarrow table\), "
-    with pytest.raises(hgpo.InputError, match=f"{expected}received {type(steps).__name__}") as caught:
+    with pytest.raises(
+        hgpo.InputError, match=f"{expected}received {type(steps).__name__}"
+    ) as caught:
         function(steps)
     assert "\n" not in str(caught.value)
 
@@ -93,6 +110,7 @@ def test_a_flag_that_is_no_truth_value_is_refused_by_row(flag, value):
     )
     options = {"reward": "success"} if flag == "won" else {}
     with pytest.raises(
-        InputError, match=f"expected .* as {flag}, received {value} at task='a', trajectory='y', step=0"
+        InputError,
+        match=f"expected .* as {flag}, received {value} at task='a', trajectory='y', step=0",
     ):
         hgpo.compute(steps.lazy(), "grpo", **options).collect()

@@ -15,7 +15,11 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, estimator, get
 from hgpo_train.advantages.windows import normalise, within
 
-COLUMNS = {"task": ["a"] * 8 + ["b"], "trajectory": [*"xxyyzzzwv"], "step": [0, 1, 0, 1, 0, 1, 2, 0, 0]}
+COLUMNS = {
+    "task": ["a"] * 8 + ["b"],
+    "trajectory": [*"xxyyzzzwv"],
+    "step": [0, 1, 0, 1, 0, 1, 2, 0, 0],
+}
 COLUMNS |= {"state": ["hall", "attic", "hall", "attic", "hall", "cellar", "attic", "hall", "hall"]}
 COLUMNS |= {"reward": [0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 10.0, 0.0, 10.0], "action_valid": True}
 TABLE = pl.DataFrame(COLUMNS)
@@ -32,12 +36,16 @@ BASELINES = {
 def test_example_estimators_match_plain_python(name) -> None:
     """With K = 0: what the deeper levels are is tested with HGPO."""
     states = TABLE.select("task", "state").rows()
-    groups = {state: [RETURNS[i] for i, other in enumerate(states) if other == state] for state in states}
+    groups = {
+        state: [RETURNS[i] for i, other in enumerate(states) if other == state] for state in states
+    }
     want = [
         value - BASELINES[name](groups[state], value) if len(groups[state]) > 1 else 0.0
         for state, value in zip(states, RETURNS, strict=True)
     ]
-    computed = compute(TABLE, getattr(examples, name), reward_scale=1.0, history_length=0).collect()["advantage"]
+    computed = compute(
+        TABLE, getattr(examples, name), reward_scale=1.0, history_length=0
+    ).collect()["advantage"]
     assert computed.to_list() == pytest.approx(want, abs=1e-5)
     assert any(want)
 
@@ -50,13 +58,18 @@ def test_credit_by_time_to_success() -> None:
         for trajectory, step in TABLE.select("trajectory", "step").rows()
     ]
     task = credit[:8]
-    want = [(value - statistics.fmean(task)) / (statistics.pstdev(task) + 1e-6) for value in task] + [0.0]
-    found = compute(TABLE, "time_to_success", gamma=0.5, reward_scale=1.0, details=True).collect()  # by its decorator
+    want = [
+        (value - statistics.fmean(task)) / (statistics.pstdev(task) + 1e-6) for value in task
+    ] + [0.0]
+    # by its decorator
+    found = compute(TABLE, "time_to_success", gamma=0.5, reward_scale=1.0, details=True).collect()
     assert found["advantage"].to_list() == pytest.approx(want)
     assert found["advantage_credit"].to_list() == credit
 
 
-def test_the_command_line_accepts_a_function_as_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_accepts_a_function_as_estimator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_estimators.py").write_text(
         "import polars as pl\n"
         "def scaled(steps: pl.LazyFrame, *, strength: float = 0.5) -> pl.LazyFrame:\n"
@@ -65,9 +78,18 @@ def test_the_command_line_accepts_a_function_as_estimator(tmp_path: Path, monkey
     TABLE.write_parquet(tmp_path / "steps.parquet")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # importing adds the working directory
-    invoke("advantages", "steps.parquet", "-e", "my_estimators:scaled:strength=2", "--reward-scale", "1")
+    invoke(
+        "advantages",
+        "steps.parquet",
+        "-e",
+        "my_estimators:scaled:strength=2",
+        "--reward-scale",
+        "1",
+    )
     written = pl.read_parquet(tmp_path / "steps.advantages" / "scaled.parquet")
-    assert written["advantage"].to_list() == pytest.approx([2 * value for value in RETURNS], rel=1e-6)
+    assert written["advantage"].to_list() == pytest.approx(
+        [2 * value for value in RETURNS], rel=1e-6
+    )
 
 
 def test_functions_that_are_not_estimators_are_reported() -> None:
@@ -77,24 +99,37 @@ def test_functions_that_are_not_estimators_are_reported() -> None:
     for name, line in (
         ("no_such_module:function", "No module named 'no_such_module'"),
         ("examples.own_estimator:no_such_function", "no_such_function"),
-        ("examples.own_estimator:__doc__", "expected a name, module:function, an Estimator or a function"),
+        (
+            "examples.own_estimator:__doc__",
+            "expected a name, module:function, an Estimator or a function",
+        ),
     ):
         with pytest.raises(InputError, match=line):
             get(name)
     with pytest.raises(InputError, match="registered already"):
         estimator("hgpo")(lambda steps: steps)
-    with pytest.raises(InputError, match=r"expected keyword-only parameters with defaults .* received 'strength'"):
+    with pytest.raises(
+        InputError, match=r"expected keyword-only parameters with defaults .* received 'strength'"
+    ):
         compute(TABLE, positional)
     for function, line in (
         (lambda steps: steps, r'a LazyFrame with advantage.*"advantage"'),
         (lambda steps: None, r"to return a LazyFrame.*NoneType"),
-        (lambda steps: steps.with_columns(advantage=pl.col("no_such")), r"from columns that it receives .*no_such"),
-        (lambda steps: steps.with_columns(advantage=pl.lit(float("nan"))), r"finite advantage.*, received nan.*'a'"),
+        (
+            lambda steps: steps.with_columns(advantage=pl.col("no_such")),
+            r"from columns that it receives .*no_such",
+        ),
+        (
+            lambda steps: steps.with_columns(advantage=pl.lit(float("nan"))),
+            r"finite advantage.*, received nan.*'a'",
+        ),
     ):
         with pytest.raises(InputError, match=line):
             compute(TABLE, function).collect()
     with pytest.raises(InputError, match=r"also in singleton groups.*, received None at task='b'"):
-        compute(TABLE.filter(task="b"), lambda steps: normalise(steps, "advantage", "return", within())).collect()
+        compute(
+            TABLE.filter(task="b"), lambda steps: normalise(steps, "advantage", "return", within())
+        ).collect()
 
 
 def test_entry_points_register_estimators_and_broken_ones_break_no_others(tmp_path: Path) -> None:

@@ -21,11 +21,19 @@ MEAN = PLAIN | {"mode": "mean_norm"}
 def table(trajectories, **scores):
     """Return a step table of one task: the rewards of each trajectory, and the columns of scores."""
     rows = [
-        {"task": "a", "trajectory": name, "step": step, "state": f"s{step % 2}", "reward": float(reward)}
+        {
+            "task": "a",
+            "trajectory": name,
+            "step": step,
+            "state": f"s{step % 2}",
+            "reward": float(reward),
+        }
         for name, rewards in trajectories.items()
         for step, reward in enumerate(rewards)
     ]
-    return pl.DataFrame(rows).with_columns(action_valid=True, **{name: pl.Series(scores[name]) for name in scores})
+    return pl.DataFrame(rows).with_columns(
+        action_valid=True, **{name: pl.Series(scores[name]) for name in scores}
+    )
 
 
 def values(frame, column="advantage"):
@@ -49,7 +57,12 @@ def test_empg_by_hand():
     assert values(found, "advantage_scale") == approx([4 / 3, 2 / 3, 2 / 3, 4 / 3], 1e-7)
     assert values(found, "advantage_bonus") == approx([0.1, 0, 0.2, 0], 1e-8)
     half = Fraction(1, 2)
-    terms = [half * 4 / 3 + Fraction(1, 10), half * 2 / 3, -half * 2 / 3 + Fraction(1, 5), -half * 4 / 3]
+    terms = [
+        half * 4 / 3 + Fraction(1, 10),
+        half * 2 / 3,
+        -half * 2 / 3 + Fraction(1, 5),
+        -half * 4 / 3,
+    ]
     assert values(found) == approx([term - sum(terms) / 4 for term in terms], 1e-7)
 
 
@@ -77,7 +90,8 @@ def test_the_batch_of_empg_is_an_iteration():
 # ---------------------------------------------------------------------------------------------------------------- hcapo
 
 LONG = {"x": [0, 0, 1], "y": [0]}
-RATIOS = [math.log(9), math.log(10), math.log(11), math.log(5)]  # of 9, 10 and 11 to their mean: 0.9, 1 and 1.1
+# of 9, 10 and 11 to their mean: 0.9, 1 and 1.1
+RATIOS = [math.log(9), math.log(10), math.log(11), math.log(5)]
 
 
 def test_hcapo_by_hand():
@@ -102,7 +116,9 @@ def test_hcapo_by_hand():
 
 def test_the_penalty_of_an_invalid_action_is_part_of_its_step():
     """Of lost rollouts, Q is -0.5, 0, 0 and 0, whose mean is -0.125; a successful rollout is not punished."""
-    steps = table(TWO, hindsight=[-1.0] * 4).with_columns(action_valid=pl.Series([False, True, True, True]))
+    steps = table(TWO, hindsight=[-1.0] * 4).with_columns(
+        action_valid=pl.Series([False, True, True, True])
+    )
     options = MEAN | {"invalid_action_penalty": 0.5, "gamma": 1.0}
     lost = steps.with_columns(reward=0.0)
     assert values(hcapo(lost, **options)) == approx([-0.375, 0.125, 0.125, 0.125])
@@ -118,7 +134,9 @@ def test_hcapo_clips_flattens_and_standardises():
     found = values(hcapo(steps, gamma=0.5, temperature=1.0, epsilon=0.0, **PLAIN))
     macro = 0.5 / statistics.stdev([0, 1])
     micro = [(each - statistics.mean(q)) / statistics.stdev(q) for each in q]
-    assert found == approx([macro + max(micro[0], 0), macro + micro[1], -macro + micro[2], -macro + micro[3]])
+    assert found == approx(
+        [macro + max(micro[0], 0), macro + micro[1], -macro + micro[2], -macro + micro[3]]
+    )
     # π^(1/2): 1 and √3, which are 1 - 0.2679 and 1 + 0.2679 of their mean.
     ratio = hcapo(steps, temperature=2.0, ratio_low=0.0, ratio_high=9.0, details=True)
     mean = (1 + math.sqrt(3)) / 2
@@ -137,8 +155,15 @@ def test_hcapo_of_equal_returns_of_one_rollout_and_of_responses_without_tokens()
     missing = hcapo(table(TWO, hindsight=[None, -4.0, None, None]), details=True)
     assert values(missing, "advantage_ratio") == [1.0] * 4
     # Log-probabilities whose exponentials are 0 in float64.
-    small = hcapo(table(TWO, hindsight=[-9e4, -9e4 - 1, -1.0, -1.0]), temperature=1.0, ratio_low=0, ratio_high=9)
-    large = hcapo(table(TWO, hindsight=[0.0, -1.0, -1.0, -1.0]), temperature=1.0, ratio_low=0, ratio_high=9)
+    small = hcapo(
+        table(TWO, hindsight=[-9e4, -9e4 - 1, -1.0, -1.0]),
+        temperature=1.0,
+        ratio_low=0,
+        ratio_high=9,
+    )
+    large = hcapo(
+        table(TWO, hindsight=[0.0, -1.0, -1.0, -1.0]), temperature=1.0, ratio_low=0, ratio_high=9
+    )
     assert values(small) == approx(values(large))
 
 
@@ -165,8 +190,16 @@ def tables(draw):
     for task in range(draw(st.integers(1, 2))):
         for rollout in range(draw(st.integers(1, 4))):
             for step in range(draw(st.integers(1, 5))):
-                row = {"task": f"{task}", "trajectory": f"{task}/{rollout}", "step": step, "action_valid": True}
-                row |= {"state": draw(st.sampled_from("st")), "reward": draw(st.sampled_from([0.0, 0.0, 1.0, -0.5]))}
+                row = {
+                    "task": f"{task}",
+                    "trajectory": f"{task}/{rollout}",
+                    "step": step,
+                    "action_valid": True,
+                }
+                row |= {
+                    "state": draw(st.sampled_from("st")),
+                    "reward": draw(st.sampled_from([0.0, 0.0, 1.0, -0.5])),
+                }
                 row |= {"hindsight": draw(SCORES), "entropy": draw(SCORES)}
                 rows.append(row)
     return draw(st.permutations(rows))
@@ -202,7 +235,9 @@ def test_hcapo_is_that_of_plain_python(rows, smoothing, micro):
         for row in members:
             ratio = 1.0
             if row["hindsight"] is not None:
-                ratio = min(max(math.exp(row["hindsight"] / 5) / statistics.fmean(scored), 0.8), 1.2)
+                ratio = min(
+                    max(math.exp(row["hindsight"] / 5) / statistics.fmean(scored), 0.8), 1.2
+                )
             row["R"] = total
             row["Q"] = ratio * 0.9 ** (len(members) - 1 - row["step"]) * total
         plain = [row["Q"] for row in members]
@@ -211,7 +246,9 @@ def test_hcapo_is_that_of_plain_python(rows, smoothing, micro):
     firsts = [row for row in ordered if row["step"] == 0]
     macro = deviations(firsts, lambda row: row["R"], lambda row: row["task"])
     of_trajectory = dict(zip((row["trajectory"] for row in firsts), macro, strict=True))
-    key = (lambda row: (row["task"], row["state"])) if micro == "state" else (lambda row: row["task"])
+    key = (
+        (lambda row: (row["task"], row["state"])) if micro == "state" else (lambda row: row["task"])
+    )
     expected = {}
     for row, term in zip(ordered, deviations(ordered, lambda row: row["Q"], key), strict=True):
         kept = max(term, 0.0) if row["R"] > 0 else term
@@ -219,7 +256,9 @@ def test_hcapo_is_that_of_plain_python(rows, smoothing, micro):
 
     steps = pl.DataFrame(rows, schema_overrides=TYPES).drop("R", "Q")
     found = values(hcapo(steps, gamma=0.9, smoothing=smoothing, micro=micro, **PLAIN))
-    assert found == pytest.approx([expected[row["trajectory"], row["step"]] for row in rows], abs=1e-9)
+    assert found == pytest.approx(
+        [expected[row["trajectory"], row["step"]] for row in rows], abs=1e-9
+    )
 
 
 @SOME
@@ -239,7 +278,9 @@ def test_empg_is_that_of_plain_python(rows, k, zeta):
         bonus = 0.0 if following is None else math.exp(-2 * (following - least) / spread)
         terms.append(episode * own + zeta * bonus)
     expected = [term - statistics.fmean(terms) for term in terms]
-    assert values(empg(steps, k=k, future_k=2.0, zeta=zeta, **PLAIN)) == pytest.approx(expected, abs=1e-9)
+    assert values(empg(steps, k=k, future_k=2.0, zeta=zeta, **PLAIN)) == pytest.approx(
+        expected, abs=1e-9
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- invalid scores
@@ -252,7 +293,9 @@ def test_tables_without_scores_are_refused_with_the_command(name):
     scores = get(name).scores
     reference = " --reference OTHER" if name == "progress" else ""
     command = f"hgpo score RUN --model MODEL -s {' -s '.join(scores)}{reference}$"
-    with pytest.raises(InputError, match=rf"the table has no `{scores[0]}`.*, which {name} reads; .* {command}"):
+    with pytest.raises(
+        InputError, match=rf"the table has no `{scores[0]}`.*, which {name} reads; .* {command}"
+    ):
         compute(table(TWO), name)
     assert name in names(scored=True)
     assert name not in names()

@@ -32,7 +32,12 @@ def tables(draw):
             step = 0
             for _ in range(draw(st.integers(1, 6))):
                 step += draw(st.sampled_from([1, 1, 1, 3]))
-                row = {"task": f"tâche {task}", "trajectory": f"{task}/{rollout}", "step": step, "state": draw(states)}
+                row = {
+                    "task": f"tâche {task}",
+                    "trajectory": f"{task}/{rollout}",
+                    "step": step,
+                    "state": draw(states),
+                }
                 row |= {"action": draw(st.sampled_from(["look", "go"]))}
                 row |= {"reward": draw(st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25]))}
                 rows.append(row | {"action_valid": draw(st.sampled_from([True, True, False]))})
@@ -50,27 +55,40 @@ def trajectories(rows):
 @SOME
 @given(tables(), st.integers(0, 7), CONTEXTS)
 def test_a_group_has_the_steps_with_the_same_context(rows, depth, context):
-    table = compute(pl.DataFrame(rows), "hgpo", history_length=depth, context=context, details=True).collect()
+    table = compute(
+        pl.DataFrame(rows), "hgpo", history_length=depth, context=context, details=True
+    ).collect()
     for k in range(depth + 1):
         contexts = {}
         for members in trajectories(rows):
             for t in range(k, len(members)):
                 past = [rows[i] for i in members[t - k : t + 1]]
-                actions = [row["action"] for row in past[:-1]] if context == "states_actions" else []
+                actions = (
+                    [row["action"] for row in past[:-1]] if context == "states_actions" else []
+                )
                 contexts[members[t]] = (past[0]["task"], *(row["state"] for row in past), *actions)
         size = Counter(contexts.values())
         expected = [size[contexts[i]] if i in contexts else None for i in range(len(rows))]
         assert table[f"advantage_size_k{k}"].to_list() == expected
-        assert [n is None or n == 1 for n in expected] == table[f"advantage_k{k}"].is_null().to_list()
+        assert [n is None or n == 1 for n in expected] == table[
+            f"advantage_k{k}"
+        ].is_null().to_list()
 
 
 @SOME
 @given(tables(), st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
        st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.1, 2.0]))  # fmt: skip
 def test_returns_are_discounted_sums(rows, penalty_at, returns, gamma, penalty):
-    p = {"penalty_at": penalty_at, "returns": returns, "gamma": gamma, "invalid_action_penalty": penalty}
+    p = {
+        "penalty_at": penalty_at,
+        "returns": returns,
+        "gamma": gamma,
+        "invalid_action_penalty": penalty,
+    }
     for name in ("return", "episode_score"):
-        steps = prepare(pl.DataFrame(rows), Parameters(reward_scale=2, precision="float64", **p), ())
+        steps = prepare(
+            pl.DataFrame(rows), Parameters(reward_scale=2, precision="float64", **p), ()
+        )
         computed = steps.collect().sort("(row)")[name]
         for members in trajectories(rows):
             cost = [0.0 if rows[i]["action_valid"] else penalty for i in members]
@@ -115,7 +133,11 @@ def test_other_columns_and_long_responses_change_rewards():
     long = {"overlong_penalty": 3.0, "overlong_limit": 512, "overlong_buffer": 128}
     assert rewards_of(steps, reward_scale=1.0, **long) == [1.0, 1.0, -1.5, -3.0, -3.0]
     for column, values, line in (
-        ("shorter", [0.5, None, 0.0, 0.0, 0.0], "expected finite numbers as well_formed and shorter, received null"),
+        (
+            "shorter",
+            [0.5, None, 0.0, 0.0, 0.0],
+            "expected finite numbers as well_formed and shorter, received null",
+        ),
         ("shorter", list("abcde"), "column shorter: expected numbers"),
     ):
         with pytest.raises(InputError, match=line):
@@ -125,19 +147,37 @@ def test_other_columns_and_long_responses_change_rewards():
 
 
 @SOME
-@given(tables(), st.sampled_from([0.0, 0.5, 2.0]), st.booleans(), st.sampled_from(["code", "paper"]), st.booleans())
+@given(
+    tables(),
+    st.sampled_from([0.0, 0.5, 2.0]),
+    st.booleans(),
+    st.sampled_from(["code", "paper"]),
+    st.booleans(),
+)
 def test_levels_are_weighted(rows, alpha, base_group, weights, skip):
-    p = {"alpha": alpha, "base_group": base_group, "weights": weights, "skip_zero_advantages": skip, "epsilon": 0.5}
+    p = {
+        "alpha": alpha,
+        "base_group": base_group,
+        "weights": weights,
+        "skip_zero_advantages": skip,
+        "epsilon": 0.5,
+    }
     table = compute(pl.DataFrame(rows), "hgpo", details=True, **p).collect()
     first = 1 if weights == "paper" and not base_group else 2
     w = {"episode": 1.0} if base_group else {}
     w |= {f"k{k}": (k + first) ** alpha for k in range(3)}
     for row in table.iter_rows(named=True):
-        levels = {name: row[f"advantage_{name}"] for name in w if row[f"advantage_{name}"] is not None}
+        levels = {
+            name: row[f"advantage_{name}"] for name in w if row[f"advantage_{name}"] is not None
+        }
         counted = {name: a for name, a in levels.items() if a or not skip}
         share = {name: w[name] / (sum(w[n] for n in counted) + 0.5) for name in counted}
-        assert {name: row[f"advantage_weight_{name}"] for name in w} == pytest.approx(dict.fromkeys(w, 0.0) | share)
-        assert row["advantage"] == pytest.approx(sum(share[name] * a for name, a in counted.items()), abs=1e-9)
+        assert {name: row[f"advantage_weight_{name}"] for name in w} == pytest.approx(
+            dict.fromkeys(w, 0.0) | share
+        )
+        assert row["advantage"] == pytest.approx(
+            sum(share[name] * a for name, a in counted.items()), abs=1e-9
+        )
 
 
 @SOME
@@ -149,17 +189,29 @@ def test_stored_hashes_and_texts_agree(rows, depth, context):
     values, defined = chain_columns(text_hashes(table["state"]), first, depth, actions)
     prefix = "history_hash_" if context == "states" else "context_hash_"
     stored = table.drop("state", "action").with_columns(
-        pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"{prefix}{k}") for k in range(depth + 1)
+        pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"{prefix}{k}")
+        for k in range(depth + 1)
     )
     p = {"history_length": depth, "context": context}
-    received, expected = (compute(each, "hgpo", **p).collect()["advantage"].to_list() for each in (stored, table))
+    received, expected = (
+        compute(each, "hgpo", **p).collect()["advantage"].to_list() for each in (stored, table)
+    )
     assert received == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-OBSERVATIONS = ("room", "Nothing happens.", "You heat the egg", "You turn on the lamp", "shelf", "desk")
+OBSERVATIONS = (
+    "room",
+    "Nothing happens.",
+    "You heat the egg",
+    "You turn on the lamp",
+    "shelf",
+    "desk",
+)
 ACTIONS = (["look"], ["look", "help"], ["go to desk 1"])
 EPISODES = st.lists(
-    st.lists(st.tuples(st.sampled_from(OBSERVATIONS), st.sampled_from(ACTIONS)), min_size=1, max_size=9),
+    st.lists(
+        st.tuples(st.sampled_from(OBSERVATIONS), st.sampled_from(ACTIONS)), min_size=1, max_size=9
+    ),
     min_size=1,
     max_size=5,
 )
@@ -172,15 +224,26 @@ def expected_nodes(episode: list[tuple[str, list[str]]]) -> list[object]:
     for observation, actions in episode[1:]:
         if not observation.startswith("Nothing happens"):
             happened.append((observation, [action for action in actions if action != "help"]))
-        hidden = len(happened) > 1 and happened[-2][0].startswith(("You heat", "You cool", "You clean", "You turn on"))
-        nodes.append(happened[-2:] if hidden else happened[-1:] or ("the first prompt", episode[0][0]))
+        hidden = len(happened) > 1 and happened[-2][0].startswith(
+            ("You heat", "You cool", "You clean", "You turn on")
+        )
+        nodes.append(
+            happened[-2:] if hidden else happened[-1:] or ("the first prompt", episode[0][0])
+        )
     return nodes
 
 
 @given(EPISODES)
-def test_nodes_are_equal_where_the_rule_requires_it(episodes: list[list[tuple[str, list[str]]]]) -> None:
+def test_nodes_are_equal_where_the_rule_requires_it(
+    episodes: list[list[tuple[str, list[str]]]],
+) -> None:
     rows = [
-        {"trajectory_key": number, "first": not step, "state": observation, "admissible_actions": actions}
+        {
+            "trajectory_key": number,
+            "first": not step,
+            "state": observation,
+            "admissible_actions": actions,
+        }
         for number, episode in enumerate(episodes)
         for step, (observation, actions) in enumerate(episode)
     ]
@@ -215,4 +278,6 @@ def test_hgpo_and_statistics_compare_nodes_too() -> None:
     )
     assert plain["advantage_size_k0"].to_list() == [2, 1, 1, 1, 2, 1]
     assert nodes["advantage_size_k0"].to_list() == [2, 2, 2, 1, 2, 1]
-    assert statistics(table, state_key="alfworld-nodes", reward="success").levels["shared"][0] == 4 / 6
+    assert (
+        statistics(table, state_key="alfworld-nodes", reward="success").levels["shared"][0] == 4 / 6
+    )

@@ -12,7 +12,12 @@ from command import environment, python
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
 from hgpo_train.advantages import compute, compute_many, get, names
-from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata, write_advantages
+from hgpo_train.advantages.advantage_tables import (
+    fingerprint,
+    join_advantages,
+    read_metadata,
+    write_advantages,
+)
 from hgpo_train.advantages.windows import mean, normalise, within
 
 
@@ -38,7 +43,8 @@ def walks(tasks: int = 12, rollouts: int = 6, seed: int = 0) -> pl.DataFrame:
         pl.DataFrame(columns)
         .with_columns(lists)
         .with_columns(
-            pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(5)
+            pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}")
+            for k in range(5)
         )
     )
 
@@ -47,7 +53,9 @@ def same(frame: pl.DataFrame, other: pl.DataFrame, column: str = "advantage") ->
     """Return whether two columns differ by at most 1e-12, and have equal zeros and nulls."""
     one = frame[column]
     two = other[column]
-    zeros = (one == 0).equals((two == 0).alias(one.name)) and one.is_null().equals(two.is_null().alias(one.name))
+    zeros = (one == 0).equals((two == 0).alias(one.name)) and one.is_null().equals(
+        two.is_null().alias(one.name)
+    )
     return zeros and float(abs(one - two).max() or 0) <= 1e-12
 
 
@@ -71,17 +79,31 @@ def test_invalid_rows_are_named(name: str) -> None:
     place = "at task='a', trajectory='y', step="
     for value in (float("nan"), float("inf"), None):
         table = SCORED.with_columns(reward=pl.Series([0.0, 1.0, value, 0.0]))
-        with pytest.raises(InputError, match=rf"^expected a finite number as reward, received .* {place}0$"):
+        with pytest.raises(
+            InputError, match=rf"^expected a finite number as reward, received .* {place}0$"
+        ):
             compute(table, name).collect()
-    with pytest.raises(InputError, match=f"expected a value as action_valid, received null {place}1"):
-        compute(SCORED.with_columns(action_valid=pl.Series([True, True, True, None])), name).collect()
-    with pytest.raises(InputError, match=f"expected each step of a trajectory once, received step 1 again {place}1"):
+    with pytest.raises(
+        InputError, match=f"expected a value as action_valid, received null {place}1"
+    ):
+        compute(
+            SCORED.with_columns(action_valid=pl.Series([True, True, True, None])), name
+        ).collect()
+    with pytest.raises(
+        InputError, match=f"expected each step of a trajectory once, received step 1 again {place}1"
+    ):
         compute(pl.concat([SCORED, SCORED.tail(1)]), name).collect()
-    with pytest.raises(InputError, match=r"trajectory in one task and group .*, received y at task='b', traj.*'y'"):
+    with pytest.raises(
+        InputError, match=r"trajectory in one task and group .*, received y at task='b', traj.*'y'"
+    ):
         compute(SCORED.with_columns(task=pl.Series(["a", "a", "a", "b"])), name).collect()
-    with pytest.raises(InputError, match="column state_hash: expected int64, received UInt64; convert it with"):
+    with pytest.raises(
+        InputError, match="column state_hash: expected int64, received UInt64; convert it with"
+    ):
         compute(SMALL.with_columns(state_hash=pl.col("state").hash()), "hgpo")
-    with pytest.raises(InputError, match=r"^state key: expected .*, which raised TypeError: .* for '"):
+    with pytest.raises(
+        InputError, match=r"^state key: expected .*, which raised TypeError: .* for '"
+    ):
         compute(SMALL, "hgpo", state_key="math:sqrt").collect()
     with pytest.raises(InputError, match="the step table has no rows"):
         compute(SCORED.clear(), name).collect()
@@ -90,7 +112,9 @@ def test_invalid_rows_are_named(name: str) -> None:
 def test_an_invalid_row_of_an_unsorted_table_is_named() -> None:
     table = SMALL.with_columns(state=pl.Series(["s", "t", "s", None]))[[3, 2, 1, 0]]
     for parameters in ({}, {"similarity": True}):
-        with pytest.raises(InputError, match="a value as state, received null at task='a', trajectory='y', step=1"):
+        with pytest.raises(
+            InputError, match="a value as state, received null at task='a', trajectory='y', step=1"
+        ):
             compute(table, "gigpo", **parameters).collect()
 
 
@@ -98,7 +122,10 @@ def test_wrong_columns_and_parameters_are_reported() -> None:
     for column in SMALL.drop("action").columns:
         with pytest.raises(InputError, match=f"`{column}(_id)?`"):
             compute(SMALL.drop(column), "hgpo")
-    assert compute(SMALL.drop("action_valid"), "hgpo", invalid_action_penalty=0.0).collect().height == 4
+    assert (
+        compute(SMALL.drop("action_valid"), "hgpo", invalid_action_penalty=0.0).collect().height
+        == 4
+    )
     cases: list[tuple[str, str, dict[str, object]]] = [
         ("did you mean 'graphgpo'", "graphpo", {}),
         ("did you mean 'history_length'", "hgpo", {"history_lenght": 2}),
@@ -116,11 +143,26 @@ def test_wrong_columns_and_parameters_are_reported() -> None:
         with pytest.raises(InputError, match=line):
             compute(SMALL, name, **parameters).collect()
     for table, line in (
-        (SMALL.with_columns(pl.col("step").cast(pl.Float64)), "column step: expected integers, received Float64"),
-        (SMALL.with_columns(pl.col("reward").cast(pl.String)), "column reward: expected numbers, received String"),
-        (SMALL.with_columns(action_valid=pl.lit("yes")), "column action_valid: expected booleans, received String"),
-        (SMALL.with_columns(aborted=pl.lit("no")), "column aborted: expected booleans, received String"),
-        (SMALL.with_columns(pl.concat_list("state")), r"column state: expected texts, received List\(String\)"),
+        (
+            SMALL.with_columns(pl.col("step").cast(pl.Float64)),
+            "column step: expected integers, received Float64",
+        ),
+        (
+            SMALL.with_columns(pl.col("reward").cast(pl.String)),
+            "column reward: expected numbers, received String",
+        ),
+        (
+            SMALL.with_columns(action_valid=pl.lit("yes")),
+            "column action_valid: expected booleans, received String",
+        ),
+        (
+            SMALL.with_columns(aborted=pl.lit("no")),
+            "column aborted: expected booleans, received String",
+        ),
+        (
+            SMALL.with_columns(pl.concat_list("state")),
+            r"column state: expected texts, received List\(String\)",
+        ),
         (compute(SMALL, "hgpo"), "already has a column 'advantage'"),
     ):
         with pytest.raises(InputError, match=line):
@@ -132,14 +174,18 @@ def test_depths_beyond_the_stored_hashes_require_states() -> None:
     with pytest.raises(InputError, match="the table has no `state`"):
         compute(table.drop("state_hash"), "hgpo", history_length=6)
     deep = compute(table, "hgpo", history_length=6).collect()
-    derived = compute(table.select(pl.exclude("^history_hash.*$")), "hgpo", history_length=6).collect()
+    derived = compute(
+        table.select(pl.exclude("^history_hash.*$")), "hgpo", history_length=6
+    ).collect()
     assert same(deep, derived)
 
 
 def test_equal_names_in_two_runs_are_two_trajectories() -> None:
     runs = [SMALL.with_columns(run=pl.lit(run)) for run in ("one", "two")]
     both = compute(pl.concat(runs), "hgpo").collect()
-    assert both["advantage"].to_list() == compute(SMALL, "hgpo").collect()["advantage"].to_list() * 2
+    assert (
+        both["advantage"].to_list() == compute(SMALL, "hgpo").collect()["advantage"].to_list() * 2
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,9 +195,16 @@ def test_rewards_that_are_too_large_are_reported_in_one_line(name: str) -> None:
         for precision in ("float64", "mixed"):
             table = SCORED.with_columns(reward=pl.Series([size, size, 0.0, 0.0]))
             try:
-                assert compute(table, name, precision=precision).collect()["advantage"].is_finite().all()
+                assert (
+                    compute(table, name, precision=precision)
+                    .collect()["advantage"]
+                    .is_finite()
+                    .all()
+                )
             except InputError as error:
-                if not re.fullmatch(r"expected a finite .*, received .* at task='a', .*, step=\d", str(error)):
+                if not re.fullmatch(
+                    r"expected a finite .*, received .* at task='a', .*, step=\d", str(error)
+                ):
                     raise
 
 
@@ -166,7 +219,9 @@ def in_a_process(code: str, *arguments: object, threads: int) -> str:
 def test_an_invalid_row_is_reported_on_a_single_thread(engine: str, tmp_path: Path) -> None:
     """An invalid row's names are read by a second query inside the first, which must not wait for its thread."""
     bad = pl.when(pl.int_range(pl.len()) == 1000).then(float("nan")).otherwise("reward")
-    walks(tasks=40).with_columns(reward=bad).write_parquet(tmp_path / "steps.parquet", row_group_size=100)
+    walks(tasks=40).with_columns(reward=bad).write_parquet(
+        tmp_path / "steps.parquet", row_group_size=100
+    )
     code = (
         "import polars as pl, sys; from hgpo_train.advantages import compute\n"
         "from hgpo_envs.errors import InputError\n"
@@ -175,7 +230,10 @@ def test_an_invalid_row_is_reported_on_a_single_thread(engine: str, tmp_path: Pa
     )
     output = in_a_process(code, tmp_path / "steps.parquet", engine, threads=1)
     row = walks(tasks=40).row(1000, named=True)
-    assert f"received nan at run='walks', iteration={row['iteration']}, task_id='{row['task_id']}'" in output
+    assert (
+        f"received nan at run='walks', iteration={row['iteration']}, task_id='{row['task_id']}'"
+        in output
+    )
     assert output.endswith(f"trajectory='{row['trajectory']}', step={row['step']}\n")
 
 
@@ -208,20 +266,33 @@ def test_threads_do_not_change_results(tmp_path: Path) -> None:
 
 def test_equal_values_are_exactly_zero_and_others_keep_their_digits() -> None:
     """Three equal values whose float64 mean is not exactly their value, and values far from 0 that differ little."""
-    steps = pl.LazyFrame({"task_key": [1, 1, 1, 2, 2, 2], "x": [0.1, 0.1, 0.1, 1e9, 1e9 + 1, 1e9 + 2]})
+    steps = pl.LazyFrame(
+        {"task_key": [1, 1, 1, 2, 2, 2], "x": [0.1, 0.1, 0.1, 1e9, 1e9 + 1, 1e9 + 2]}
+    )
     for mode in ("mean_std_norm", "mean_norm"):
         for epsilon in (0.0, 1e-6):
-            found = normalise(steps, "a", "x", within(), mode=mode, epsilon=epsilon, ddof=1).collect()["a"]
+            found = normalise(
+                steps, "a", "x", within(), mode=mode, epsilon=epsilon, ddof=1
+            ).collect()["a"]
             assert found.to_list() == pytest.approx([0, 0, 0, -1, 0, 1], abs=2e-6)
             assert (found[:3] == 0).all()
-    assert mean(steps, "m", "x", within()).collect()["m"].to_list() == [0.1, 0.1, 0.1, 1e9 + 1, 1e9 + 1, 1e9 + 1]
+    assert mean(steps, "m", "x", within()).collect()["m"].to_list() == [
+        0.1,
+        0.1,
+        0.1,
+        1e9 + 1,
+        1e9 + 1,
+        1e9 + 1,
+    ]
 
 
 def test_values_that_are_not_finite_are_never_used() -> None:
     for value in (float("nan"), float("inf"), -float("inf")):
         steps = pl.LazyFrame({"task_key": [1, 1, 1, 2, 2], "x": [1.0, value, 2.0, 3.0, 4.0]})
         for mode in ("mean_std_norm", "mean_norm"):
-            found = mean(normalise(steps, "a", "x", within(), mode=mode), "m", "x", within()).collect()
+            found = mean(
+                normalise(steps, "a", "x", within(), mode=mode), "m", "x", within()
+            ).collect()
             assert not found[:3].select(pl.col("a", "m").is_finite().any()).to_series().any()
             assert found[3:].select(pl.col("a", "m").is_finite().all()).row(0) == (True, True)
 
@@ -231,7 +302,8 @@ def test_only_needed_columns_are_read_and_filters_are_pushed_down(tmp_path: Path
     steps = pl.scan_parquet(tmp_path / "steps.parquet").filter(pl.col("iteration") == 3)
     plan = compute(steps, "hgpo").select("advantage")
     assert 'SELECTION: col("iteration") == 3' in plan.explain()
-    assert int(re.search(r"PROJECT (\d+)/\d+ COLUMNS", plan.explain())[1]) == 11  # 6 names, reward, flag, 3 histories
+    # 6 names, reward, flag, 3 histories
+    assert int(re.search(r"PROJECT (\d+)/\d+ COLUMNS", plan.explain())[1]) == 11
     assert plan.collect().height == steps.select(pl.len()).collect().item()
 
 
@@ -239,11 +311,16 @@ def test_only_needed_columns_are_read_and_filters_are_pushed_down(tmp_path: Path
 def test_aborted_rollouts_are_left_out(name: str) -> None:
     table = walks()
     broken = table["trajectory"].unique(maintain_order=True)[3]
-    last = (pl.col("trajectory") == broken) & (pl.col("step") == pl.col("step").max().over("trajectory"))
+    last = (pl.col("trajectory") == broken) & (
+        pl.col("step") == pl.col("step").max().over("trajectory")
+    )
     anything = pl.when(last).then(float("nan")).otherwise("reward")  # in aborted rows
     flagged = table.with_columns(aborted=last, reward=anything)
     result = compute(flagged, name).collect()
-    assert result.filter(trajectory=broken)["advantage"].null_count() == table.filter(trajectory=broken).height
+    assert (
+        result.filter(trajectory=broken)["advantage"].null_count()
+        == table.filter(trajectory=broken).height
+    )
     others = compute(table.filter(pl.col("trajectory") != broken), name).collect()
     assert same(result.filter(pl.col("trajectory") != broken), others)
     nothing = compute(SCORED.with_columns(aborted=pl.lit(value=True)), name, details=True).collect()
@@ -254,14 +331,22 @@ def test_state_keys_ignore_stored_hashes() -> None:
     """A counter makes all states different; without it, they are those of a table that never had one."""
     plain = SMALL.with_columns(next_state=pl.Series([None, "end", None, "end"]))
     count = pl.format("{} (move {})", pl.col("state"), pl.int_range(pl.len()))
-    noisy = plain.with_columns(state=count, next_state=pl.format("{} (move 7)", "next_state"), state_hash=count.hash())
+    noisy = plain.with_columns(
+        state=count, next_state=pl.format("{} (move 7)", "next_state"), state_hash=count.hash()
+    )
     noisy = noisy.with_columns(pl.col("state_hash").reinterpret(signed=True))
     noisy = noisy.with_columns(history_hash_0="state_hash", next_state_hash="state_hash")
     for name in ("hgpo", "gigpo", "g2po", "graphgpo"):
-        want = compute(plain.with_columns(pl.col("state", "next_state") + " (move #)"), name).collect()
+        want = compute(
+            plain.with_columns(pl.col("state", "next_state") + " (move #)"), name
+        ).collect()
         assert same(compute(noisy, name, state_key="mask-numbers").collect(), want)
         assert not same(compute(noisy, name).collect(), want)
-    upper = compute(plain.with_columns(pl.col("state").str.to_uppercase()), "hgpo", state_key=f"{__name__}:lower")
+    upper = compute(
+        plain.with_columns(pl.col("state").str.to_uppercase()),
+        "hgpo",
+        state_key=f"{__name__}:lower",
+    )
     assert same(upper.collect(), compute(plain, "hgpo").collect())
 
 

@@ -11,8 +11,21 @@ PLAIN = {"gamma": 1.0, "reward_scale": 1.0, "invalid_action_penalty": 0.0}
 
 
 def step(trajectory, number, state, reward=0.0, parent=None, branch_step=None, **columns):
-    named = {"trajectory": trajectory, "step": number, "parent": parent, "branch_step": branch_step, "reward": reward}
-    return {"task": "t", "state": state, "action": f"{trajectory}{number}", "action_valid": True, **named, **columns}
+    named = {
+        "trajectory": trajectory,
+        "step": number,
+        "parent": parent,
+        "branch_step": branch_step,
+        "reward": reward,
+    }
+    return {
+        "task": "t",
+        "state": state,
+        "action": f"{trajectory}{number}",
+        "action_valid": True,
+        **named,
+        **columns,
+    }
 
 
 A = [step("a", 0, "s"), step("a", 1, "t")]  # lost
@@ -29,8 +42,10 @@ TREE = pl.DataFrame(A + B + C)
         ("carl", {"tree_weights": True}, [-0.25, -0.25, 0.25, 0.25]),
         ("carl", {"fresh": True}, [-0.5, 0.0, 0.5, 0.0]),
         ("tree_loo", {}, [-0.5, -0.5, 0.5, 0.5]),  # -1 and 1 at the branch, each of weight 1/2
-        ("tree_loo", {"fresh": True}, [-1.0, -1.0, 1.0, 1.0]),  # a single fresh branch is its own score
-        ("tree_grpo", {"mode": "mean_norm"}, [-0.25, -0.375, 0.25, 0.125]),  # leaves 0, 1 of weight 1/2, and 1
+        # a single fresh branch is its own score
+        ("tree_loo", {"fresh": True}, [-1.0, -1.0, 1.0, 1.0]),
+        # leaves 0, 1 of weight 1/2, and 1
+        ("tree_grpo", {"mode": "mean_norm"}, [-0.25, -0.375, 0.25, 0.125]),
         ("tree_hgpo", {"mode": "mean_norm", "history_length": 0}, [-0.25, -0.25, 0.25, 0.25]),
     ],
 )
@@ -43,15 +58,25 @@ def test_values_by_hand(name, parameters, expected):
 
 def test_a_penalty_among_equal_scores_is_not_divided_by_epsilon():
     """All leaves have the score 0, and the invalid action of a's first row has its penalty of 0.1 and nothing else."""
-    rows = [row | {"reward": 0.0, "action_valid": row["trajectory"] != "a" or row["step"] != 0} for row in A + B + C]
+    rows = [
+        row | {"reward": 0.0, "action_valid": row["trajectory"] != "a" or row["step"] != 0}
+        for row in A + B + C
+    ]
     for penalty, expected in ((0.1, [-0.1, 0.0, 0.0, 0.0]), (0.0, [0.0] * 4)):
-        found = compute(pl.DataFrame(rows), "tree_grpo", **PLAIN | {"invalid_action_penalty": penalty}).collect()
+        found = compute(
+            pl.DataFrame(rows), "tree_grpo", **PLAIN | {"invalid_action_penalty": penalty}
+        ).collect()
         assert found["advantage"].to_list() == expected
 
 
 def test_a_discount_and_branches_of_branches():
     """With γ = 1/2: V at d's node is (0 + 2) / 2 = 1, so Q of c1 is 1/2 · 1, V at c's node 1/4, and Q of a0 1/8."""
-    rows = [*A, step("c", 1, "t", 0.0, "a", 1), step("c", 2, "u", 0.0, "a", 1), step("d", 2, "u", 2.0, "c", 2)]
+    rows = [
+        *A,
+        step("c", 1, "t", 0.0, "a", 1),
+        step("c", 2, "u", 0.0, "a", 1),
+        step("d", 2, "u", 2.0, "c", 2),
+    ]
     result = compute(pl.DataFrame(rows), "carl", **{**PLAIN, "gamma": 0.5}, details=True).collect()
     assert result["advantage"].to_list() == [0.0, -0.25, 0.25, -1.0, 1.0]
     assert result["advantage_weight"].to_list() == [1.0, 0.5, 0.5, 0.25, 0.25]
@@ -61,7 +86,9 @@ def test_a_discount_and_branches_of_branches():
 
 @pytest.mark.parametrize("name", ["grpo", "hgpo", "rloo", "turn"])
 def test_estimators_of_rollouts_refuse_branches(name):
-    with pytest.raises(InputError, match=r"1 trajectories are branches.*use carl, tree_loo, tree_grpo or tree_hgpo"):
+    with pytest.raises(
+        InputError, match=r"1 trajectories are branches.*use carl, tree_loo, tree_grpo or tree_hgpo"
+    ):
         compute(TREE, name).collect()
     with pytest.raises(InputError, match="expected step 1 of its parent 'a' in the table"):
         compute(TREE.filter(pl.col("trajectory") != "a"), "carl").collect()
@@ -86,7 +113,9 @@ def test_without_branches_they_are_the_estimators_of_rollouts(name, plain, param
         for at in range(number + 1)
     ]
     steps = pl.DataFrame(rows, schema_overrides={"parent": pl.String, "branch_step": pl.Int32})
-    expected = compute(steps, plain, gamma=1.0, precision="float64", **parameters).collect()["advantage"]
+    expected = compute(steps, plain, gamma=1.0, precision="float64", **parameters).collect()[
+        "advantage"
+    ]
     received = compute(steps, name, gamma=1.0, precision="float64").collect()["advantage"]
     assert received.to_list() == pytest.approx(expected.to_list(), rel=1e-9, abs=1e-12)
 
@@ -115,7 +144,18 @@ def played(rng, trial, name, actions, parent=None, at=None):
     for number in range(begin, 3):
         ones = sum(actions[:number])
         reward = float(won and number == 2)
-        rows.append(step(f"{trial}{name}", number, f"{number} {ones}", reward, parent, at, task=str(trial), ones=ones))
+        rows.append(
+            step(
+                f"{trial}{name}",
+                number,
+                f"{number} {ones}",
+                reward,
+                parent,
+                at,
+                task=str(trial),
+                ones=ones,
+            )
+        )
         rows[-1]["action"] = str(actions[number])
     return rows, actions, won
 
@@ -153,7 +193,8 @@ def by_chance(trial, won, other):
 
 
 def by_outcome(trial, won, other):
-    return 1 + trial % 2 if not won and other else 0  # to find out where the lost rollout went wrong
+    # to find out where the lost rollout went wrong
+    return 1 + trial % 2 if not won and other else 0
 
 
 @pytest.mark.slow
@@ -173,7 +214,13 @@ def test_weighted_steps_give_the_policy_gradient():
     steps = trees(by_chance)
     result = compute(steps, "tree_loo", **PLAIN).collect()
     score = pl.col("advantage") * (pl.col("action").cast(pl.Float64) - ONE)
-    reach = {(0, 0): 1.0, (1, 0): 1 - ONE, (1, 1): ONE, (2, 0): (1 - ONE) ** 2, (2, 1): 2 * ONE * (1 - ONE)}
+    reach = {
+        (0, 0): 1.0,
+        (1, 0): 1 - ONE,
+        (1, 1): ONE,
+        (2, 0): (1 - ONE) ** 2,
+        (2, 1): 2 * ONE * (1 - ONE),
+    }
     reach[2, 2] = ONE**2
     for (at, ones), probability in reach.items():
         here = (pl.col("step") == at) & (pl.col("ones") == ones)

@@ -43,7 +43,9 @@ def test_processes_write_the_same_table(run: Path, tmp_path: Path) -> None:
     """Rows of a group are never divided, nor those of a batch where an estimator needs them."""
     for processes in (1, 2, 3):
         out = tmp_path / str(processes)
-        rows = write_advantages(run, specs("hgpo", "gigpo"), out, processes=processes, chunk_rows=ROWS)
+        rows = write_advantages(
+            run, specs("hgpo", "gigpo"), out, processes=processes, chunk_rows=ROWS
+        )
         assert rows == scan_steps(run).select(pl.len()).collect().item()
         table = pl.read_parquet(out)
         assert all(agrees(run, table, name) for name in ("hgpo", "gigpo"))
@@ -58,7 +60,17 @@ def test_a_killed_process_leaves_nothing(run: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     steps = scan_steps(run).collect()
     once = f"once {steps['trajectory'][steps.height // 2]}"
-    command = ("advantages", run, "-e", "own:killed", "--chunk-rows", ROWS, "--out", "out", "--processes")
+    command = (
+        "advantages",
+        run,
+        "-e",
+        "own:killed",
+        "--chunk-rows",
+        ROWS,
+        "--out",
+        "out",
+        "--processes",
+    )
     (tmp_path / "fault").write_text(once)
     assert hgpo(tmp_path, *command, 1).returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
@@ -89,7 +101,11 @@ def test_ray_and_object_stores(run: Path, tmp_path: Path) -> None:
         for source, out, line in (
             ("s3://bucket/nothing", ["--out", "s3://bucket/x"], "error: s3://bucket/nothing"),
             ("s3://bucket/run", ["--out", "s3://nowhere/x"], "error: s3://nowhere/x"),
-            ("s3://bucket/run", [], "error: s3://bucket/run: expected --out with the path or URL of the table"),
+            (
+                "s3://bucket/run",
+                [],
+                "error: s3://bucket/run: expected --out with the path or URL of the table",
+            ),
         ):
             done = hgpo(tmp_path, "advantages", source, *out, **store)
             assert done.returncode == 2
@@ -119,4 +135,6 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
         )
         peaks.append(int(python(code, tmp_path / "steps.parquet", copies).stdout))
     assert peaks[1] <= 1.25 * peaks[0]
-    assert read_metadata(tmp_path / "steps.parquet.out")["columns"]["advantage"]["estimator"] == "hgpo"
+    assert (
+        read_metadata(tmp_path / "steps.parquet.out")["columns"]["advantage"]["estimator"] == "hgpo"
+    )

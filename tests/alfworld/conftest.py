@@ -15,7 +15,10 @@ def bundled():
 @pytest.fixture(scope="session")
 def golden_games(shared, tmp_path_factory):
     """Return the folder of 30 recorded games, generated from the alfworld package's layouts and rules."""
-    return unpacked(shared / "golden/alfworld/generated-games.tar.xz", tmp_path_factory.mktemp("golden") / "games")
+    return unpacked(
+        shared / "golden/alfworld/generated-games.tar.xz",
+        tmp_path_factory.mktemp("golden") / "games",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,9 @@ from hgpo_envs.alfworld.generation.problem import game_data
 from hgpo_envs.alfworld.generation.store import GeneratedStore, walkthrough
 from tools.alfworld_survey import survey
 
-drafts = st.builds(draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(-(2**80), 2**80))
+drafts = st.builds(
+    draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(-(2**80), 2**80)
+)
 
 
 @pytest.mark.slow
@@ -52,11 +54,16 @@ def test_the_fixed_part_of_a_room_is_in_every_game(game):
     where = load_rooms().where[room_kind(room.scene)]
     for thing in game.things:
         kinds = {room.receptacles[i].kind for i in thing.lies_on}
-        assert not kinds or any(thing.kind in holds.get(kind, ()) or kind in where[thing.kind] for kind in kinds)
+        assert not kinds or any(
+            thing.kind in holds.get(kind, ()) or kind in where[thing.kind] for kind in kinds
+        )
 
 
 def test_splits_have_disjoint_tasks_and_unseen_rooms():
-    tasks = {split: {task for kind in TASK_TYPES for task in possible_tasks(split, kind)} for split in SPLITS}
+    tasks = {
+        split: {task for kind in TASK_TYPES for task in possible_tasks(split, kind)}
+        for split in SPLITS
+    }
     assert all(tasks.values())
     assert not tasks["train"] & tasks["valid_seen"]
     assert {task.scene for task in tasks["valid_unseen"]} <= UNSEEN
@@ -67,14 +74,19 @@ def test_splits_have_disjoint_tasks_and_unseen_rooms():
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
-    games = [[json.dumps(game_data(draft_game("train", i, seed))) for i in range(12)] for seed in (1, 1, 2)]
+    games = [
+        [json.dumps(game_data(draft_game("train", i, seed))) for i in range(12)]
+        for seed in (1, 1, 2)
+    ]
     assert games[0] == games[1]
     assert not set(games[0]) & set(games[2])
 
 
 def test_bundled_set(bundled):
     for split in SPLITS:
-        assert {bundled.task(task_id).task_type for task_id in bundled.ids(split)} == set(TASK_TYPES)
+        assert {bundled.task(task_id).task_type for task_id in bundled.ids(split)} == set(
+            TASK_TYPES
+        )
     assert bundled.store.path.stat().st_size < 1_000_000
 
 
@@ -88,7 +100,10 @@ def test_bundled_pack_is_rebuilt_byte_for_byte(bundled, tmp_path):
         ours = PackStore(rebuilt)
         theirs = bundled.store
         assert ours.ids() == theirs.ids()
-        assert all(ours.read(i) == theirs.read(i) and ours.trajectory(i) == theirs.trajectory(i) for i in ours.ids())
+        assert all(
+            ours.read(i) == theirs.read(i) and ours.trajectory(i) == theirs.trajectory(i)
+            for i in ours.ids()
+        )
     else:
         assert rebuilt.read_bytes() == bundled.store.path.read_bytes()
 
@@ -96,7 +111,9 @@ def test_bundled_pack_is_rebuilt_byte_for_byte(bundled, tmp_path):
 def shape(data):
     """Return a game's goal without the names of its types."""
     goal = data["pddl_problem"].split("(:goal", 1)[1].lower()
-    parts = re.sub(r"\b[a-z]+type\b(?=\))", "T", goal).replace(")", " ) ").replace("(", " ( ").split()
+    parts = (
+        re.sub(r"\b[a-z]+type\b(?=\))", "T", goal).replace(")", " ) ").replace("(", " ( ").split()
+    )
     return " ".join(parts).rstrip(" )")
 
 
@@ -104,7 +121,9 @@ def test_goals_equal_those_of_the_originals_goal_library(golden_games):
     golden = ALFWorldSource(golden_games)
     expected = {golden.task(i).task_type: shape(golden.read(i)) for i in golden.ids("all")}
     games = [game_data(draft_game("train", number, 3)) for number in range(len(TASK_TYPES))]
-    assert {task_type: shape(data) for task_type, data in zip(TASK_TYPES, games, strict=True)} == expected
+    assert {
+        task_type: shape(data) for task_type, data in zip(TASK_TYPES, games, strict=True)
+    } == expected
 
 
 def test_domain_and_grammar_equal_the_originals(golden_games):
@@ -137,7 +156,9 @@ def test_rooms_and_frequencies_are_reproduced_by_the_survey(official, original_p
     from pathlib import Path
 
     command = "import alfworld.gen, os; print(os.path.dirname(alfworld.gen.__file__))"
-    found = subprocess.run([original_python, "-c", command], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [original_python, "-c", command], capture_output=True, text=True, check=True
+    )
     layouts = Path(found.stdout.splitlines()[-1]) / "layouts"
     packed = files("hgpo_envs.alfworld").joinpath("bundled", "rooms.json.gz").read_bytes()
     assert survey(layouts, official / "json_2.1.1") == gzip.decompress(packed).decode()

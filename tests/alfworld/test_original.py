@@ -26,7 +26,12 @@ def run(python: str, *arguments: str, **given: Any) -> str:
     """Run code in the original's interpreter with this checkout; `given` is its standard input as JSON."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [python, *arguments], input=json.dumps(given), capture_output=True, text=True, env=environment, cwd=ROOT
+        [python, *arguments],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
@@ -42,7 +47,9 @@ print(json.dumps(report))
 """
 
 
-@pytest.mark.parametrize("data", [pytest.param(name, marks=slow) for name in ("bundled", "official")])
+@pytest.mark.parametrize(
+    "data", [pytest.param(name, marks=slow) for name in ("bundled", "official")]
+)
 def test_walks_agree(data, original_python):
     where = None if data == "bundled" else str(ROOT / "tests/alfworld/official.pack")
     seed = random.SystemRandom().randrange(10**6)
@@ -76,15 +83,25 @@ print(json.dumps(found))
 @pytest.mark.original
 def test_the_same_games_are_listed(original_python, tmp_path):
     """The original's environment finds the written games, except those that both skip."""
-    ids = [BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in range(4)]
+    ids = [
+        BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in range(4)
+    ]
     write_folder(BUNDLED, ids, tmp_path)
     places = [tmp_path / "json_2.1.1" / task for task in ids]
-    for place, changed in ((places[0], {"solvable": False}), (places[5], {"solvable": None}), (places[6], None)):
+    for place, changed in (
+        (places[0], {"solvable": False}),
+        (places[5], {"solvable": None}),
+        (places[6], None),
+    ):
         file = json.loads((place / "game.tw-pddl").read_text())
         file.pop("solvable")
         (place / "game.tw-pddl").write_text(json.dumps(file | (changed or {})))
-    places[1].parent.rename(places[1].parent.with_name("pick_and_place_with_movable_recep-Cup-Bowl-Shelf-1"))
-    places[9].parent.rename(places[9].parent.with_name("pick_and_place_simple-AppleSliced-None-Fridge-1"))
+    places[1].parent.rename(
+        places[1].parent.with_name("pick_and_place_with_movable_recep-Cup-Bowl-Shelf-1")
+    )
+    places[9].parent.rename(
+        places[9].parent.with_name("pick_and_place_simple-AppleSliced-None-Fridge-1")
+    )
     listed = json.loads(run(original_python, "-c", LIST, folder=str(tmp_path)))
     assert sorted(listed) == FolderStore(tmp_path).ids()
     assert len(listed) == 7
@@ -93,9 +110,13 @@ def test_the_same_games_are_listed(original_python, tmp_path):
 def test_the_error_without_the_original_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "alfworld", None)
     monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", None)
-    with pytest.raises(InputError, match=r"needs the original program .*pip install .*\[alfworld\]") as caught:
+    with pytest.raises(
+        InputError, match=r"needs the original program .*pip install .*\[alfworld\]"
+    ) as caught:
         OriginalEngine()
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(sys, "version_info", (3, 13, 1))
-    with pytest.raises(InputError, match=r"needs Python 3.11 or 3.12: textworld 1.7.0 fails on 3.13"):
+    with pytest.raises(
+        InputError, match=r"needs Python 3.11 or 3.12: textworld 1.7.0 fails on 3.13"
+    ):
         OriginalEngine()

@@ -19,7 +19,9 @@ from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
 
 LIMIT = 50
-drafts = st.builds(draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(0, 10**9))
+drafts = st.builds(
+    draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(0, 10**9)
+)
 
 
 def observed(state):

@@ -50,7 +50,9 @@ def replay(rows: Iterator[dict[str, Any]], games: dict[str, Game]) -> tuple[int,
 
 
 def test_every_golden_line():
-    games = {task: compile_game(file) for task, file in tarred_games(GOLDEN / "generated-games.tar.xz")}
+    games = {
+        task: compile_game(file) for task, file in tarred_games(GOLDEN / "generated-games.tar.xz")
+    }
     count, differing = replay(lines(GOLDEN / "generated-games.transcripts.jsonl.gz"), games)
     assert len(games) == 30
     assert count == 2928
@@ -67,7 +69,11 @@ def test_recorded_walks(name):
     data = None if name == "bundled" else HERE / "official.pack"
     rows = list(lines(HERE / f"{name}.jsonl.gz"))
     sources = {grammar: ALFWorldSource(data, grammar=grammar) for grammar in ("move", "put")}
-    games = {f"{r['grammar']}{r['task']}": sources[r["grammar"]].game(r["task"]) for r in rows if r["action"] is None}
+    games = {
+        f"{r['grammar']}{r['task']}": sources[r["grammar"]].game(r["task"])
+        for r in rows
+        if r["action"] is None
+    }
     count, differing = replay(iter(rows), games)
     assert count > 300
     assert differing == []
@@ -103,7 +109,9 @@ def test_all_official_games_load(shared):
         types[game.goal.task_type] += split == "train"
         state = engine.play(game)
         assert not state.won
-        assert sum(command.startswith("go to ") for command in state.actions) == len(game.receptacle_ids)
+        assert sum(command.startswith("go to ") for command in state.actions) == len(
+            game.receptacle_ids
+        )
         assert state.text.endswith(f"Your task is to: {game.task}")
         if game.walkthrough:
             for command in game.walkthrough:

@@ -28,7 +28,9 @@ def site(tmp_path):
 @pytest.fixture
 def archive(bundled, tmp_path):
     """Return a zip file of six games per split in the official layout."""
-    chosen = [i for split in ("train", "valid_seen", "valid_unseen") for i in bundled.ids(split)[:6]]
+    chosen = [
+        i for split in ("train", "valid_seen", "valid_unseen") for i in bundled.ids(split)[:6]
+    ]
     write_folder(bundled, chosen, tmp_path / "packing")
     return Path(shutil.make_archive(str(tmp_path / "games"), "zip", tmp_path / "packing"))
 
@@ -38,7 +40,9 @@ def test_fetch_from_a_server(hgpo, site, archive, tmp_path):
     out = tmp_path / "alfworld"
     archive.rename(site[0] / "games.zip")
     url = f"{site[1]}/games.zip"
-    code, shown, _ = hgpo("data", "fetch", "alfworld", "--out", out, "--url", url, "--sha256", digest)
+    code, shown, _ = hgpo(
+        "data", "fetch", "alfworld", "--out", out, "--url", url, "--sha256", digest
+    )
     assert code == 0
     assert "train 6, valid_seen 6, valid_unseen 6 games" in shown
     assert "Next: hgpo data build alfworld" in shown
@@ -59,12 +63,24 @@ def test_fetch_refuses_in_one_line_and_leaves_no_files(hgpo, site, archive, tmp_
         ("answered 404", "--url", f"{site[1]}/absent.zip"),
         ("No such file", "--from", tmp_path / "absent.zip"),
         ("expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64),
-        ("expected one archive with one checksum", "--url", "http://x/y", "--url", "http://x/z", "--sha256", "0" * 64),
+        (
+            "expected one archive with one checksum",
+            "--url",
+            "http://x/y",
+            "--url",
+            "http://x/z",
+            "--sha256",
+            "0" * 64,
+        ),
         ("--sha256: expected 64 hexadecimal digits", "--url", "http://x/y", "--sha256", "ab"),
         (f"{site[1]}/cut.zip: refused: expected a zip archive", "--url", f"{site[1]}/cut.zip"),
         ("leads out of the folder", "--from", tmp_path / "bad.zip"),
         ("no playable game", "--from", tmp_path / "empty.zip"),
-        (f"Without a network, download {url} elsewhere and run `hgpo data fetch alfworld --from g", "--url", url),
+        (
+            f"Without a network, download {url} elsewhere and run `hgpo data fetch alfworld --from g",
+            "--url",
+            url,
+        ),
     ):
         code, _, err = hgpo("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", *arguments)
         assert (code, err.strip().count("\n"), reason in err) == (2, 0, True), err
@@ -87,9 +103,23 @@ def test_build_never_replaces_its_input_or_files_that_are_not_packs(hgpo, bundle
         code, _, err = hgpo("data", "build", "alfworld", data, "--out", out)
         assert (code, err.count("error: "), match in err) == (2, 1, True), err
     assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
-    assert hgpo("data", "build", "alfworld", tmp_path / "mine.pack", "--out", tmp_path / "second.pack")[0] == 0
+    assert (
+        hgpo(
+            "data", "build", "alfworld", tmp_path / "mine.pack", "--out", tmp_path / "second.pack"
+        )[0]
+        == 0
+    )
     assert (tmp_path / "second.pack").read_bytes() == pack.read_bytes()
-    again = ("data", "build", "alfworld", pack, "--out", tmp_path / "second.pack", "--grammar", "put")
+    again = (
+        "data",
+        "build",
+        "alfworld",
+        pack,
+        "--out",
+        tmp_path / "second.pack",
+        "--grammar",
+        "put",
+    )
     assert "second.pack exists already; replace it with --overwrite" in hgpo(*again)[2]
     assert (tmp_path / "second.pack").read_bytes() == pack.read_bytes()
     assert hgpo(*again, "--overwrite")[0] == 0

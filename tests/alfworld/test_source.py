@@ -32,7 +32,11 @@ def place(folder: Path, task: str) -> Path:
 
 
 def test_every_form_of_the_same_data(folder):
-    assert ALFWorldSource(folder).ids("all") == ALFWorldSource(folder / "json_2.1.1").ids("all") == sorted(IDS)
+    assert (
+        ALFWorldSource(folder).ids("all")
+        == ALFWorldSource(folder / "json_2.1.1").ids("all")
+        == sorted(IDS)
+    )
     assert ALFWorldSource(str(folder)).ids("train") == [IDS[0]]
     single = ALFWorldSource(place(folder, IDS[1]).parent)
     assert single.ids("all") == single.ids("valid_seen") == [IDS[1]]
@@ -56,9 +60,14 @@ def test_games_that_are_not_marked_solvable_or_have_movable_or_sliced_things_are
     with pytest.raises(InputError, match="marked solvable, received 1 other"):
         ALFWorldSource(path.parent)
     del data["solvable"]
-    path.write_text(json.dumps({"solvable": True, "note": '"solvable": false'} | data | {"padding": "x" * 5000}))
+    path.write_text(
+        json.dumps({"solvable": True, "note": '"solvable": false'} | data | {"padding": "x" * 5000})
+    )
     assert IDS[0] in ALFWorldSource(folder).ids("all")
-    for number, part in ((1, "pick_and_place_with_movable_recep-Mug-Bowl-Shelf-1"), (2, "x-AppleSliced-None-Sink-1")):
+    for number, part in (
+        (1, "pick_and_place_with_movable_recep-Mug-Bowl-Shelf-1"),
+        (2, "x-AppleSliced-None-Sink-1"),
+    ):
         trial = place(folder, IDS[number]).parent
         trial.parent.rename(trial.parent.with_name(part))
     assert ALFWorldSource(folder).ids("all") == [IDS[0]]
@@ -72,7 +81,9 @@ def test_converted_games_play_the_other_wording_also_from_pickles(folder):
 
 
 @pytest.mark.parametrize("name", [GAME_FILE, "traj_data.json"])
-@pytest.mark.parametrize("content", ["fifo", "zero", b"[" * 1_000_000, b" " * (5 << 20), b"3", b'{"x": "\xe9"}'])
+@pytest.mark.parametrize(
+    "content", ["fifo", "zero", b"[" * 1_000_000, b" " * (5 << 20), b"3", b'{"x": "\xe9"}']
+)
 def test_game_folders_with_other_content(folder, name, content):
     path = place(folder, IDS[0]).with_name(name)
     path.unlink(missing_ok=True)
@@ -89,11 +100,16 @@ def test_game_folders_with_other_content(folder, name, content):
 
 
 def test_bad_folders(folder, tmp_path):
-    with pytest.raises(InputError, match=r"no ALFWorld data at .*nowhere: expected a folder of official games or a"):
+    with pytest.raises(
+        InputError, match=r"no ALFWorld data at .*nowhere: expected a folder of official games or a"
+    ):
         ALFWorldSource(folder / "nowhere")
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(InputError, match=r"no playable game in .*empty: expected .*game.tw-pddl marked solvable, re"):
+    with pytest.raises(
+        InputError,
+        match=r"no playable game in .*empty: expected .*game.tw-pddl marked solvable, re",
+    ):
         ALFWorldSource(empty)
     path = place(folder, IDS[0])
     text = path.read_text()
@@ -112,11 +128,15 @@ def test_errors_for_unknown_names_suggest_the_closest():
     with pytest.raises(InputError, match="unknown split 'valid_sen'; did you mean 'valid_seen'"):
         BUNDLED.ids("valid_sen")
     near = IDS[0][:-1]
-    with pytest.raises(UnknownTask, match=rf"^unknown ALFWorld task '{near}'; did you mean 'train/.{{,500}}$"):
+    with pytest.raises(
+        UnknownTask, match=rf"^unknown ALFWorld task '{near}'; did you mean 'train/.{{,500}}$"
+    ):
         BUNDLED.engine().start(near)
 
 
-PACKED = [BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in (0, 3)]
+PACKED = [
+    BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in (0, 3)
+]
 GAMES = [(task, BUNDLED.read(task), BUNDLED.trajectory(task)) for task in PACKED]
 
 
@@ -189,12 +209,24 @@ def test_error_lines(pack, tmp_path):
     flipped = bytearray(whole)
     flipped[200 + len(first)] ^= 1  # in the first game
     for damaged, line in (
-        (whole[: len(whole) // 2], "x.pack is not a complete pack of ALFWorld games; expected a file from `hgpo data"),
+        (
+            whole[: len(whole) // 2],
+            "x.pack is not a complete pack of ALFWorld games; expected a file from `hgpo data",
+        ),
         (flipped, f"x.pack is damaged: {first}: "),
-        (rewritten(pack, path, texts=b"{}"), "x.pack is damaged: Object missing required field `domains`"),
-        (rewritten(pack, path, texts=b'{"domains":[],"grammars":[]}'), f"{first}: its domain or grammar is not in"),
+        (
+            rewritten(pack, path, texts=b"{}"),
+            "x.pack is damaged: Object missing required field `domains`",
+        ),
+        (
+            rewritten(pack, path, texts=b'{"domains":[],"grammars":[]}'),
+            f"{first}: its domain or grammar is not in",
+        ),
         (rewritten(pack, path, **{first: b"[" * 5000}), f"x.pack is damaged: {first}: "),
-        (rewritten(pack, path, **{first: b" " * (LONGEST_FILE + 1)}), f"{first}: expected at most 4,194,304 bytes"),
+        (
+            rewritten(pack, path, **{first: b" " * (LONGEST_FILE + 1)}),
+            f"{first}: expected at most 4,194,304 bytes",
+        ),
     ):
         path.write_bytes(damaged)
         assert line in refusal(path)
@@ -219,7 +251,9 @@ def test_writing_a_pack_is_atomic_and_replaces_no_other_file(tmp_path):
     assert path.read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("name", ["../../../outside", "/tmp/hgpo-outside", "train/a/\\..\\..\\x", "C:/outside"])
+@pytest.mark.parametrize(
+    "name", ["../../../outside", "/tmp/hgpo-outside", "train/a/\\..\\..\\x", "C:/outside"]
+)
 def test_task_ids_never_lead_out_of_the_folder(tmp_path, name):
     path = tmp_path / "x.pack"
     write_pack(path, [(name, GAMES[0][1], None)])

@@ -36,14 +36,21 @@ IDS = [BUNDLED.ids(split)[0] for split in ("train", "valid_seen", "valid_unseen"
 def wordings(text: str) -> list[str]:
     """Return the wordings for which a text is written."""
     known = WORDINGS.items()
-    return [key.removeprefix("grammar=") for key, wording in known if re.search(wording.phrase, text, re.IGNORECASE)]
+    return [
+        key.removeprefix("grammar=")
+        for key, wording in known
+        if re.search(wording.phrase, text, re.IGNORECASE)
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("The available actions are:\n3. put {obj} in/on {recep}\n4. open {recep}", ["put"]),
-        ("> put spraybottle 2 in/on toilet 1\nYou put the spraybottle 2 in/on the toilet 1.", ["put"]),
+        (
+            "> put spraybottle 2 in/on toilet 1\nYou put the spraybottle 2 in/on the toilet 1.",
+            ["put"],
+        ),
         ("Put OBJECT in / on RECEPTACLE", ["put"]),
         (HELP, ["move"]),
         ("> move mug 1 to shelf 1", ["move"]),
@@ -64,11 +71,18 @@ def test_phrases_of_prompts(text, expected):
 @pytest.mark.parametrize("name", ["move", "put"])
 def test_no_text_of_a_game_looks_like_the_other_wording(name):
     source = ALFWorldSource(grammar=name)
-    assert not [sentence for each in source.ids("all")[::9] for sentence in wordings(source.task(each).instruction)]
+    assert not [
+        sentence
+        for each in source.ids("all")[::9]
+        for sentence in wordings(source.task(each).instruction)
+    ]
     engine = source.engine()
     found = set()
     for task_id in IDS:
-        states = [engine.start(task_id), *(engine.act(command) for command in source.read(task_id)["walkthrough"])]
+        states = [
+            engine.start(task_id),
+            *(engine.act(command) for command in source.read(task_id)["walkthrough"]),
+        ]
         assert states[-1].won
         for state in states:
             found.update(wordings("\n".join([state.text, *state.actions])))
@@ -97,7 +111,9 @@ def test_a_prompt_for_the_other_wording_is_one_warning_that_says_how_to_fix_it(t
     assert 'the system prompt says "move {obj} to {recep}"' in line
     assert f"is {PUT}" in line
     assert not opened(system_prompt="Commands: move {obj} to {recep}.")
-    assert not opened(prompt_template="compact", system_prompt="Put the action in tags.", grammar="put")
+    assert not opened(
+        prompt_template="compact", system_prompt="Put the action in tags.", grammar="put"
+    )
 
 
 class SlidingDoors(DoorsSource):
@@ -107,10 +123,15 @@ class SlidingDoors(DoorsSource):
 
 
 def test_other_benchmarks_declare_their_wordings(monkeypatch):
-    known = {"house=1": Wording("doors that open", "open door"), "house=2": Wording("doors that slide", "slide door")}
+    known = {
+        "house=1": Wording("doors that open", "open door"),
+        "house=2": Wording("doors that slide", "slide door"),
+    }
     spec = EnvironmentSpec(id="Mine/SlidingDoors-v0", source=SlidingDoors, wordings=known)
     monkeypatch.setitem(environment_spec._added, spec.id, spec)
-    with pytest.warns(UserWarning, match='says "Slide door", but the wording of these tasks is doors that open; '):
+    with pytest.warns(
+        UserWarning, match='says "Slide door", but the wording of these tasks is doors that open; '
+    ):
         TextEnv(SlidingDoors(), system_prompt="Slide door, then go on.")
 
 
@@ -159,29 +180,41 @@ def test_games_in_the_other_wording(hgpo, games, tmp_path):
     write_pack(tmp_path / "put.pack", [(task, older.read(task), None) for task in IDS])
     code, found = compared(hgpo, games, tmp_path / "put.pack")
     assert code == 1
-    assert {name: len(each) for name, each in found["differences"].items() if each} == {"wording": 3}
+    assert {name: len(each) for name, each in found["differences"].items() if each} == {
+        "wording": 3
+    }
     assert MOVE in found["differences"]["wording"][0]["a"]
     assert PUT in found["differences"]["wording"][0]["b"]
     assert compared(hgpo, games, tmp_path / "put.pack", "--env-option", "grammar=put")[0] == 0
     shown = hgpo("data", "compare", games, tmp_path / "put.pack")[1]
     assert f"wording of {IDS[0]} and 2 more" in shown
-    assert f"  B: {PUT}; You put the {{object}} in/on the {{receptacle}}.; arrival names the location; no help" in shown
+    assert (
+        f"  B: {PUT}; You put the {{object}} in/on the {{receptacle}}.; arrival names the location; no help"
+        in shown
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "pattern", "new", "different"),
     [
         ("grammar", r"(Your task is to: )[^\"]*", r"\1put a laptop in bed.", "sentence"),
-        ("pddl_problem", r"\(inReceptacle (\S+) \S+\)", r"(inReceptacle \1 Elsewhere)", "initial state"),
+        (
+            "pddl_problem",
+            r"\(inReceptacle (\S+) \S+\)",
+            r"(inReceptacle \1 Elsewhere)",
+            "initial state",
+        ),
         ("pddl_problem", r"(\(:goal[\s\S]*?)DeskLampType", r"\1FloorLampType", "goal"),
     ],
 )
 def test_one_changed_game(hgpo, games, edited, key, pattern, new, different):
     code, found = compared(hgpo, games, edited(key, pattern, new))
     assert code == 1
-    assert {name: [one["task_id"] for one in each] for name, each in found["differences"].items() if each} == {
-        different: [IDS[0]]
-    }
+    assert {
+        name: [one["task_id"] for one in each]
+        for name, each in found["differences"].items()
+        if each
+    } == {different: [IDS[0]]}
     (change,) = found["differences"][different]
     if different == "sentence":
         assert change["b"] == "put a laptop in bed."
@@ -237,16 +270,28 @@ def test_any_source_is_compared_by_the_descriptions_of_its_tasks(first, second):
     assert set(found.only_in_a) == first.keys() - second.keys()
     assert set(found.only_in_b) == second.keys() - first.keys()
     changed = {one.task_id: (one.a, one.b) for one in found.differences.get("sentence", [])}
-    assert changed == {key: (first[key], second[key]) for key in first if second.get(key, first[key]) != first[key]}
+    assert changed == {
+        key: (first[key], second[key]) for key in first if second.get(key, first[key]) != first[key]
+    }
     assert found.equal == (first == second)
 
 
 def test_tables_of_any_origin_name_their_wordings():
-    versions = ['{"grammar": "put"}', '{"grammar": "unknown"}', '{"grammar": ["put"]}', "[1]", "put", "[" * 9000, None]
+    versions = [
+        '{"grammar": "put"}',
+        '{"grammar": "unknown"}',
+        '{"grammar": ["put"]}',
+        "[1]",
+        "put",
+        "[" * 9000,
+        None,
+    ]
     env_ids = ["HGPO/ALFWorld-v0"] * len(versions)
     steps = pl.LazyFrame({"env_id": env_ids, "env_version": versions})
     assert wordings_of(steps) == [PUT]
-    others = pl.LazyFrame({"env_id": ["HGPO/WebShop-v0", "Not/Here-v0", "no id"], "env_version": versions[:1] * 3})
+    others = pl.LazyFrame(
+        {"env_id": ["HGPO/WebShop-v0", "Not/Here-v0", "no id"], "env_version": versions[:1] * 3}
+    )
     assert wordings_of(pl.concat([steps, others])) == [PUT]
 
 

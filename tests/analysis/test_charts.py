@@ -15,7 +15,15 @@ from hgpo_train.analysis.statistics import statistics
 
 TABLE = pl.DataFrame(
     [
-        (task, kind, f"{task}/{rollout}", step, state, 10.0 * (rollout % 2) if step == 2 else 0.0, True)
+        (
+            task,
+            kind,
+            f"{task}/{rollout}",
+            step,
+            state,
+            10.0 * (rollout % 2) if step == 2 else 0.0,
+            True,
+        )
         for task, kind in (("a", "easy"), ("b", "easy"), ("c", "hard"), ("d", "hard"))
         for rollout in range(4)
         for step, state in enumerate(("start", f"room {rollout % 2}", "hall"))
@@ -36,16 +44,24 @@ def sure():
 
 def test_a_chart_contains_the_table(sure):
     drawn = levels_chart(sure, "shared", by="task_type").to_dict()
-    assert data_of(drawn) == sure.filter(pl.col("statistic") == "shared", pl.col("value").is_not_null()).to_dicts()
+    assert (
+        data_of(drawn)
+        == sure.filter(pl.col("statistic") == "shared", pl.col("value").is_not_null()).to_dicts()
+    )
     encoded = [layer["encoding"] for layer in drawn["layer"]]
-    assert [layer["y"]["field"] for layer in encoded] == ["chance", "low", "value", "value"], "the last is hollow"
+    assert [layer["y"]["field"] for layer in encoded] == ["chance", "low", "value", "value"], (
+        "the last is hollow"
+    )
     assert encoded[1]["y2"]["field"] == "high"
     assert encoded[2]["color"]["field"] == "task_type"
     assert encoded[2]["color"]["legend"]["title"] == "task type"
 
 
 def test_a_title_keeps_its_capitals_and_symbols(sure):
-    assert levels_chart(sure, "sign_disagreement").to_dict()["title"]["text"] == "Signs of A_k and A_K differ"
+    assert (
+        levels_chart(sure, "sign_disagreement").to_dict()["title"]["text"]
+        == "Signs of A_k and A_K differ"
+    )
 
 
 @pytest.mark.slow

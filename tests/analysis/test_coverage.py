@@ -19,13 +19,21 @@ def loops(rng, tasks, *, kinds):
     Every task has states that some of its rollouts visit once. Rollouts that loop stay at one state, whose pairs differ
     less often. They loop in three tasks of ten, or with a probability that differs from task to task.
     """
-    visits = rng.binomial(GROUP, rng.uniform(0.2, 1, (tasks, 15))) * (np.arange(15) < rng.integers(5, 16, (tasks, 1)))
+    visits = rng.binomial(GROUP, rng.uniform(0.2, 1, (tasks, 15))) * (
+        np.arange(15) < rng.integers(5, 16, (tasks, 1))
+    )
     pairs = (visits * (visits - 1)).sum(1)
-    chance = np.where(rng.random(tasks) < 0.3, rng.uniform(0.1, 0.9, tasks), 0) if kinds else rng.beta(0.5, 2, tasks)
+    chance = (
+        np.where(rng.random(tasks) < 0.3, rng.uniform(0.1, 0.9, tasks), 0)
+        if kinds
+        else rng.beta(0.5, 2, tasks)
+    )
     steps = rng.integers(5, 40, (tasks, GROUP))
     looping = (steps * (rng.random((tasks, GROUP)) < chance[:, None])).sum(1)
     looped = looping * np.maximum(looping - 1, 0)
-    return rng.beta(4, 3, tasks) * pairs + rng.beta(2, 8, tasks) * looped, (pairs + looped).astype(float)
+    return rng.beta(4, 3, tasks) * pairs + rng.beta(2, 8, tasks) * looped, (pairs + looped).astype(
+        float
+    )
 
 
 def rare_mean(rng, tasks, *, success):
@@ -85,7 +93,9 @@ def test_intervals_contain_the_true_value_nine_times_in_ten(name, tasks):
 
 
 if __name__ == "__main__":
-    print("| population | tasks | percentiles | jackknife | runs with an interval |\n|---|---|---|---|---|")
+    print(
+        "| population | tasks | percentiles | jackknife | runs with an interval |\n|---|---|---|---|---|"
+    )
     for each in POPULATIONS:
         for size in (6, 12, 24, 96):
             before, _ = coverage(each, size, 1000, percentiles)

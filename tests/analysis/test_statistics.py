@@ -35,8 +35,15 @@ def tables(draw):
     for task in range(draw(st.integers(1, 3))):
         for rollout in range(draw(st.integers(1, 4))):
             for step in range(draw(st.integers(1, 6))):
-                row = {"task": str(task), "task_type": "even" if task % 2 == 0 else "odd", "step": step}
-                row |= {"trajectory": f"{task}/{rollout}", "state": draw(st.sampled_from(["a", "b"]))}
+                row = {
+                    "task": str(task),
+                    "task_type": "even" if task % 2 == 0 else "odd",
+                    "step": step,
+                }
+                row |= {
+                    "trajectory": f"{task}/{rollout}",
+                    "state": draw(st.sampled_from(["a", "b"])),
+                }
                 row |= {"reward": draw(st.sampled_from([0.0, 0.0, 10.0]))}
                 rows.append(row | {"action_valid": draw(st.booleans())})
     return rows
@@ -87,12 +94,16 @@ def test_levels_match_plain_counting(rows):
             assert level["inconsistency"] == pytest.approx(1 - sum(grouped) / len(pairs))
             apart = [past[i][-k - 1 :] != past[j][-k - 1 :] for i, j in pairs]
             assert level["differing"] == pytest.approx(sum(apart) / len(pairs))
-        histogram = dict(found.sizes.filter(level=level["level"]).select("size", "groups").iter_rows())
+        histogram = dict(
+            found.sizes.filter(level=level["level"]).select("size", "groups").iter_rows()
+        )
         assert histogram == Counter(size.values())
         if not oracle:
             own = detailed[f"advantage_k{k}"]
             deepest = detailed[f"advantage_k{DEPTH}"]
-            both = [(a, b) for a, b in zip(own, deepest, strict=True) if a is not None and b is not None]
+            both = [
+                (a, b) for a, b in zip(own, deepest, strict=True) if a is not None and b is not None
+            ]
             assert level["compared"] == len(both)
             if both:
                 assert level["bias"] == pytest.approx(sum(abs(a - b) for a, b in both) / len(both))
@@ -106,7 +117,9 @@ def test_replies_to_actions_that_changed_nothing_are_left_out(rows):
     """They are left out of groups and pairs, and remain in the histories of later steps."""
     found = statistics(pl.DataFrame(rows), history_length=DEPTH, without_unchanged=True)
     past = histories(rows)
-    kept = [number for number, states in enumerate(past) if len(states) == 1 or states[-1] != states[-2]]
+    kept = [
+        number for number, states in enumerate(past) if len(states) == 1 or states[-1] != states[-2]
+    ]
     assert found.levels["steps"].unique().to_list() == [len(kept)]
     assert found.summary["unchanged"].item() == pytest.approx(1 - len(kept) / len(rows))
     pairs = [
@@ -124,7 +137,13 @@ def test_replies_to_actions_that_changed_nothing_are_left_out(rows):
 
 def rollout(states: list[str], actions: list[str], **columns: object) -> pl.DataFrame:
     """One rollout of ten, which differ in nothing but their names and tasks."""
-    steps = {"step": range(len(states)), "state": states, "action": actions, "reward": 0.0, "action_valid": True}
+    steps = {
+        "step": range(len(states)),
+        "state": states,
+        "action": actions,
+        "reward": 0.0,
+        "action_valid": True,
+    }
     return pl.concat(
         pl.DataFrame(steps | columns | {"task": f"task {number // 2}", "trajectory": str(number)})
         for number in range(10)
@@ -133,11 +152,21 @@ def rollout(states: list[str], actions: list[str], **columns: object) -> pl.Data
 
 def test_what_changed_nothing_is_known_from_the_state_the_action_and_alfworlds_reply():
     listed = [["go"]] * 5
-    table = rollout(["hall", "hall", "Nothing happens.", "You refuse.", "kitchen"], ["go", "go", "hop", "go", "go"])
+    table = rollout(
+        ["hall", "hall", "Nothing happens.", "You refuse.", "kitchen"],
+        ["go", "go", "hop", "go", "go"],
+    )
     assert statistics(table).summary["unchanged"].item() == pytest.approx(2 / 5)
     with_actions = table.with_columns(admissible_actions=pl.Series(listed * 10))
-    assert statistics(with_actions).summary.select("unchanged", "admissible").row(0) == pytest.approx((3 / 5, 4 / 5))
-    assert statistics(table.with_columns(action_admissible=pl.lit(value=True))).summary["admissible"].item() == 1
+    assert statistics(with_actions).summary.select("unchanged", "admissible").row(
+        0
+    ) == pytest.approx((3 / 5, 4 / 5))
+    assert (
+        statistics(table.with_columns(action_admissible=pl.lit(value=True)))
+        .summary["admissible"]
+        .item()
+        == 1
+    )
 
 
 def test_the_states_that_carry_the_pairs_are_named_with_their_shares():
@@ -163,7 +192,9 @@ def test_a_counter_in_states_is_reported_and_can_be_masked():
     masked = statistics(table, history_length=1, state_key="mask-numbers")
     assert (found.levels["shared"][0], masked.levels["shared"][0]) == (0, 1)
     assert found.summary["shared_masked"].item() == 1
-    advice = "all instead of none of the steps would share their state: see --state-key mask-numbers"
+    advice = (
+        "all instead of none of the steps would share their state: see --state-key mask-numbers"
+    )
     assert advice in "\n".join(describe(found))
     assert "mask-numbers" not in "\n".join(describe(masked))
 
@@ -178,7 +209,9 @@ def test_chunks_and_columns_to_split_by(rows, chunk_rows):
     even = statistics(table.filter(task_type="even"), history_length=2)
     for one, other, part in zip(whole, chunked, even, strict=True):
         pl.testing.assert_frame_equal(one, other, rel_tol=1e-12)
-        pl.testing.assert_frame_equal(one.filter(task_type="even").drop("task_type"), part, rel_tol=1e-12)
+        pl.testing.assert_frame_equal(
+            one.filter(task_type="even").drop("task_type"), part, rel_tol=1e-12
+        )
 
 
 @pytest.mark.slow
@@ -186,7 +219,9 @@ def test_chunks_and_columns_to_split_by(rows, chunk_rows):
 @given(tables(), st.integers(0, 3), st.booleans())
 def test_every_table_is_described_truthfully(rows, depth, some_aborted):
     """Only what is exactly none is called none, and nothing is said of groups that are not there."""
-    table = pl.DataFrame(rows).with_columns(aborted=pl.col("trajectory").str.ends_with("/0") & some_aborted)
+    table = pl.DataFrame(rows).with_columns(
+        aborted=pl.col("trajectory").str.ends_with("/0") & some_aborted
+    )
     found = statistics(table, history_length=depth)
     lines = describe(found)
     text = "\n".join(lines)
@@ -223,7 +258,9 @@ def test_explained_variance_matches_plain_counting(rows):
     returns = []
     for row in rows:
         later = range(row["step"], last[row["trajectory"]] + 1)
-        returns.append(sum(0.95 ** (step - row["step"]) * rewards[row["trajectory"], step] for step in later))
+        returns.append(
+            sum(0.95 ** (step - row["step"]) * rewards[row["trajectory"], step] for step in later)
+        )
     states = defaultdict(list)
     for row, c, value in zip(rows, past, returns, strict=True):
         states[row["task"], c[-1]].append(value)
@@ -271,7 +308,9 @@ def test_histories_that_decide_are_told_from_chance_and_others_are_not():
         assert found["low"] > 0.2 if matters else found["low"] < found["chance"]
         assert found["chance"] == pytest.approx(0, abs=0.02)
         text = "\n".join(describe(result))
-        assert re.search(rf"\(\S+% to \S+%; by chance .*\): {'' if matters else 'not '}more than chance\.", text)
+        assert re.search(
+            rf"\(\S+% to \S+%; by chance .*\): {'' if matters else 'not '}more than chance\.", text
+        )
         assert "; by chance it would be " in text
 
 
@@ -282,10 +321,15 @@ def test_intervals_are_about_the_statistics(rows, seed):
     table = pl.DataFrame(rows)
     options = {"by": "task_type", "history_length": 2, "permutations": 2, "seed": seed}
     found = statistics(table, **options)
-    assert all(frame.equals(other) for frame, other in zip(found, statistics(table, **options), strict=True))
+    assert all(
+        frame.equals(other)
+        for frame, other in zip(found, statistics(table, **options), strict=True)
+    )
     for name in WITH_INTERVALS:
         expected = found.levels.select("task_type", "level", name)
-        received = found.intervals.filter(statistic=name).select("task_type", "level", pl.col("value").alias(name))
+        received = found.intervals.filter(statistic=name).select(
+            "task_type", "level", pl.col("value").alias(name)
+        )
         pl.testing.assert_frame_equal(received, expected)
     bounded = found.intervals.drop_nulls("low")
     assert (bounded["low"] <= bounded["high"]).all()
@@ -293,17 +337,28 @@ def test_intervals_are_about_the_statistics(rows, seed):
 
 
 def test_a_share_of_all_steps_has_an_interval_with_a_width():
-    rows = [(str(task), f"{task}/{one}", 0, "hall", 0.0, True) for task in range(36) for one in range(2)]
+    rows = [
+        (str(task), f"{task}/{one}", 0, "hall", 0.0, True) for task in range(36) for one in range(2)
+    ]
     table = table_of(rows)
     found = statistics(table, history_length=1).intervals.filter(level="0", statistic="shared")
     assert found.select("low", "high").row(0) == wilson_interval(1.0, 36)
-    differing = statistics(table, history_length=1).intervals.filter(level="0", statistic="differing")
+    differing = statistics(table, history_length=1).intervals.filter(
+        level="0", statistic="differing"
+    )
     assert differing.select("low", "high").row(0) == (0, 0)  # by definition, not by chance
 
 
 def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
     rows = [
-        (str(task), f"{task}/{one}", step, f"{step}" if task == 0 and step < 2 else f"{one}/{step}", 0.0, True)
+        (
+            str(task),
+            f"{task}/{one}",
+            step,
+            f"{step}" if task == 0 and step < 2 else f"{one}/{step}",
+            0.0,
+            True,
+        )
         for task in range(8)
         for one in range(2)
         for step in range(12)
@@ -312,25 +367,39 @@ def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
     value = found["value"].to_list()
     high = found["high"].to_list()
     assert value[:3] == pytest.approx([4 / 192, 2 / 192, 0.0])
-    assert high[2] <= high[1] <= high[0] == wilson_interval(4 / 192, 8)[1]  # one task of eight differs
+    # one task of eight differs
+    assert high[2] <= high[1] <= high[0] == wilson_interval(4 / 192, 8)[1]
 
 
 def test_a_task_that_loops_is_named_and_what_no_task_decides_has_no_interval():
     """Of twelve tasks, the first stays in one room for forty steps; no rollout wins, so that no sign can differ."""
     rng = np.random.default_rng(0)
     rows = [
-        (f"task {task}", f"{task}/{one}", step, "hall" if task == 0 else f"{rng.integers(4)}", 0.0, True)
+        (
+            f"task {task}",
+            f"{task}/{one}",
+            step,
+            "hall" if task == 0 else f"{rng.integers(4)}",
+            0.0,
+            True,
+        )
         for task in range(12)
         for one in range(3)
         for step in range(40 if task == 0 else 8)
     ]
     found = statistics(table_of(rows), history_length=1)
     pairs = 120 * 119
-    others = sum(n * (n - 1) for (task, _), n in Counter((row[0], row[3]) for row in rows).items() if task != "task 0")
+    others = sum(
+        n * (n - 1)
+        for (task, _), n in Counter((row[0], row[3]) for row in rows).items()
+        if task != "task 0"
+    )
     assert found.summary["largest_task"].item() == "task 0"
     assert found.summary["largest_pairs"].item() == pytest.approx(pairs / (pairs + others))
     text = found.describe()
-    assert re.search(r"none \(no interval: too few tasks decide it\)|\d% \(no interval: too few tasks", text)
+    assert re.search(
+        r"none \(no interval: too few tasks decide it\)|\d% \(no interval: too few tasks", text
+    )
     assert "The task “task 0” holds" in text
     assert found.intervals.filter(statistic="differing", level="1")["low"].item() is None
     assert "“task 0”" in found._repr_html_()
@@ -343,21 +412,36 @@ def test_permuted_returns_stay_at_their_states_with_the_visits_of_a_rollout_toge
     groups = Groups.of(states, states >= 0, np.zeros(5, np.int64), 1)
     generators = map(np.random.default_rng, range(50))
     permuted = exchanged(groups, owners, np.array([1.0, 2.0, 3.0, 4.0, 5.0]), generators)
-    assert {(*values,) for values in permuted} == {(1, 2, 3, 4, 5), (1, 2, 3, 5, 4), (3, 3, 1, 4, 5), (3, 3, 1, 5, 4)}
+    assert {(*values,) for values in permuted} == {
+        (1, 2, 3, 4, 5),
+        (1, 2, 3, 5, 4),
+        (3, 3, 1, 4, 5),
+        (3, 3, 1, 5, 4),
+    }
 
 
 def with_outcomes(won: list[bool | None], aborted: list[bool]) -> Statistics:
-    steps = [(str(number), one, lost) for number, (one, lost) in enumerate(zip(won, aborted, strict=True))]
-    table = pl.DataFrame(steps, {"trajectory": pl.String, "won": pl.Boolean, "aborted": pl.Boolean}, orient="row")
+    steps = [
+        (str(number), one, lost)
+        for number, (one, lost) in enumerate(zip(won, aborted, strict=True))
+    ]
+    table = pl.DataFrame(
+        steps, {"trajectory": pl.String, "won": pl.Boolean, "aborted": pl.Boolean}, orient="row"
+    )
     return statistics(
-        table.with_columns(task=pl.lit("a"), step=0, state=pl.lit("s"), reward=0.0, action_valid=True), history_length=1
+        table.with_columns(
+            task=pl.lit("a"), step=0, state=pl.lit("s"), reward=0.0, action_valid=True
+        ),
+        history_length=1,
     )
 
 
 def test_success_is_what_is_known_with_bounds():
     """Aborted rollouts and those of unknown outcome count as lost in one bound, and as won in the other."""
     found = with_outcomes([True, True, False, None, None], [False] * 4 + [True])
-    assert found.summary.select("success", "success_if_aborted_lost", "success_if_aborted_won").row(0) == (
+    assert found.summary.select("success", "success_if_aborted_lost", "success_if_aborted_won").row(
+        0
+    ) == (
         2 / 3,
         2 / 5,
         4 / 5,
@@ -384,7 +468,9 @@ def test_chunks_and_processes_give_the_same_numbers(tmp_path):
                 ]
             )  # fmt: skip
     options = {"chunk_rows": 100, "permutations": 2}
-    one, several = (statistics(tmp_path / "run", processes=processes, **options) for processes in (1, 3))
+    one, several = (
+        statistics(tmp_path / "run", processes=processes, **options) for processes in (1, 3)
+    )
     assert all(frame.equals(other) for frame, other in zip(one, several, strict=True))
     whole = statistics(tmp_path / "run", chunk_rows=10**6)
     for name in ("levels", "sizes", "states", "summary", "lengths"):
@@ -397,7 +483,10 @@ def test_contexts_of_states_and_actions_and_equal_returns():
          for step, (state, action) in enumerate((("hall", actions), ("attic", "look")))],
         [*NAMES, "action"], orient="row",
     )  # fmt: skip
-    both = {context: statistics(table, history_length=1, context=context) for context in ("states", "states_actions")}
+    both = {
+        context: statistics(table, history_length=1, context=context)
+        for context in ("states", "states_actions")
+    }
     assert both["states"].levels["shared"].to_list() == [1.0, 0.5, 1.0]
     assert both["states_actions"].levels["shared"].to_list() == [1.0, 0.0, 0.5]
     assert "equal returns: HGPO's advantages are all 0" in "\n".join(describe(both["states"]))
@@ -423,7 +512,9 @@ def test_invalid_input_is_reported():
         with pytest.raises(InputError, match=f"{name}: expected an integer of at least"):
             statistics(table, **{name: -1})
     for name in ("permutations", "history_length"):
-        with pytest.raises(InputError, match=f"{name}: expected an integer of at most 1,000, received 10,000,000"):
+        with pytest.raises(
+            InputError, match=f"{name}: expected an integer of at most 1,000, received 10,000,000"
+        ):
             statistics(table, **{name: 10**7})
     with pytest.raises(InputError, match="no rows"):
         statistics(table.clear())
@@ -431,7 +522,9 @@ def test_invalid_input_is_reported():
 
 def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover():
     """A table's columns are those that are defined, and the page's rows are the definitions."""
-    found = statistics(rollout(["hall", "den"], ["go", "stay"], task_type="<i>", won=True), by="task_type")
+    found = statistics(
+        rollout(["hall", "den"], ["go", "stay"], task_type="<i>", won=True), by="task_type"
+    )
     page = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
     html = found._repr_html_()
     assert "<i>" not in html
@@ -440,7 +533,9 @@ def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover():
         keys |= {"steps", "groups"} if table == "levels" else set()
         assert known.keys() == set(getattr(found, table).columns) - keys, table
         for name, definition in known.items():
-            row = f"| `{name}` | {definition.label} | {definition.meaning} | {definition.equation} |"
+            row = (
+                f"| `{name}` | {definition.label} | {definition.meaning} | {definition.equation} |"
+            )
             assert row.replace("|A_k − A_K|", r"\|A_k − A_K\|") in page, row
             if table in ("summary", "levels"):
                 assert f'title="{escape(definition.text)}">{escape(definition.label)}<' in html
@@ -453,10 +548,19 @@ def test_the_groups_of_one_task_are_one_observation():
     for task in range(8):
         for number in range(4):
             for step, state in enumerate(generator.choice(["hall", "cellar"], 5)):
-                row = {"task_id": f"task {task}", "trajectory": f"{task}/{number}", "step": step, "state": state}
+                row = {
+                    "task_id": f"task {task}",
+                    "trajectory": f"{task}/{number}",
+                    "step": step,
+                    "state": state,
+                }
                 rows.append(row)
-    once = pl.DataFrame(rows).with_columns(reward=0.0, action_valid=True, env_id=pl.lit("Mine/House-v0"), group=0)
-    again = once.with_columns(group=1, trajectory=pl.concat_str(pl.col("trajectory"), pl.lit(" again")))
+    once = pl.DataFrame(rows).with_columns(
+        reward=0.0, action_valid=True, env_id=pl.lit("Mine/House-v0"), group=0
+    )
+    again = once.with_columns(
+        group=1, trajectory=pl.concat_str(pl.col("trajectory"), pl.lit(" again"))
+    )
     bounds = ["level", "statistic", "low", "high", "tasks"]
     shares = pl.col("statistic").is_in(["shared", "cross", "differing", "inconsistency"])
     expected = statistics(once).intervals.filter(shares).select(bounds)

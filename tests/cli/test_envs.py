@@ -52,9 +52,15 @@ def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id):
     explicit = gymnasium.make(env_id, **defaults).unwrapped  # every listed argument is accepted
     default = gymnasium.make(env_id).unwrapped
     assert vars(explicit.episode.settings).keys() == vars(default.episode.settings).keys()
-    assert explicit.episode.settings.max_steps == default.episode.settings.max_steps == defaults["max_steps"]
+    assert (
+        explicit.episode.settings.max_steps
+        == default.episode.settings.max_steps
+        == defaults["max_steps"]
+    )
     (bundled,) = [data for data in one["data"] if data["path"] is None]
-    assert bundled["wordings"] == (["move … to … (alfworld 0.4 and later)"] if "ALFWorld" in env_id else [])
+    assert bundled["wordings"] == (
+        ["move … to … (alfworld 0.4 and later)"] if "ALFWorld" in env_id else []
+    )
     for split, tasks in {**bundled["splits"], "all": sum(bundled["splits"].values())}.items():
         assert tasks == len(gymnasium.make(env_id, split=split).unwrapped.tasks)
 
@@ -79,7 +85,12 @@ def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp
     write_distribution(tmp_path, "their-house", {}, broken)
     _, printed, _ = finished("envs", "--json", PYTHONPATH=environment(tmp_path)["PYTHONPATH"])
     found = {each["id"]: each for each in json.loads(printed)}
-    assert {"HGPO/ALFWorld-v0", "HGPO/WebShop-v0", "Mine/Doors-v0", "Theirs/Broken-v0"} <= found.keys()
+    assert {
+        "HGPO/ALFWorld-v0",
+        "HGPO/WebShop-v0",
+        "Mine/Doors-v0",
+        "Theirs/Broken-v0",
+    } <= found.keys()
     mine = found["Mine/Doors-v0"]
     assert mine["provider"] == "my-house"
     assert mine["data"][0]["splits"]["train"] > 0

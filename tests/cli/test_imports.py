@@ -10,7 +10,17 @@ from distribution import write_distribution
 from hgpo_envs.plugins import install_command
 from hgpo_train.cli import app
 
-HEAVY = {"numpy", "polars", "pyarrow", "torch", "transformers", "gymnasium", "hgpo_envs", "hgpo_datasets", "httpx"}
+HEAVY = {
+    "numpy",
+    "polars",
+    "pyarrow",
+    "torch",
+    "transformers",
+    "gymnasium",
+    "hgpo_envs",
+    "hgpo_datasets",
+    "httpx",
+}
 
 PROBE = """
 import contextlib, io, json, sys
@@ -40,14 +50,22 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["no such command", "wrong option", "no such run", "standard output"])
+@pytest.mark.parametrize(
+    "where", ["no such command", "wrong option", "no such run", "standard output"]
+)
 def test_the_password_of_a_url_is_not_printed(tmp_path, where):
     url = "http://me:hunter2hunter2@host/v1"
     arguments = {
         "no such command": [url],
         "wrong option": ["verify", f"--{url}"],
         "no such run": ["verify", url],
-        "standard output": ["train", "tiny-alfworld", "--set", f"model.path={url}", "--print-config"],
+        "standard output": [
+            "train",
+            "tiny-alfworld",
+            "--set",
+            f"model.path={url}",
+            "--print-config",
+        ],
     }[where]
     code, out, error = finished(*arguments)
     assert code == (0 if where == "standard output" else 2), error
@@ -87,8 +105,12 @@ def test_commands_are_listed_without_import_and_run_when_called(hgpo):
     assert hgpo("greet", "you", "--times", 2)[:2] == (0, "hello you hello you \n")
     assert hgpo("data", "synth", "greet", "you")[:2] == (0, "hello you \n")
     assert hgpo("mine", "greet", "you")[:2] == (0, "hello you \n")  # a group of its own
-    assert "Find changed bytes" in hgpo("verify", "--help")[1]  # the project's commands are not replaced
-    assert hgpo("greet")[2] == 'error: Command "greet" parameter NAME requires an argument; see hgpo greet --help\n'
+    # the project's commands are not replaced
+    assert "Find changed bytes" in hgpo("verify", "--help")[1]
+    assert (
+        hgpo("greet")[2]
+        == 'error: Command "greet" parameter NAME requires an argument; see hgpo greet --help\n'
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +132,10 @@ def test_usage_names_the_arguments(hgpo, command, usage):
 def test_a_broken_distribution_is_one_line(hgpo):
     code, _, error = hgpo("lost")
     assert code == 2
-    assert "hgpo.commands 'lost' of the distribution hgpo-greeting cannot be loaded from no_module:x" in error
+    assert (
+        "hgpo.commands 'lost' of the distribution hgpo-greeting cannot be loaded from no_module:x"
+        in error
+    )
 
 
 def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch):

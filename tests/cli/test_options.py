@@ -29,8 +29,12 @@ def test_settings_configuration_and_commands_have_the_options():
     configured = EnvironmentConfig().episode_options()
     assert configured == EpisodeOptions(action_format="response").episode_options()
     source = inspect.getsource(hgpo_envs.episode_options)
-    assert {name: field.doc for name, field in fields_in_source(source).items()} == field_docs(EpisodeOptions)
-    assert {name: eval(field.default) for name, field in fields_in_source(source).items()} == vars(EpisodeOptions())
+    assert {name: field.doc for name, field in fields_in_source(source).items()} == field_docs(
+        EpisodeOptions
+    )
+    assert {name: eval(field.default) for name, field in fields_in_source(source).items()} == vars(
+        EpisodeOptions()
+    )
     given = {field.name for field in dataclasses.fields(CommandOptions)}
     assert given & NAMES == {"history_length", "max_steps", "action_format"}
 
@@ -46,4 +50,7 @@ def test_help_fits_and_explains_every_option(width):
         for argument in arguments_of(command):
             assert first.count(argument.name) == 1, (words, argument.name)
             place = first.index(argument.name)
-            assert lines[place][26:].strip() or lines[place + 1].startswith(" " * 26), (words, argument.name)
+            assert lines[place][26:].strip() or lines[place + 1].startswith(" " * 26), (
+                words,
+                argument.name,
+            )

@@ -55,12 +55,16 @@ def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypa
     os.mkfifo("pipe")
     Path("to a device").symlink_to("/dev/null")
     access = os.access  # the superuser, who may run these tests, has every permission
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode))
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode)
+    )
     before = tree(Path())
     assert len(WITH_OUT) > 10
     cases = [(words, out) for words in WITH_OUT for out in ("file/x", "file/x/deep/y", "/proc/x/y")]
     cases += [(("rollout",), out) for out in ("locked/x", "x" * 5000)]
-    cases += [(words, out) for words in (("view",), ("advantages",)) for out in ("pipe", "to a device")]
+    cases += [
+        (words, out) for words in (("view",), ("advantages",)) for out in ("pipe", "to a device")
+    ]
     for words, out in cases:
         code, lines = run(*words, *words_for(WITH_OUT[words], out))
         assert (code, len(lines)) == (2, 1), (words, lines)
@@ -91,7 +95,9 @@ FAILED_STARTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", FAILED_STARTS, ids=" ".join)
 def test_a_failed_start_leaves_no_folder(run, small_run, arguments):
-    code, lines = run(*(small_run if word == "RUN" else word for word in arguments), "--out", "new/folder")
+    code, lines = run(
+        *(small_run if word == "RUN" else word for word in arguments), "--out", "new/folder"
+    )
     assert code == 2, lines
     assert "error: " in lines[-1], lines
     assert sum("error: " in line for line in lines) == 1
@@ -109,7 +115,9 @@ def test_a_failed_start_keeps_a_folder_that_existed(run):
         assert tree(Path()) == before
 
 
-def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(run, small_run, monkeypatch):
+def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(
+    run, small_run, monkeypatch
+):
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(Path("minari").absolute()))
     export = ("data", "export", "minari", small_run, "--name")
@@ -144,8 +152,16 @@ def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(
 
 
 def test_a_missing_module_names_the_extra_that_installs_it():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    modules = {"torch": "train", "PIL": "interchange", "vl_convert": "notebooks", "ray": "ray", "textual": "view"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    modules = {
+        "torch": "train",
+        "PIL": "interchange",
+        "vl_convert": "notebooks",
+        "ray": "ray",
+        "textual": "view",
+    }
     for module, extra in modules.items():
         assert extra in extras
         assert extra_of(module) == extra

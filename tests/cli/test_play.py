@@ -23,7 +23,9 @@ def play(typed: str, *options: str) -> str:
 
 def expert(env: str, folder: Path, tasks: int) -> list[list[str]]:
     """The expert's actions in the tasks that `hgpo play` plays."""
-    run = collect(env, "expert", folder, tasks=tasks, group_size=1, action_format="command", progress=False)
+    run = collect(
+        env, "expert", folder, tasks=tasks, group_size=1, action_format="command", progress=False
+    )
     games = run.steps.collect().partition_by("trajectory", maintain_order=True)
     return [game["action"].to_list() for game in games]
 
@@ -36,7 +38,16 @@ def test_whole_games_are_saved_like_a_policys(env, tmp_path):
         done = play("\n".join(game), env, "--out", str(out))
         assert "Solved in" in done
         assert f"Next: hgpo view {out}" in done
-    columns = ["task_id", "step", "state", "action", "reward", "won", "next_state", "history_hash_2"]
+    columns = [
+        "task_id",
+        "step",
+        "state",
+        "action",
+        "reward",
+        "won",
+        "next_state",
+        "history_hash_2",
+    ]
     mine, theirs = (scan_steps(run).select(columns).collect() for run in (out, tmp_path / "expert"))
     assert mine.equals(theirs)
 
@@ -46,9 +57,15 @@ def test_actions_by_number_lists_and_the_prompt(tmp_path):
     first = collect("HGPO/ALFWorld-v0", lambda request: "2", tmp_path / "run", tasks=1, group_size=1, max_steps=1,
                     action_format="number", progress=False)  # fmt: skip
     row = first.steps.collect().row(0, named=True)
-    done = play("/zzz\n/go to\n99\n0\nh\np\n2\n", "--max-steps", "1", "--out", str(tmp_path / "mine"))
+    done = play(
+        "/zzz\n/go to\n99\n0\nh\np\n2\n", "--max-steps", "1", "--out", str(tmp_path / "mine")
+    )
     assert scan_steps(tmp_path / "mine").collect()["action"].to_list() == [row["action"]]
-    for part in ("no action contains 'zzz'", "expected a number from 1 to", "show the prompt that a model would see"):
+    for part in (
+        "no action contains 'zzz'",
+        "expected a number from 1 to",
+        "show the prompt that a model would see",
+    ):
         assert part in done
     assert "Answer with exactly one action" in done
     assert "Not solved in 1 steps" in done
@@ -97,10 +114,13 @@ def test_an_unfinished_game_is_not_saved(typed, tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")
 def test_ctrl_c_ends_the_question_at_once():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", MAIN, "play"], env=environment(), **pipes) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, "play"], env=environment(), **pipes
+    ) as child:
         assert child.stdout is not None
         shown = ""
-        while "action (h: help)" not in shown:  # the handler is in place before the question is printed
+        # the handler is in place before the question is printed
+        while "action (h: help)" not in shown:
             shown += child.stdout.read(1)
         child.send_signal(signal.SIGINT)
         assert "0 of 1 played." in child.stdout.read()

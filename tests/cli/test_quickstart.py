@@ -14,26 +14,50 @@ from hgpo_train.cli.quickstart_run import DEPTHS, quickstart
 
 
 def test_the_same_seed_gives_the_same_steps_and_advantages(tmp_path):
-    first, second = (quickstart(tmp_path / name, seed=3, tasks=2, group_size=3) for name in ("a", "b"))
+    first, second = (
+        quickstart(tmp_path / name, seed=3, tasks=2, group_size=3) for name in ("a", "b")
+    )
     drop = ["run"]
-    assert scan_steps(first.run).drop(drop).collect().equals(scan_steps(second.run).drop(drop).collect())
+    assert (
+        scan_steps(first.run)
+        .drop(drop)
+        .collect()
+        .equals(scan_steps(second.run).drop(drop).collect())
+    )
     assert first.depths.equals(second.depths)
     other = quickstart(tmp_path / "c", seed=4, tasks=2, group_size=3)
-    assert not scan_steps(first.run).select("action").collect().equals(scan_steps(other.run).select("action").collect())
+    assert (
+        not scan_steps(first.run)
+        .select("action")
+        .collect()
+        .equals(scan_steps(other.run).select("action").collect())
+    )
 
 
 def test_the_quickstart_numbers_match_plain_counting(tmp_path):
     found = quickstart(tmp_path, tasks=4, group_size=4)
-    steps = scan_steps(found.run).select("task_id", "group", "trajectory", "step", "state").collect().rows()
+    steps = (
+        scan_steps(found.run)
+        .select("task_id", "group", "trajectory", "step", "state")
+        .collect()
+        .rows()
+    )
     texts = {(trajectory, step): state for *_, trajectory, step, state in steps}
     for row in found.depths.iter_rows(named=True):
         k = row["K"]
         windows = [
-            (task, group, state, tuple(texts.get((trajectory, t)) for t in range(max(0, step - k), step)))
+            (
+                task,
+                group,
+                state,
+                tuple(texts.get((trajectory, t)) for t in range(max(0, step - k), step)),
+            )
             for task, group, trajectory, step, state in steps
         ]
         pairs = differing = 0
-        counts = Counter((window, step >= k) for window, (*_, step, _) in zip(windows, steps, strict=True))
+        counts = Counter(
+            (window, step >= k) for window, (*_, step, _) in zip(windows, steps, strict=True)
+        )
         shared = sum(count for (_, whole), count in counts.items() if whole and count > 1)
         assert row["shared"] == pytest.approx(shared / len(steps))
         for i, (task, group, state, past) in enumerate(windows):
@@ -72,7 +96,9 @@ def test_the_next_commands_work_as_they_are_printed(tmp_path):
     assert {f"advantage_k{k}" for k in DEPTHS} <= set(table.columns)
     following = first[1].split("Next:\n")[1].splitlines()
     assert all(line.startswith(("  hgpo ", "      ")) for line in following), first[1]
-    commands = [shlex.split(line)[1:] for line in first[1].splitlines() if line.startswith("  hgpo ")]
+    commands = [
+        shlex.split(line)[1:] for line in first[1].splitlines() if line.startswith("  hgpo ")
+    ]
     assert [words[0] for words in commands] == ["view", "stats", "advantages", "data", "eval"]
     for words in commands:
         code, shown = outcome(*words)
@@ -90,7 +116,12 @@ def test_commands_are_shown_as_this_program_is_called(tmp_path, monkeypatch):
         (tmp_path / folder / "hgpo").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "active"))
     shown = []
-    for called in (tmp_path / "active/hgpo", tmp_path / "other one/hgpo", "/usr/bin/pytest", "/no/such/hgpo"):
+    for called in (
+        tmp_path / "active/hgpo",
+        tmp_path / "other one/hgpo",
+        "/usr/bin/pytest",
+        "/no/such/hgpo",
+    ):
         monkeypatch.setattr("sys.argv", [str(called)])
         shown.append(program())
     assert shown == ["hgpo", f"'{tmp_path}/other one/hgpo'", "hgpo", "hgpo"]

@@ -23,10 +23,20 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evil") / "run"
     with StepWriter(folder, run="run", config={}) as writer:
         for group in range(2):
-            texts = {"task_id": f"t{EVIL}", "state": f"s{EVIL}", "action": f"a{EVIL}", "task_type": f"kind{EVIL}"}
+            texts = {
+                "task_id": f"t{EVIL}",
+                "state": f"s{EVIL}",
+                "action": f"a{EVIL}",
+                "task_type": f"kind{EVIL}",
+            }
             texts |= {"env_id": f"env{EVIL}", "split": f"train{EVIL}"}
-            ends = [{"trajectory": f"{group}{n}{EVIL}", "reward": float(n), "won": bool(n)} for n in range(2)]
-            writer.add_group([texts | {"group": group, "step": 0, "terminated": True} | end for end in ends])
+            ends = [
+                {"trajectory": f"{group}{n}{EVIL}", "reward": float(n), "won": bool(n)}
+                for n in range(2)
+            ]
+            writer.add_group(
+                [texts | {"group": group, "step": 0, "terminated": True} | end for end in ends]
+            )
     return folder
 
 
@@ -73,7 +83,12 @@ def test_on_a_terminal(run, tmp_path):
 @pytest.mark.slow
 def test_in_pipes(run, hgpo):
     stats = ("stats", run)
-    for command in (stats, (*stats, "--by", "task_type"), ("data", "show", run, "--json"), ("verify", run)):
+    for command in (
+        stats,
+        (*stats, "--by", "task_type"),
+        ("data", "show", run, "--json"),
+        ("verify", run),
+    ):
         printed = "".join(map(str, hgpo(*command)))
         assert all(letter == "\n" or letter.isprintable() for letter in printed), command
 
@@ -82,7 +97,10 @@ def test_in_pipes(run, hgpo):
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_what_a_stream_cannot_encode_is_replaced(run, encoding):
     for command in (("stats", run), ("data", "show", run), ("--help",), ("stats", "/no—run")):
-        line, env = [sys.executable, "-c", MAIN, *map(str, command)], environment(PYTHONIOENCODING=encoding)
+        line, env = (
+            [sys.executable, "-c", MAIN, *map(str, command)],
+            environment(PYTHONIOENCODING=encoding),
+        )
         done = subprocess.run(line, env=env, capture_output=True, check=False)
         assert done.returncode == (2 if "/no—run" in command else 0), done
         assert b"Traceback" not in done.stdout + done.stderr
@@ -104,7 +122,9 @@ def test_what_a_stream_cannot_encode_is_replaced(run, encoding):
 def test_streams_that_are_closed_or_full(run, streams, code):
     """With `head`, the exit status depends on which of both is faster."""
     line = f"{shlex.quote(sys.executable)} -c {shlex.quote(MAIN)} data show {shlex.quote(str(run))} {streams}"
-    done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", line], env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode in ((0, 1) if code is None else (code,)), done
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -113,7 +133,14 @@ def test_streams_that_are_closed_or_full(run, streams, code):
 
 def test_progress_bars_of_other_libraries_are_kept_and_their_texts_are_not():
     stream = io.StringIO()
-    for text in ("\r 50%|#####     |", "\n\x1b[A", "\x1b[A\x1b[A", "\r a\x1b[2J", "tab\tline\n", "\ud800"):
+    for text in (
+        "\r 50%|#####     |",
+        "\n\x1b[A",
+        "\x1b[A\x1b[A",
+        "\r a\x1b[2J",
+        "tab\tline\n",
+        "\ud800",
+    ):
         RedactedStream(stream).write(text)
     assert stream.getvalue() == "\r 50%|#####     |\n\x1b[A\x1b[A\x1b[A� a�[2Jtab\tline\n�"
 
@@ -122,11 +149,15 @@ def test_a_reader_of_a_pipe_receives_each_line_at_once_and_may_end_early(run):
     """Of a viewer, which waits for Ctrl-C: its address comes first."""
     buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", MAIN, "view", str(run), "--no-browser"]
-    with subprocess.Popen(command, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as viewer:
+    with subprocess.Popen(
+        command, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as viewer:
         assert "http://127.0.0.1:" in viewer.stdout.readline()
         viewer.terminate()
     listing = [sys.executable, "-c", MAIN, "advantages", "--list"]
-    with subprocess.Popen(listing, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ended:
+    with subprocess.Popen(
+        listing, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ended:
         ended.stdout.close()
         assert ended.stderr.read() == ""
     assert ended.returncode == 1

@@ -104,7 +104,9 @@ def inputs(tmp_path_factory):
     (folder / "bad.j2").write_text("{{ admissible_actions[999] }}")
     (folder / "unknown.toml").write_text("[updat]\nepochs = 1\n")
     (folder / "bug.py").write_text("import nothing_there\n")
-    (folder / "mine.py").write_text("number = 3\ndef three(a, b, c): ...\ndef positional(steps, scale): ...\n")
+    (folder / "mine.py").write_text(
+        "number = 3\ndef three(a, b, c): ...\ndef positional(steps, scale): ...\n"
+    )
     pl.DataFrame({"a": [1]}).write_parquet(folder / "plain.parquet")
     return folder
 
@@ -154,7 +156,8 @@ def test_what_the_system_refuses_is_one_line(capsys, error, line):
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_wrong_command_is_one_line(monkeypatch, hgpo, line):
-    monkeypatch.setattr(sys, "stdout", sys.stdout)  # restored: the command replaces them by redacted streams
+    # restored: the command replaces them by redacted streams
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
     code, out, error = hgpo(*shlex.split(line))
     assert (code, out, error.count("\n")) == (2, "", 1), error

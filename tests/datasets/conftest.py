@@ -31,7 +31,9 @@ def raw_run(tmp_path: Path) -> Callable[..., Path]:
             data = shards.encode(frame, shards.metadata_of(header))
             (folder / "steps" / name).write_bytes(data)
             digest = hashlib.sha256(data).hexdigest()
-            line, check = manifest.encode_line(manifest.Shard(name, digest, len(data), len(frame), 0, 0), check)
+            line, check = manifest.encode_line(
+                manifest.Shard(name, digest, len(data), len(frame), 0, 0), check
+            )
             text += line
         (folder / manifest.NAME).write_bytes(text)
         return folder

@@ -13,13 +13,23 @@ from hgpo_train.rollout.outcomes import rollout_table
 
 def step(trajectory, number, state, parent=None, branch_step=None, **columns):
     named = {"trajectory": trajectory, "step": number, "parent": parent, "branch_step": branch_step}
-    return {"task_id": "t", "state": state, "action": f"{trajectory}{number}", "reward": 1.0, **named, **columns}
+    return {
+        "task_id": "t",
+        "state": state,
+        "action": f"{trajectory}{number}",
+        "reward": 1.0,
+        **named,
+        **columns,
+    }
 
 
 ROOT = [step("a", 0, "x"), step("a", 1, "y"), step("a", 2, "z", won=True)]
 BRANCH = [step("b", 1, "y", "a", 1), step("b", 2, "w", "a", 1, reward=5.0, won=False)]
 NESTED = [step("c", 2, "w", "b", 2, won=False)]
-WHOLE = [{**row, "trajectory": "whole", "parent": None, "branch_step": None} for row in (ROOT[0], *BRANCH)]
+WHOLE = [
+    {**row, "trajectory": "whole", "parent": None, "branch_step": None}
+    for row in (ROOT[0], *BRANCH)
+]
 
 
 @pytest.fixture
@@ -62,7 +72,10 @@ def test_rates_are_of_rollouts_that_began_at_the_start(run):
         ([step("b", 0, "x", "a", 0)], "with a step of branch_step after its first one"),
         ([step("b", 1, "other", "a", 1)], "expected the state of the parent's step"),
         ([step("b", 2, "z", "a", 1)], "expected contiguous steps"),
-        ([step("b", 1, "y", "a", 1), step("b", 2, "w")], "expected parent and branch_step in all rows"),
+        (
+            [step("b", 1, "y", "a", 1), step("b", 2, "w")],
+            "expected parent and branch_step in all rows",
+        ),
         ([step("b", 1, "y", "a", 1, group=1)], "expected a trajectory of the same group"),
         ([step("b", 1, "y", "c", 1), step("c", 1, "y", "b", 1)], "after its first one"),
     ],
@@ -74,6 +87,11 @@ def test_wrong_branches_are_refused_and_found(tmp_path, raw_run, rows, line):
     writer.add_group(ROOT)
     writer.close()
     stored = scan_steps(tmp_path / "good").collect()
-    wrong = [stored[0].with_columns(pl.lit(v, stored.schema[k]).alias(k) for k, v in row.items()) for row in rows]
-    report = verify(raw_run(pl.concat([stored, *wrong]).sort("task_id", "group", "trajectory", "step")))
+    wrong = [
+        stored[0].with_columns(pl.lit(v, stored.schema[k]).alias(k) for k, v in row.items())
+        for row in rows
+    ]
+    report = verify(
+        raw_run(pl.concat([stored, *wrong]).sort("task_id", "group", "trajectory", "step"))
+    )
     assert any(line in problem.message for problem in report.problems)

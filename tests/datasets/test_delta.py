@@ -53,8 +53,14 @@ def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     assert table.partitions() == [{"run": "run"}]
 
 
-def test_the_documented_line_writes_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/interchange.md").read_text("utf-8").partition("## Delta Lake")[2]
+def test_the_documented_line_writes_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (
+        (Path(__file__).parents[2] / "docs/interchange.md")
+        .read_text("utf-8")
+        .partition("## Delta Lake")[2]
+    )
     add(tmp_path / "runs/first", range(2))
     monkeypatch.chdir(tmp_path)
     exec(page.partition("```python\n")[2].partition("```")[0], {})
@@ -69,7 +75,10 @@ def test_paths_that_are_no_urls_are_refused(run: Path, tmp_path: Path) -> None:
 def test_what_is_no_table_is_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "catalogue").mkdir()
     (tmp_path / "catalogue/items.json").write_text("{}")
-    for name, line in (("catalogue", "received one with other files"), ("catalogue/items.json", "received a file")):
+    for name, line in (
+        ("catalogue", "received one with other files"),
+        ("catalogue/items.json", "received a file"),
+    ):
         with pytest.raises(InputError, match=line):
             to_delta(run, tmp_path / name)
     assert [path.name for path in tmp_path.glob("catalogue/*")] == ["items.json"]
@@ -129,7 +138,9 @@ except InputError as error:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exports", [2, 3])
-def test_exports_at_the_same_time_write_each_row_once(run: Path, tmp_path: Path, exports: int) -> None:
+def test_exports_at_the_same_time_write_each_row_once(
+    run: Path, tmp_path: Path, exports: int
+) -> None:
     """Into a new table, and into one that has another run; the others fail with a line, and can be repeated."""
     with StepWriter(tmp_path / "other") as writer:
         writer.add_group(group("t", 2, 3))
@@ -144,7 +155,9 @@ def test_exports_at_the_same_time_write_each_row_once(run: Path, tmp_path: Path,
             process.stdin.flush()
         lines = [process.communicate(timeout=120)[0].strip() for process in processes]
         same(pl.read_delta(str(tmp_path / table)).filter(run="run"), run)
-        assert all(line.isdigit() or line.startswith(f"{tmp_path / table}: ") for line in lines), lines
+        assert all(line.isdigit() or line.startswith(f"{tmp_path / table}: ") for line in lines), (
+            lines
+        )
         to_delta(run, tmp_path / table)
         same(pl.read_delta(str(tmp_path / table)).filter(run="run"), run)
 
@@ -157,6 +170,12 @@ def test_a_table_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch) 
         assert to_delta(run, "s3://bucket/table").version == 1
         add(run, range(3, 4))
         assert to_delta(run, "s3://bucket/table").version == 2
-        same(pl.read_delta("s3://bucket/table", storage_options={**options_of(environment), "allow_http": "true"}), run)
+        same(
+            pl.read_delta(
+                "s3://bucket/table",
+                storage_options={**options_of(environment), "allow_http": "true"},
+            ),
+            run,
+        )
         with pytest.raises(InputError, match=r"^s3://nowhere/table: "):
             to_delta(run, "s3://nowhere/table")

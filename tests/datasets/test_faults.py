@@ -18,7 +18,13 @@ from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_envs.errors import InputError
 
 INTERRUPTIBLE = tuple(
-    f"hgpo_{name}.py" for name in ("datasets/writer", "datasets/shard_folder", "datasets/manifest", "envs/files/atomic")
+    f"hgpo_{name}.py"
+    for name in (
+        "datasets/writer",
+        "datasets/shard_folder",
+        "datasets/manifest",
+        "envs/files/atomic",
+    )
 )
 
 
@@ -99,7 +105,8 @@ def test_a_commit_that_failed_at_any_call_is_repeated(tmp_path: Path, full: bool
             with failing(at, full=full) as calls, contextlib.suppress(OSError):
                 writer.commit()
             assert verify(folder).ok, calls
-            assert rows(folder) in (6 * len(writer.committed), 12), calls  # an `fsync` may fail after the last write
+            # an `fsync` may fail after the last write
+            assert rows(folder) in (6 * len(writer.committed), 12), calls
             writer.add_group(group("later"))
         assert rows(folder) == 18, calls
         assert verify(folder).ok
@@ -108,7 +115,9 @@ def test_a_commit_that_failed_at_any_call_is_repeated(tmp_path: Path, full: bool
     assert at > 8
 
 
-@pytest.mark.parametrize("raised", [None, ValueError("a bug"), BrokenPipeError(), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "raised", [None, ValueError("a bug"), BrokenPipeError(), KeyboardInterrupt()], ids=repr
+)
 def test_leaving_with_a_full_disk_raises_the_first_error_with_a_note(
     tmp_path: Path, raised: BaseException | None
 ) -> None:
@@ -128,7 +137,9 @@ def test_leaving_with_a_full_disk_raises_the_first_error_with_a_note(
 @pytest.mark.slow
 def test_two_writers_are_refused(tmp_path: Path) -> None:
     with StepWriter(tmp_path) as writer:
-        with pytest.raises(InputError, match=rf"in use: process {os.getpid()} on \S+ is writing a run there"):
+        with pytest.raises(
+            InputError, match=rf"in use: process {os.getpid()} on \S+ is writing a run there"
+        ):
             StepWriter(tmp_path)
         other = python("import sys, hgpo_datasets; hgpo_datasets.StepWriter(sys.argv[1])", tmp_path)
         assert f"is in use: process {os.getpid()} on " in other.stderr.splitlines()[-1]
@@ -167,7 +178,9 @@ def test_opening_never_removes_what_it_did_not_write(tmp_path: Path) -> None:
     file = tmp_path / "run/steps/steps-000001.parquet"
     for data in (foreign, foreign[:-9], b"a list of goods"):
         file.write_bytes(data)
-        with pytest.raises(InputError, match="is damaged or belongs to another run; move it elsewhere"):
+        with pytest.raises(
+            InputError, match="is damaged or belongs to another run; move it elsewhere"
+        ):
             StepWriter(tmp_path / "run")
         assert file.read_bytes() == data
     file.unlink()

@@ -35,13 +35,27 @@ def test_a_pipe_in_place_of_a_shard_or_manifest_is_refused_at_once(rich_run: Pat
 @pytest.mark.parametrize(
     ("line", "key", "value"),
     [
-        *((1, "file", name) for name in ("../../secret.parquet", "/etc/passwd", "steps-000001.parquet", 7)),
-        *((2, "replaces", name) for name in ("../rich/steps-000000.parquet", ["steps-000000.parquet"])),
-        *((1, key, value) for key, value in (("rows", -1), ("bytes", 1.5), ("sha256", "x"), ("unknown", 1))),
-        *((0, key, value) for key, value in (("depth", 10**9), ("schema_version", 10**9), ("format", "another"))),
+        *(
+            (1, "file", name)
+            for name in ("../../secret.parquet", "/etc/passwd", "steps-000001.parquet", 7)
+        ),
+        *(
+            (2, "replaces", name)
+            for name in ("../rich/steps-000000.parquet", ["steps-000000.parquet"])
+        ),
+        *(
+            (1, key, value)
+            for key, value in (("rows", -1), ("bytes", 1.5), ("sha256", "x"), ("unknown", 1))
+        ),
+        *(
+            (0, key, value)
+            for key, value in (("depth", 10**9), ("schema_version", 10**9), ("format", "another"))
+        ),
     ],
 )
-def test_a_manifest_of_odd_values_is_refused(rich_run: Path, line: int, key: str, value: object) -> None:
+def test_a_manifest_of_odd_values_is_refused(
+    rich_run: Path, line: int, key: str, value: object
+) -> None:
     """The checks of the lines are right; the folder has a table outside of the run."""
     shutil.copy(rich_run / "steps/steps-000000.parquet", rich_run.parent / "secret.parquet")
     path = rich_run / manifest.NAME
@@ -58,15 +72,25 @@ def test_a_manifest_of_odd_values_is_refused(rich_run: Path, line: int, key: str
 @pytest.mark.filterwarnings("ignore::hgpo_datasets.StepTableWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", [".lock", "manifest.jsonl", "steps", "steps/steps-000003.parquet", ".hgpo-0123456789abcdef.tmp"]
+    "name",
+    [
+        ".lock",
+        "manifest.jsonl",
+        "steps",
+        "steps/steps-000003.parquet",
+        ".hgpo-0123456789abcdef.tmp",
+    ],
 )
-def test_what_is_planted_in_a_run_is_never_followed(rich_run: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_what_is_planted_in_a_run_is_never_followed(
+    rich_run: Path, tmp_path: Path, name: str, kind: str
+) -> None:
     """The writer, `hgpo verify` and the readers end at once; no file outside changes, moves or disappears."""
     outside = write_rich_run(tmp_path / "outside", config={"seed": 7})
     (outside / "precious.txt").write_text("mine")
     if name == "steps" and kind == "link to a folder":
         (outside / "steps").rename(tmp_path / "shards")
-        outside = tmp_path / "shards"  # a stranger's manifest names shards of the user, and calls one of them replaced
+        # a stranger's manifest names shards of the user, and calls one of them replaced
+        outside = tmp_path / "shards"
         with StepWriter(rich_run) as writer:
             writer.replace(rich_group("task 1", 9))
     before = content(outside)

@@ -48,8 +48,12 @@ def test_hugging_face_plain_streaming_and_torch(
         wanted = torch.tensor(hashes[name].to_list())
         assert plain[:][name] == hashes[name].to_list()
         assert torch.equal(plain.with_format("torch")[:][name], wanted), name
-        assert torch.equal(torch.stack([row[name] for row in streamed.with_format("torch")]), wanted), name
-    few = to_dataset(rich_run, columns=["reward", "history_hash_3"], cache_dir=str(tmp_path / "cache"))
+        assert torch.equal(
+            torch.stack([row[name] for row in streamed.with_format("torch")]), wanted
+        ), name
+    few = to_dataset(
+        rich_run, columns=["reward", "history_hash_3"], cache_dir=str(tmp_path / "cache")
+    )
     assert few.column_names == ["reward", "history_hash_3"]
     with pytest.raises(InputError, match=r"'rewards'.*reward"):
         to_dataset(rich_run, columns=["rewards"])
@@ -57,7 +61,9 @@ def test_hugging_face_plain_streaming_and_torch(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lr[1]", "what?", "[a]", "**", "{a,b}", "~", "%61", "#a", "a b"])
-def test_hugging_face_reads_the_run_that_was_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_reads_the_run_that_was_named(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("datasets.arrow_dataset")
     from hgpo_datasets.interchange.huggingface import to_dataset
 
@@ -90,7 +96,9 @@ def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     to_minari(rich_run, "hgpo/rich-v0", author="someone")
     loaded = minari.load_dataset("hgpo/rich-v0")
-    steps = scan_steps(rich_run).collect().partition_by("task_id", "trajectory", maintain_order=True)
+    steps = (
+        scan_steps(rich_run).collect().partition_by("task_id", "trajectory", maintain_order=True)
+    )
     assert loaded.total_episodes == len(steps)
     for episode, rows in zip(loaded.iterate_episodes(), steps, strict=True):
         assert list(episode.observations["state"]) == [*rows["state"], rows["next_state"][-1]]
@@ -111,8 +119,12 @@ def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env_id", "option"), [("ALFWorld", "grammar=put"), ("WebShop", "observation_mode=text_rich")])
-def test_minari_recovers_the_environment(env_id: str, option: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("env_id", "option"), [("ALFWorld", "grammar=put"), ("WebShop", "observation_mode=text_rich")]
+)
+def test_minari_recovers_the_environment(
+    env_id: str, option: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The recorded actions lead to the recorded states, rewards and ends."""
     minari = pytest.importorskip("minari")
     from hgpo_datasets.interchange.minari import to_minari
@@ -147,7 +159,9 @@ def test_minari_names_no_environment_that_it_cannot_know(
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     assert to_minari(str(rich_run / "steps" / "*.parquet"), "hgpo/files-v0").spec.env_spec is None
-    for number, config in enumerate(({}, {"env": "HGPO/ALFWorld-v0"}, {"env": {"id": "os:system"}})):
+    for number, config in enumerate(
+        ({}, {"env": "HGPO/ALFWorld-v0"}, {"env": {"id": "os:system"}})
+    ):
         with StepWriter(tmp_path / str(number), config=config) as writer:
             writer.add_group(group("t"))
         assert to_minari(tmp_path / str(number), f"hgpo/run-v{number}").spec.env_spec is None

@@ -29,7 +29,9 @@ def blocks(language: str) -> Iterator[str]:
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write runs/first: of three tasks with four rollouts each, all, half and none are won in their last steps."""
     monkeypatch.chdir(tmp_path)
-    with StepWriter("runs/first", defaults={"env_id": "E", "task_type": "pick", "won": False}) as writer:
+    with StepWriter(
+        "runs/first", defaults={"env_id": "E", "task_type": "pick", "won": False}
+    ) as writer:
         for number, task in enumerate(("all", "half", "none")):
             rows = group(task, 4, 5)
             for member, row in enumerate(rows[4::5]):
@@ -46,13 +48,18 @@ def test_the_recipes_count_trajectories(first: Path) -> None:
         exec(block, names)
     assert names["success"] == 6 / 13
     assert isinstance(by_task := names["by_task"], pl.DataFrame)
-    assert by_task.sort("task_id").rows() == [("E", "all", 1.0, 4), ("E", "half", 0.5, 4), ("E", "none", 0.0, 5)]
+    assert by_task.sort("task_id").rows() == [
+        ("E", "all", 1.0, 4),
+        ("E", "half", 0.5, 4),
+        ("E", "none", 0.0, 5),
+    ]
     assert isinstance(bounds := names["bounds"], pl.DataFrame)
     assert bounds.row(0) == (6 / 13, 7 / 13)
     duckdb = pytest.importorskip("duckdb")
     (query,) = blocks("sql")
     assert duckdb.sql(query).fetchall() == [("pick", 6 / 13, 13)]
-    assert scan_steps(first).filter(step=0).select("won").collect()["won"].any() is False  # the trap
+    # the trap
+    assert scan_steps(first).filter(step=0).select("won").collect()["won"].any() is False
 
 
 def test_success_of_a_trajectory(tmp_path: Path) -> None:
@@ -62,15 +69,21 @@ def test_success_of_a_trajectory(tmp_path: Path) -> None:
         with StepWriter(tmp_path / f"{flags}") as writer:
             writer.add_group(rows)
             with pytest.raises(RowError, match="expected episode_won"):
-                writer.add_group([{**row, "task_id": "u", "episode_won": not expected} for row in rows])
-        assert scan_steps(tmp_path / f"{flags}").collect()["episode_won"].to_list() == [expected] * 3
+                writer.add_group(
+                    [{**row, "task_id": "u", "episode_won": not expected} for row in rows]
+                )
+        assert (
+            scan_steps(tmp_path / f"{flags}").collect()["episode_won"].to_list() == [expected] * 3
+        )
         assert verify(tmp_path / f"{flags}").ok
 
 
 def test_hashes_of_keys_are_kept(tmp_path: Path) -> None:
     """A status line with a counter does not tell states apart; the texts stay what the policy reads."""
     rows = [
-        step("t", trajectory, t, state=f"room {t} of {trajectory}", state_hash=text_hash(f"room {t}"))
+        step(
+            "t", trajectory, t, state=f"room {t} of {trajectory}", state_hash=text_hash(f"room {t}")
+        )
         for trajectory in "ab"
         for t in range(3)
     ]
@@ -94,7 +107,9 @@ def test_hashes_of_keys_are_kept(tmp_path: Path) -> None:
 
 def tasks(steps: pl.LazyFrame, *, refuse: str = "", die: str = "") -> list[str]:
     """Return the tasks of some steps."""
-    names = steps.select(pl.col("task_id").unique(maintain_order=True)).collect()["task_id"].to_list()
+    names = (
+        steps.select(pl.col("task_id").unique(maintain_order=True)).collect()["task_id"].to_list()
+    )
     if refuse in names:
         raise InputError(f"expected another task, received {refuse}")
     if die in names:
@@ -115,7 +130,9 @@ def test_partitions_are_consecutive_shards(run: Path) -> None:
     for rows, count in ((1, 6), (12, 3), (13, 3), (100, 1)):
         parts = partitions(run, rows)
         assert len(parts) == count
-        assert pl.concat([part.scan() for part in parts]).collect().equals(scan_steps(run).collect())
+        assert (
+            pl.concat([part.scan() for part in parts]).collect().equals(scan_steps(run).collect())
+        )
     assert len(partitions(run, 1, whole=["run"])) == 1
     assert len(partitions([run, run / "steps"], 12)) == 3
     with pytest.raises(InputError, match="at least 1, received 0"):
@@ -142,12 +159,16 @@ def test_a_process_that_is_killed_is_an_error(run: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not nightly.ALL, reason="nightly: tests/advantages/test_writing.py uses Ray, too")
+@pytest.mark.skipif(
+    not nightly.ALL, reason="nightly: tests/advantages/test_writing.py uses Ray, too"
+)
 def test_ray(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", environment(Path(__file__).parent)["PYTHONPATH"])
     parts = partitions(run, 6)
-    assert list(map_partitions(tasks, parts, processes=2, ray=True)) == [[f"t{number}"] for number in range(6)]
+    assert list(map_partitions(tasks, parts, processes=2, ray=True)) == [
+        [f"t{number}"] for number in range(6)
+    ]
     with pytest.raises(InputError, match=r"^expected another task, received t4$"):
         list(map_partitions(partial(tasks, refuse="t4"), parts, processes=2, ray=True))
     with pytest.raises(ProcessError, match="the Ray job failed"):

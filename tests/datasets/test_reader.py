@@ -39,13 +39,17 @@ def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
         assert_frame_equal(deep, scan_steps(tmp_path / "deep").select(deep.columns).collect())
 
 
-def test_files_of_another_schema_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_another_schema_version_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with StepWriter(tmp_path / "old") as writer:
         writer.add_group(group("a"))
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
     shard = next((tmp_path / "old/steps").iterdir())
     for read in (scan_steps, StepWriter):
-        with pytest.raises(InputError, match=r"expected schema version 5, received 4; .* or upgrade hgpo"):
+        with pytest.raises(
+            InputError, match=r"expected schema version 5, received 4; .* or upgrade hgpo"
+        ):
             read(tmp_path / "old")
     with pytest.raises(InputError, match="expected schema version 5, received 4"):
         scan_steps(shard.rename(tmp_path / "alone.parquet"))
@@ -56,12 +60,18 @@ def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:
     first, second, _ = sorted(rich_run.glob("steps/*.parquet"))
     rows = count(scan_steps(rich_run))
     first.write_bytes(first.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"steps-000000\.parquet is damaged: expected [\d,]+ bytes, received [\d,]+"):
+    with pytest.raises(
+        InputError,
+        match=r"steps-000000\.parquet is damaged: expected [\d,]+ bytes, received [\d,]+",
+    ):
         scan_steps(rich_run)
     second.unlink()
     with pytest.warns(StepTableWarning, match="; skipped") as warned:
         assert count(scan_steps(rich_run, damaged="skip")) == rows / 3
-    assert all(str(file) in str(warning.message) for file, warning in zip((first, second), warned, strict=True))
+    assert all(
+        str(file) in str(warning.message)
+        for file, warning in zip((first, second), warned, strict=True)
+    )
 
 
 def test_what_is_not_committed_is_left_out(rich_run: Path) -> None:
@@ -105,7 +115,11 @@ class RangeHandler(Files):
             begin = int(first) if first else max(0, len(data) - int(last))
             end = min(len(data), int(last) + 1) if first and last else len(data)
         self.asked.append((path.name, end - begin))
-        sent = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", "ETag": '"x"', "Last-Modified": MODIFIED}
+        sent = {
+            "Content-Range": f"bytes {begin}-{end - 1}/{len(data)}",
+            "ETag": '"x"',
+            "Last-Modified": MODIFIED,
+        }
         self.answer(data[begin:end], 206 if wanted else 200, **sent)
 
 
@@ -129,11 +143,17 @@ def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
     )
     with StepWriter(tmp_path / "big", depth=0) as writer:
         for seed in range(30):
-            writer.add_group(group(f"t{seed}", response=random.Random(seed).randbytes(300_000).hex()))
+            writer.add_group(
+                group(f"t{seed}", response=random.Random(seed).randbytes(300_000).hex())
+            )
     size = sum(file.stat().st_size for file in (tmp_path / "big/steps").iterdir())
     RangeHandler.asked.clear()
-    assert scan_steps(f"{served}/big").select(pl.len(), pl.col("reward").sum()).collect().row(0) == (180, 0.0)
-    assert sum(count for _, count in RangeHandler.asked) < size / 2, "only the columns asked for travel"
+    assert scan_steps(f"{served}/big").select(pl.len(), pl.col("reward").sum()).collect().row(
+        0
+    ) == (180, 0.0)
+    assert sum(count for _, count in RangeHandler.asked) < size / 2, (
+        "only the columns asked for travel"
+    )
     with pytest.raises(InputError, match="cannot be read"):
         scan_steps(f"{served}/nothing")
     (rich_run / "steps/steps-000000.parquet").unlink()
@@ -150,7 +170,10 @@ class Endless(QuietHandler):
     def do_GET(self) -> None:
         wanted = self.headers.get("Range")
         first, last = map(int, wanted.removeprefix("bytes=").split("-")) if wanted else (0, -1)
-        part = {"Content-Range": f"bytes {first}-{last}/{self.whole}", "Content-Length": last - first + 1}
+        part = {
+            "Content-Range": f"bytes {first}-{last}/{self.whole}",
+            "Content-Length": last - first + 1,
+        }
         self.begin(206 if wanted else 200, **(part if wanted else {}), Last_Modified=MODIFIED)
         left = last - first + 1 if wanted else 1 << 40
         piece = (self.line * (1 << 16))[: 1 << 16]
@@ -161,7 +184,9 @@ class Endless(QuietHandler):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [b"x", b'{"check":"0"}\n'], ids=["one line", "lines"])
-def test_an_endless_manifest_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+def test_an_endless_manifest_is_refused_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
     monkeypatch.setattr(manifest, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(Endless, "line", line)
     refusal = r"^.*manifest\.jsonl: expected at most 1,048,576 bytes, received more$"
@@ -185,7 +210,14 @@ def write(folder: Path, *tasks: str) -> Path:
 
 
 def tasks(source: object, **options: object) -> list[str]:
-    return scan_steps(source, **options).select("task_id").unique().sort("task_id").collect()["task_id"].to_list()  # type: ignore[arg-type]
+    return (
+        scan_steps(source, **options)
+        .select("task_id")
+        .unique()
+        .sort("task_id")
+        .collect()["task_id"]
+        .to_list()
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -225,13 +257,20 @@ def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.Monke
         assert tasks(source) == expected, source
         if not isinstance(source, list):
             summarize_run(str(source).removeprefix("file://"))
-    for place, name in (("first/steps", "."), ("first", "steps"), ("first/steps", ".."), ("training", ".")):
+    for place, name in (
+        ("first/steps", "."),
+        ("first", "steps"),
+        ("first/steps", ".."),
+        ("training", "."),
+    ):
         monkeypatch.chdir(runs / place)
         assert tasks(name) == (["a"] if "first" in place else ["c"])
 
 
 HOSTILE_NAMES = st.lists(
-    st.sampled_from([*"ab[]*?{}!~%#$:;,&=@ '\"^-é日", "[ab]", "[!a]", "**", "%61", "{a,b}"]), min_size=1, max_size=4
+    st.sampled_from([*"ab[]*?{}!~%#$:;,&=@ '\"^-é日", "[ab]", "[!a]", "**", "%61", "{a,b}"]),
+    min_size=1,
+    max_size=4,
 ).map("".join)
 
 
@@ -244,7 +283,13 @@ HOSTILE_NAMES = st.lists(
 def test_names_are_no_patterns(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """Beside folders that the name would match as a pattern, every reader reads the run that was named."""
     folder = tmp_path_factory.mktemp("names")
-    siblings = {name.translate(str.maketrans("[]?*%", "\0\0xx\0")).replace("\0", ""), "a", "b", "lr1", "whatx"} - {
+    siblings = {
+        name.translate(str.maketrans("[]?*%", "\0\0xx\0")).replace("\0", ""),
+        "a",
+        "b",
+        "lr1",
+        "whatx",
+    } - {
         name,
         "",
     }
@@ -295,9 +340,15 @@ def test_empty_runs_among_others_are_counted(runs: Path) -> None:
     with pytest.warns(StepTableWarning, match="runs: 5 runs, 2 of them without committed rows"):
         assert tasks(runs) == ["a", "b", "c"]
     for source, line in (
-        (f"{runs}/[xy]", r"no committed rows in .*\[xy\]: found 2 runs, none of them with committed"),
+        (
+            f"{runs}/[xy]",
+            r"no committed rows in .*\[xy\]: found 2 runs, none of them with committed",
+        ),
         (runs / "x", r"no committed rows in .*/x$"),
-        (runs / "first.advantages", r"is not a run, and contains none: .*/first.advantages/\*\.parquet\)"),
+        (
+            runs / "first.advantages",
+            r"is not a run, and contains none: .*/first.advantages/\*\.parquet\)",
+        ),
         (runs / ".hidden/none", "no such file or run"),
         (f"{runs}/nothing*", "no such file or run"),
         (f"{runs}/*.advantages", "is not a run, and contains none"),
@@ -317,12 +368,21 @@ def test_a_file_in_place_of_the_folder_of_shards_is_refused(tmp_path: Path) -> N
 
 READERS = {
     "polars": lambda steps: pl.read_parquet(steps),
-    "pandas": lambda steps: pl.from_pandas(__import__("pandas").read_parquet(steps, dtype_backend="pyarrow")),
-    "pyarrow": lambda steps: pl.from_arrow(__import__("pyarrow.dataset").dataset.dataset(steps).to_table()),
+    "pandas": lambda steps: pl.from_pandas(
+        __import__("pandas").read_parquet(steps, dtype_backend="pyarrow")
+    ),
+    "pyarrow": lambda steps: pl.from_arrow(
+        __import__("pyarrow.dataset").dataset.dataset(steps).to_table()
+    ),
     "duckdb": lambda steps: __import__("duckdb").sql(f"SELECT * FROM '{steps}/*.parquet'").pl(),
     "datasets": lambda steps: pl.from_arrow(
         __import__("datasets")
-        .load_dataset("parquet", data_dir=str(steps), split="train", cache_dir=str(steps.parent.parent / "cache"))
+        .load_dataset(
+            "parquet",
+            data_dir=str(steps),
+            split="train",
+            cache_dir=str(steps.parent.parent / "cache"),
+        )
         .data.table
     ),
 }

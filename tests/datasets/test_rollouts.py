@@ -56,7 +56,12 @@ def test_inspect_has_a_step_a_call_and_tools_as_states(tmp_path) -> None:
     assert [row["state"] for row in rows] == ["Where is the key?", "In the drawer there is a key."]
     call = '<tool_call>\n{"name": "look", "arguments": {"where": "drawer"}}\n</tool_call>'
     assert [row["action"] for row in rows] == [call, "It is in the drawer"]
-    assert [one["role"] for one in json.loads(rows[1]["prompt"])] == ["system", "user", "assistant", "tool"]
+    assert [one["role"] for one in json.loads(rows[1]["prompt"])] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+    ]
     assert json.loads(rows[0]["message"])["tool_calls"][0]["function"]["name"] == "look"
     assert [row["reward"] for row in rows] == [0.0, 1.0]
     assert json.loads(rows[0]["extra"])["scores"]["match"]["value"] == "C"
@@ -69,7 +74,9 @@ def test_the_advantages_of_trl_are_those_that_it_logged(tmp_path) -> None:
     steps = imported("trl", tmp_path, reward={"length": 0.1, "has_e": 1.0})
     logged = [json.loads(extra)["advantage"] for extra in steps["extra"]]
     mine = (
-        compute(steps, "grpo", epsilon=1e-4, reward_scale=1, invalid_action_penalty=0).collect()["advantage"].to_list()
+        compute(steps, "grpo", epsilon=1e-4, reward_scale=1, invalid_action_penalty=0)
+        .collect()["advantage"]
+        .to_list()
     )
     assert mine == pytest.approx(logged, abs=1e-5)
     assert set(steps["iteration"]) == {1, 2}
@@ -84,7 +91,11 @@ def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path) -> None:
     assert steps["reward"].to_list() == [1.0, 0.0, 0.0, 1.0] * 2
     other = tmp_path / "v1"
     other.mkdir()
-    parts = imported("verl_v1", other).select("task_id", "trajectory", "step", "action", "reward").rows()
+    parts = (
+        imported("verl_v1", other)
+        .select("task_id", "trajectory", "step", "action", "reward")
+        .rows()
+    )
     assert parts == [
         ("a", "a_0_0", 0, "look", 0.0), ("a", "a_0_0", 1, "open door", 1.0), ("a", "a_1_0", 0, "sleep", 0.0),
     ]  # fmt: skip
@@ -114,19 +125,30 @@ def test_diverging_prompts_of_verifiers_are_steps_of_one_rollout(tmp_path) -> No
     assert steps["step"].to_list() == [0, 1, 2] * 2
     assert [json.loads(extra)["parent"] for extra in steps["extra"]][:3] == [0, 2, 4]
     assert steps["state"].to_list()[:3] == ["Moves: 0", "Moves: 1", "Moves: 2"]
-    assert steps["state_hash"].n_unique() == 1  # of a key without numbers, which the environment left in the trace
+    # of a key without numbers, which the environment left in the trace
+    assert steps["state_hash"].n_unique() == 1
     assert steps["truncated"].to_list() == [False, False, True] * 2
 
 
 def test_conversations_keep_what_is_no_column(tmp_path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    talk = [message("user", "Go."), message("assistant", None, tool_calls=[call]), message("tool", "A door.")]
+    talk = [
+        message("user", "Go."),
+        message("assistant", None, tool_calls=[call]),
+        message("tool", "A door."),
+    ]
     talk.append(message("assistant", "open door"))
     path = lines(
         tmp_path / "a.jsonl",
         {"messages": talk, "task_id": 7, "reward": 1, "model": "m"},
         {"messages": talk[:2], "task_id": 7, "reward": None},
-        {"messages": talk, "task_id": 7, "rewards": [0.5, 0.25], "trajectory": "x", "split": "test"},
+        {
+            "messages": talk,
+            "task_id": 7,
+            "rewards": [0.5, 0.25],
+            "trajectory": "x",
+            "split": "test",
+        },
     )
     steps = imported(path, tmp_path)
     assert steps.select("task_id", "trajectory", "reward", "aborted").rows() == [
@@ -158,7 +180,9 @@ def test_what_estimators_miss_is_named(tmp_path) -> None:
     missing = " ".join(import_rollouts(path, tmp_path / "run").missing)
     assert all(word in missing for word in ("rewards", "second rollout", "states", "token ids"))
     # Where no rollout has a reward, none is left out for it.
-    path = lines(tmp_path / "b.jsonl", {"messages": turn * 2}, {"messages": turn * 2, "reward": None})
+    path = lines(
+        tmp_path / "b.jsonl", {"messages": turn * 2}, {"messages": turn * 2, "reward": None}
+    )
     missing = import_rollouts(path, tmp_path / "more").missing
     assert [words.split()[0] for words in missing] == ["rewards", "token"]
     assert not scan_steps(tmp_path / "more").collect()["aborted"].any()
@@ -168,7 +192,10 @@ def test_what_estimators_miss_is_named(tmp_path) -> None:
 
 def test_outputs_of_verl_are_in_the_order_of_their_numbers(tmp_path) -> None:
     uids = ["a_0_1", "a_1_0", "a_0_0", "a_0_10", "a_0_2"]
-    records = [{"input": "q", "output": uid, "score": float(uid[2] == "0"), "step": 3, "uid": uid} for uid in uids]
+    records = [
+        {"input": "q", "output": uid, "score": float(uid[2] == "0"), "step": 3, "uid": uid}
+        for uid in uids
+    ]
     steps = imported(lines(tmp_path / "3.jsonl", *records), tmp_path, format="verl")
     assert steps["action"].to_list() == ["a_0_0", "a_0_1", "a_0_2", "a_0_10", "a_1_0"]
     assert steps["reward"].to_list() == [0, 0, 0, 1, 0]
@@ -191,9 +218,17 @@ def bomb(path: Path) -> Path:
     ("name", "record", "line"),
     [
         ("openai", {"messages": "x"}, "line 1, messages: expected a list of JSON objects"),
-        ("openai", {"messages": [message("assistant", "a")], "rewards": [1, 2]}, "expected one reward for each of 1"),
+        (
+            "openai",
+            {"messages": [message("assistant", "a")], "rewards": [1, 2]},
+            "expected one reward for each of 1",
+        ),
         ("openai", [], "line 1: expected a JSON object, received list"),
-        ("verifiers", {"traces": [{"nodes": [{"parent": 0, "sampled": True}]}]}, "expected an earlier message"),
+        (
+            "verifiers",
+            {"traces": [{"nodes": [{"parent": 0, "sampled": True}]}]},
+            "expected an earlier message",
+        ),
         ("verl", {"output": "x"}, "expected the field input"),
     ],
 )
@@ -208,7 +243,11 @@ def test_wrong_files_are_one_line(tmp_path, name, record, line) -> None:
 def test_hostile_files_are_refused(tmp_path) -> None:
     deep = tmp_path / "deep.jsonl"
     deep.write_text('{"messages": ' + "[" * 100_000 + "\n")
-    for path, name in ((bomb(tmp_path / "a.eval"), "inspect"), (deep, "openai"), (deep, "verifiers")):
+    for path, name in (
+        (bomb(tmp_path / "a.eval"), "inspect"),
+        (deep, "openai"),
+        (deep, "verifiers"),
+    ):
         with pytest.raises(InputError):
             import_rollouts(path, tmp_path / "run", format=name)
     cut = tmp_path / "cut.eval"
@@ -224,7 +263,9 @@ def test_hostile_files_are_refused(tmp_path) -> None:
 
 def test_formats_differ(tmp_path) -> None:
     assert {format_of(SAMPLES / "trl/completions/completions_00001.parquet")} == {"trl"}
-    with pytest.raises(InputError, match=r"expected files of one format, received several \(.*\); use --format"):
+    with pytest.raises(
+        InputError, match=r"expected files of one format, received several \(.*\); use --format"
+    ):
         import_rollouts([SAMPLES / "verl", SAMPLES / "skyrl"], tmp_path / "run")
     with pytest.raises(InputError, match="unknown format 'openia'; did you mean 'openai'"):
         import_rollouts(SAMPLES / "verl", tmp_path / "run", format="openia")
@@ -236,12 +277,37 @@ def test_formats_differ(tmp_path) -> None:
 @pytest.mark.parametrize("style", ["memory", "chat"])
 def test_exported_conversations_are_read_back(tmp_path, style) -> None:
     """A fresh prompt each step is a line of its own; a conversation is one line with all messages."""
-    call = {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
+    call = {
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        ]
+    }
     row = {"task_id": "t", "task": "Go.", "terminated": False, "won": False, "reward": 0.25}
     rows = [
-        {**row, "step": 0, "state": "A hall.", "prompt": "Go. A hall.", "response": "x", "message": json.dumps(call)},
-        {**row, "step": 1, "state": "A door.", "prompt": "Go. A door.", "response": "open", "action_valid": False},
-        {**row, "step": 2, "state": "Out.", "prompt": "Go. Out.", "response": "stop", "truncated": True},
+        {
+            **row,
+            "step": 0,
+            "state": "A hall.",
+            "prompt": "Go. A hall.",
+            "response": "x",
+            "message": json.dumps(call),
+        },
+        {
+            **row,
+            "step": 1,
+            "state": "A door.",
+            "prompt": "Go. A door.",
+            "response": "open",
+            "action_valid": False,
+        },
+        {
+            **row,
+            "step": 2,
+            "state": "Out.",
+            "prompt": "Go. Out.",
+            "response": "stop",
+            "truncated": True,
+        },
     ]
     config = {"env": {"id": "E-v0", "prompt_style": style}}
     with StepWriter(tmp_path / "run", config=config) as writer:
@@ -250,9 +316,26 @@ def test_exported_conversations_are_read_back(tmp_path, style) -> None:
     assert count == {"memory": 6, "chat": 2}[style]
     first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["messages"]
     if style == "chat":
-        assert [one["role"] for one in first] == ["user", "assistant", "tool", "assistant", "user", "assistant"]
+        assert [one["role"] for one in first] == [
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "user",
+            "assistant",
+        ]
         assert first[2] == {"role": "tool", "tool_call_id": "c", "content": "Go. A door."}
     import_rollouts(tmp_path / "out.jsonl", tmp_path / "back")
-    names = ["trajectory", "step", "task_id", "task", "state", "action_valid", "truncated", "won", "reward"]
+    names = [
+        "trajectory",
+        "step",
+        "task_id",
+        "task",
+        "state",
+        "action_valid",
+        "truncated",
+        "won",
+        "reward",
+    ]
     ours, theirs = (scan_steps(tmp_path / run).select(names).collect() for run in ("run", "back"))
     assert theirs.equals(ours)

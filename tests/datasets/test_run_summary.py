@@ -20,12 +20,19 @@ Command = Callable[..., tuple[int, str, str]]
 def run(tmp_path: Path) -> Path:
     """Two shards: task a won once in two, task b played twice with one aborted, an unknown kind."""
     folder = tmp_path / "first"
-    with StepWriter(folder, config={"seed": 3}, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}) as writer:
-        won = [step("a", "a0", 0), step("a", "a0", 1, won=True, terminated=True, reward=1.0, score=1.0)]
+    with StepWriter(
+        folder, config={"seed": 3}, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}
+    ) as writer:
+        won = [
+            step("a", "a0", 0),
+            step("a", "a0", 1, won=True, terminated=True, reward=1.0, score=1.0),
+        ]
         lost = [step("a", "a1", t, score=0.0, action_valid=t > 0, won=False) for t in range(4)]
         writer.add_group({**row, "task_type": "pick"} for row in won + lost)
         writer.commit()
-        writer.add_group([step("b", "b0", 0, task_type="look", won=False, aborted=True, error="gone")])
+        writer.add_group(
+            [step("b", "b0", 0, task_type="look", won=False, aborted=True, error="gone")]
+        )
         writer.add_group([step("b", "b1", 0, task_type="look", group=1, won=False)])
         writer.add_group(group("c", 1, 3, iteration=2))
     return folder
@@ -33,26 +40,54 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_overview_counts(run: Path) -> None:
     summary = summarize_run(run)
-    expected = {"runs": ["first"], "env_ids": ["HGPO/ALFWorld-v0"], "splits": ["train"], "iterations": [0, 2]}
-    expected |= {"groups": 4, "group_sizes": {1: 3, 2: 1}, "steps": 11, "shortest": 1, "median": 2.0, "longest": 4}
+    expected = {
+        "runs": ["first"],
+        "env_ids": ["HGPO/ALFWorld-v0"],
+        "splits": ["train"],
+        "iterations": [0, 2],
+    }
+    expected |= {
+        "groups": 4,
+        "group_sizes": {1: 3, 2: 1},
+        "steps": 11,
+        "shortest": 1,
+        "median": 2.0,
+        "longest": 4,
+    }
     expected |= {"files": 2, "depth": 8, "config": {"seed": 3}}
     assert {name: summary[name] for name in expected} == expected
     assert summary["bytes"] == sum(file.stat().st_size for file in run.glob("steps/*"))
     assert 0 < sum(summary["family_bytes"].values()) < summary["bytes"]
     look, pick, unknown = summary["kinds"]
     success = {"success": 0.0, "success_if_aborted_lost": 0.0, "success_if_aborted_won": 0.5}
-    assert look.items() >= {"task_type": "look", "tasks": 1, "episodes": 2, "aborted": 1, **success}.items()
+    assert (
+        look.items()
+        >= {"task_type": "look", "tasks": 1, "episodes": 2, "aborted": 1, **success}.items()
+    )
     success = {"success": 0.5, "success_if_aborted_lost": 0.5, "success_if_aborted_won": 0.5}
-    assert pick.items() >= {"task_type": "pick", "mean_return": 0.5, "mean_length": 3.0, "valid": 5 / 6}.items()
+    assert (
+        pick.items()
+        >= {"task_type": "pick", "mean_return": 0.5, "mean_length": 3.0, "valid": 5 / 6}.items()
+    )
     assert pick.items() >= {"score": 0.5, **success}.items()
-    assert unknown.items() >= {"task_type": None, "episodes": 1, "score": None, "success_if_aborted_lost": None}.items()
+    assert (
+        unknown.items()
+        >= {
+            "task_type": None,
+            "episodes": 1,
+            "score": None,
+            "success_if_aborted_lost": None,
+        }.items()
+    )
     assert (
         summary["total"].items()
         >= {"success": 1 / 3, "success_if_aborted_lost": 0.2, "success_if_aborted_won": 0.6}.items()
     )
 
 
-def test_a_run_may_have_the_name_of_the_command(run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_may_have_the_name_of_the_command(
+    run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(run.parent)
     run.rename("run")
     expected = hgpo("data", "show", "./run", "--json")
@@ -62,11 +97,24 @@ def test_a_run_may_have_the_name_of_the_command(run: Path, hgpo: Command, monkey
 
 def test_show_prints_json_and_tables(run: Path, hgpo: Command) -> None:
     shown = json.loads(hgpo("data", "show", run, "--json")[1])
-    assert (shown["steps"], shown["group_sizes"], shown["total"]["episodes"]) == (11, {"1": 3, "2": 1}, 5)
+    assert (shown["steps"], shown["group_sizes"], shown["total"]["episodes"]) == (
+        11,
+        {"1": 3, "2": 1},
+        5,
+    )
     text = " ".join(hgpo("data", "show", run)[1].split())
-    for words in ("HGPO/ALFWorld-v0", "pick", "unknown", "hashes to depth 8", "3 of 1 rollout, 1 of 2 rollouts"):
+    for words in (
+        "HGPO/ALFWorld-v0",
+        "pick",
+        "unknown",
+        "hashes to depth 8",
+        "3 of 1 rollout, 1 of 2 rollouts",
+    ):
         assert words in text
-    assert "1 episode; success is 20.0% of all episodes if they are lost, 60.0% if they are won" in text
+    assert (
+        "1 episode; success is 20.0% of all episodes if they are lost, 60.0% if they are won"
+        in text
+    )
 
 
 @pytest.mark.slow
@@ -82,7 +130,9 @@ def test_verify_says_so_with_its_exit_code(run: Path, hgpo: Command) -> None:
     assert "1 problem" in hgpo("verify", run)[1]
     code, shown, line = hgpo("verify", "--json", run, run.parent / "nothing")
     assert (code, "no such run or file" in line) == (2, True)
-    assert [report["ok"] for report in json.loads(shown)] == [False], "the other report is printed all the same"
+    assert [report["ok"] for report in json.loads(shown)] == [False], (
+        "the other report is printed all the same"
+    )
 
 
 @pytest.mark.slow
@@ -91,7 +141,12 @@ def test_names_from_a_run_are_shown_as_they_are(tmp_path: Path, hgpo: Command) -
     with StepWriter(tmp_path / "run", run="[/red]\x1b[2J") as writer:
         writer.add_group(group("t", task_type="[bold]x", split="[/]"))
     code, shown, _ = hgpo("data", "show", tmp_path / "run")
-    assert (code, "[/red]" in shown, "[bold]x" in shown, "\x1b[2J" in shown) == (0, True, True, False)
+    assert (code, "[/red]" in shown, "[bold]x" in shown, "\x1b[2J" in shown) == (
+        0,
+        True,
+        True,
+        False,
+    )
     (tmp_path / "run/steps/[bold]steps.parquet").write_bytes(b"")
     assert "[bold]steps.parquet" in hgpo("verify", tmp_path / "run")[1]
 
@@ -113,7 +168,9 @@ def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path: Path, hgpo: Com
 
 
 @pytest.mark.slow
-def test_verify_when_the_process_that_decodes_ends(run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_when_the_process_that_decodes_ends(
+    run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As by a forged file: then each file is decoded in a process of its own."""
     expected = hgpo("verify", run, "--json")
     monkeypatch.setattr(sys.modules["hgpo_train.cli.verify"], "CHILD", "import os; os.abort()")

@@ -23,7 +23,9 @@ def test_every_flipped_byte_and_every_cut_of_a_small_run(tmp_path: Path) -> None
     for file in (tmp_path / "run/manifest.jsonl", tmp_path / "run/steps/steps-000000.parquet"):
         data = file.read_bytes()
         for position in range(0, len(data), sample_or_all(len(data) // 40, 1)):
-            file.write_bytes(data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :])
+            file.write_bytes(
+                data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
+            )
             assert not verify(tmp_path / "run").ok, f"byte {position}"
             file.write_bytes(data[:position])
             assert not verify(tmp_path / "run").ok, f"cut at {position}"
@@ -34,7 +36,9 @@ def test_every_flipped_byte_and_every_cut_of_a_small_run(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_damage_is_located(rich_run: Path) -> None:
     file = rich_run / "steps/steps-000001.parquet"
-    chunk = pq.read_metadata(file).row_group(0).column(schema.polars_schema().names().index("response"))
+    chunk = (
+        pq.read_metadata(file).row_group(0).column(schema.polars_schema().names().index("response"))
+    )
     data = bytearray(file.read_bytes())
     start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
     data[start + chunk.total_compressed_size - 1] ^= 1  # the last byte of its last page
@@ -79,7 +83,11 @@ def test_lines_of_the_manifest_cannot_change_places(rich_run: Path) -> None:
 
 def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.DataFrame]:
     def changed(frame: pl.DataFrame) -> pl.DataFrame:
-        new = pl.when(pl.int_range(pl.len()) == row).then(pl.lit(value, frame.schema[name])).otherwise(name)
+        new = (
+            pl.when(pl.int_range(pl.len()) == row)
+            .then(pl.lit(value, frame.schema[name]))
+            .otherwise(name)
+        )
         return frame.with_columns(new.alias(name))
 
     return changed
@@ -88,13 +96,20 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
 @pytest.mark.parametrize(
     ("alter", "kind", "message"),
     [
-        (change("history_hash_3", 4, 1), "derived", "expected history_hash_3 as computed from the rows in 1 row"),
+        (
+            change("history_hash_3", 4, 1),
+            "derived",
+            "expected history_hash_3 as computed from the rows in 1 row",
+        ),
         (change("state_hash", 3, 5), "derived", "history_hash_0"),
         (change("episode_won", 3, True), "derived", "episode_won"),
         (change("action", 3, "another"), "derived", "action_hash"),
         (change("episode_return", 3, 5.0), "derived", "episode_return"),
         (change("reward", 2, math.nan), "value", "reward is not finite"),
-        *((change("score", 2, bad), "value", "expected a score in [0, 1]") for bad in (math.inf, math.nan, 1.5, -0.5)),
+        *(
+            (change("score", 2, bad), "value", "expected a score in [0, 1]")
+            for bad in (math.inf, math.nan, 1.5, -0.5)
+        ),
         (change("environment_s", 2, math.nan), "value", "environment_s is NaN"),
         (change("response_logprobs", 2, [math.nan] * 3), "value", "NaN"),
         (change("terminated", 2, True), "value", "terminated before the last row"),
@@ -103,18 +118,32 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
         (change("task_id", 2, None), "null", "task_id must not be null, but is in 1 row"),
         (lambda frame: frame.reverse(), "order", "not sorted"),
         (lambda frame: frame.filter(pl.col("step") != 2), "steps", "expected contiguous steps"),
-        (lambda frame: pl.concat([frame, frame[:1]]).sort("task_id", "trajectory", "step"), "steps", "contiguous"),
+        (
+            lambda frame: pl.concat([frame, frame[:1]]).sort("task_id", "trajectory", "step"),
+            "steps",
+            "contiguous",
+        ),
         (lambda frame: frame.drop("reward"), "columns", "reward is None, not Float64"),
-        (lambda frame: frame.with_columns(pl.col("step").cast(pl.Int64)), "columns", "step is Int64, not Int32"),
+        (
+            lambda frame: frame.with_columns(pl.col("step").cast(pl.Int64)),
+            "columns",
+            "step is Int64, not Int32",
+        ),
     ],
 )
-def test_broken_rules_of_rows(rich_run: Path, raw_run: Callable[..., Path], alter, kind: str, message: str) -> None:
+def test_broken_rules_of_rows(
+    rich_run: Path, raw_run: Callable[..., Path], alter, kind: str, message: str
+) -> None:
     frame = pl.read_parquet(rich_run / "steps/steps-000000.parquet")
     problems = verify(raw_run(alter(frame))).problems
-    assert any(problem.kind == kind and message in problem.message for problem in problems), problems
+    assert any(problem.kind == kind and message in problem.message for problem in problems), (
+        problems
+    )
 
 
-def test_a_split_group_and_a_trajectory_met_twice(rich_run: Path, raw_run: Callable[..., Path]) -> None:
+def test_a_split_group_and_a_trajectory_met_twice(
+    rich_run: Path, raw_run: Callable[..., Path]
+) -> None:
     frame = pl.read_parquet(rich_run / "steps/steps-000000.parquet")
     one = frame.filter(pl.col("trajectory") == "task 0/0")
     folder = raw_run(frame.filter(pl.col("trajectory") != "task 0/0"), one, one)

@@ -27,12 +27,18 @@ LENGTH = 2
 Episode = list[dict[str, Any]]
 
 
-def prompt(benchmark: str, task: str, past: list[tuple[str, str]], state: str, actions: list[str]) -> str:
+def prompt(
+    benchmark: str, task: str, past: list[tuple[str, str]], state: str, actions: list[str]
+) -> str:
     """The marks of verl-agent's prompts around the values, between what a chat template leaves."""
     shop = benchmark == "WebShop"
     dot = "." if shop else ""
     quoted = [f"'{action}'" for action in actions]
-    listed = "\n[\n" + "".join(f"{one},\n" for one in quoted) + "]" if shop else f"[{chr(10).join(quoted)}]"
+    listed = (
+        "\n[\n" + "".join(f"{one},\n" for one in quoted) + "]"
+        if shop
+        else f"[{chr(10).join(quoted)}]"
+    )
     listed = listed if shop else listed.replace("\n", "\n ")
     told = f" Your task is to: {task}{dot}\n" if shop or past else "\n"
     pairs = [Pair(number, *pair) for number, pair in enumerate(past, 1)][-LENGTH:]
@@ -42,9 +48,8 @@ def prompt(benchmark: str, task: str, past: list[tuple[str, str]], state: str, a
         f"You are now at step {len(past) + 1} and your current observation is: {state}{dot}\n"
     )
     now = later if past else f"Your current observation is: {state}{dot}\n"
-    shown = (
-        f"Your admissible actions of the current situation are: {listed}.\n\nNow it's your turn to take an action.\n"
-    )
+    actions = f"Your admissible actions of the current situation are: {listed}.\n\n"
+    shown = f"{actions}Now it's your turn to take an action.\n"
     return f"system\nAnswer.\nuser\n\n{OPENINGS[benchmark]}{told}{now}{shown}\nassistant\n"
 
 
@@ -54,8 +59,16 @@ def dumped(benchmark: str, episodes: list[Episode], groups: list[str]) -> list[d
         past: list[tuple[str, str]] = []
         won = steps[-1]["won"]
         for step in steps:
-            record = {"input": prompt(benchmark, step["task"], past, step["state"], step["actions"]), "step": 7}
-            record |= {"output": step["response"], "traj_uid": f"t{number}", "uid": group, "anchor_obs": step["state"]}
+            record = {
+                "input": prompt(benchmark, step["task"], past, step["state"], step["actions"]),
+                "step": 7,
+            }
+            record |= {
+                "output": step["response"],
+                "traj_uid": f"t{number}",
+                "uid": group,
+                "anchor_obs": step["state"],
+            }
             record |= {"score": (10.0 if won else 0.0) - (0.0 if step["valid"] else 0.1)}
             record |= {"rewards": 10.0 if step["won"] else 0.0, "is_action_valid": step["valid"]}
             records.append(record)
@@ -63,9 +76,13 @@ def dumped(benchmark: str, episodes: list[Episode], groups: list[str]) -> list[d
     return records
 
 
-def episode(number: int, length: int, won: bool, benchmark="ALFWorld", task="put a mug on a desk") -> Episode:
+def episode(
+    number: int, length: int, won: bool, benchmark="ALFWorld", task="put a mug on a desk"
+) -> Episode:
     """Its first state is its task's, the others are its own."""
-    begin = f"You are in a room.\n\nYour task is to: {task}" if benchmark == "ALFWorld" else "'Search'"
+    begin = (
+        f"You are in a room.\n\nYour task is to: {task}" if benchmark == "ALFWorld" else "'Search'"
+    )
     steps = []
     for t in range(length):
         action = f"go to shelf {number}"
@@ -73,24 +90,41 @@ def episode(number: int, length: int, won: bool, benchmark="ALFWorld", task="put
         if benchmark == "WebShop" and t == length - 1:
             action = "click[buy now]"
         tags = f"<think>{number} {t}</think>" if valid else ""
-        step = {"task": task, "state": f"Shelf {number}.{t} it's [empty], 'so'." if t else begin, "valid": valid}
-        step |= {"actions": [f"go to shelf {n}" for n in range(3)] + ["look at 'it'"], "action": action}
-        steps.append(step | {"response": f"{tags}<action>{action}</action>", "won": won and t == length - 1})
+        step = {
+            "task": task,
+            "state": f"Shelf {number}.{t} it's [empty], 'so'." if t else begin,
+            "valid": valid,
+        }
+        step |= {
+            "actions": [f"go to shelf {n}" for n in range(3)] + ["look at 'it'"],
+            "action": action,
+        }
+        steps.append(
+            step | {"response": f"{tags}<action>{action}</action>", "won": won and t == length - 1}
+        )
     return steps
 
 
-def write(folder: Path, records: list[dict[str, Any]], name: str = "7.jsonl", encoding: str = "utf-8") -> Path:
+def write(
+    folder: Path, records: list[dict[str, Any]], name: str = "7.jsonl", encoding: str = "utf-8"
+) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / name).write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding)
+    (folder / name).write_text(
+        "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding
+    )
     return folder
 
 
 @pytest.mark.parametrize("benchmark", ["ALFWorld", "WebShop"])
 @pytest.mark.parametrize("copies", [0, 5])
-def test_mixed_and_padded_batches_come_back_in_order(tmp_path: Path, benchmark: str, copies: int) -> None:
+def test_mixed_and_padded_batches_come_back_in_order(
+    tmp_path: Path, benchmark: str, copies: int
+) -> None:
     lengths = [6, 3, 6, 2, 6, 4]
     tasks = ["put a mug on a desk", "cool an apple"]
-    episodes = [episode(n, length, length < 6, benchmark, tasks[n % 2]) for n, length in enumerate(lengths)]
+    episodes = [
+        episode(n, length, length < 6, benchmark, tasks[n % 2]) for n, length in enumerate(lengths)
+    ]
     records = dumped(benchmark, episodes, [f"g{n % 2}" for n in range(len(lengths))])
     draw = random.Random(copies)
     records += draw.sample(records, copies)
@@ -120,7 +154,10 @@ def test_a_cut_prompt_where_the_order_is_mixed(tmp_path: Path) -> None:
     records[2]["input"] = records[2]["input"][500:]
     assert import_rollouts(write(tmp_path / "dump", records), tmp_path / "run").steps == 4
     records[0], records[1] = records[1], records[0]
-    with pytest.raises(InputError, match=r"line 3: expected a complete prompt, because the steps .* are out of order"):
+    with pytest.raises(
+        InputError,
+        match=r"line 3: expected a complete prompt, because the steps .* are out of order",
+    ):
         import_rollouts(write(tmp_path / "mixed", records), tmp_path / "other")
 
 
@@ -130,7 +167,9 @@ def test_records_without_whole_prompts_are_in_the_order_of_the_file(tmp_path: Pa
         record["input"] = "cut"
         del record["step"]
     mixed = [records[i] for i in (0, 3, 1, 4, 2)]
-    imported = import_rollouts(write(tmp_path / "dump", mixed, "12.jsonl", "utf-8-sig"), tmp_path / "run")
+    imported = import_rollouts(
+        write(tmp_path / "dump", mixed, "12.jsonl", "utf-8-sig"), tmp_path / "run"
+    )
     assert (imported.steps, imported.trajectories, imported.groups) == (5, 2, 1)
     steps = scan_steps(tmp_path / "run").collect()
     assert steps["trajectory"].to_list() == ["t0"] * 3 + ["t1"] * 2

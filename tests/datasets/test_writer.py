@@ -26,7 +26,8 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import register
 
 texts = st.one_of(
-    st.text(), st.sampled_from(["", "\x00", "a\x00b", "日本", "😀" * 3, "x" * 1_000_000, "\ufeff", "\r\n"])
+    st.text(),
+    st.sampled_from(["", "\x00", "a\x00b", "日本", "😀" * 3, "x" * 1_000_000, "\ufeff", "\r\n"]),
 )
 values = st.fixed_dictionaries(
     {
@@ -40,7 +41,9 @@ values = st.fixed_dictionaries(
         "won": st.booleans(),
         "score": st.none() | st.floats(0, 1),
         "tokens": st.none()
-        | st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.floats(-50, 0, width=32)), max_size=4),
+        | st.lists(
+            st.tuples(st.integers(-(2**31), 2**31 - 1), st.floats(-50, 0, width=32)), max_size=4
+        ),
         "environment_s": st.none() | st.floats(0, 1e6),
     }
 )
@@ -60,7 +63,9 @@ def rows_of(run: dict[Any, Any]) -> list[dict[str, Any]]:
                 tokens = row.pop("tokens")
                 row["response_token_ids"] = tokens and [token for token, _ in tokens]
                 row["response_logprobs"] = tokens and [logprob for _, logprob in tokens]
-                rows.append({**row, "trajectory": f"{number}/{m}", "terminated": t == len(trajectory) - 1})
+                rows.append(
+                    {**row, "trajectory": f"{number}/{m}", "terminated": t == len(trajectory) - 1}
+                )
     return rows
 
 
@@ -73,7 +78,10 @@ def test_write_then_read_is_the_identity_in_any_row_order(
     folder = tmp_path_factory.mktemp("run")
     rows = rows_of(run)
     expected = sorted(
-        rows, key=lambda row: [v.encode() if isinstance(v, str) else v for v in map(row.get, schema.SORT_KEY)]
+        rows,
+        key=lambda row: [
+            v.encode() if isinstance(v, str) else v for v in map(row.get, schema.SORT_KEY)
+        ],
     )
     draw.shuffle(rows)
     with StepWriter(folder, depth=depth) as writer:
@@ -86,7 +94,9 @@ def test_write_then_read_is_the_identity_in_any_row_order(
     read = scan_steps(folder).collect()
     assert read.schema == schema.polars_schema(depth)
     given_columns = list(expected[0])
-    assert read.select(given_columns).to_dicts() == [{c: row[c] for c in given_columns} for row in expected]
+    assert read.select(given_columns).to_dicts() == [
+        {c: row[c] for c in given_columns} for row in expected
+    ]
 
 
 def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
@@ -96,7 +106,9 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
         step("t", "a", 2, state="A", action="z", reward=0.3, terminated=True, next_state="end"),
         step("t", "b", 0, state="A", action=None, reward=0.0, aborted=True, error="out of time"),
     ]
-    with StepWriter(tmp_path, depth=2, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}) as writer:
+    with StepWriter(
+        tmp_path, depth=2, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}
+    ) as writer:
         writer.add_group(rows[::-1])
     read = scan_steps(tmp_path).collect()
     a, b, end = (hashing.text_hash(text) for text in ("A", "B", "end"))
@@ -126,19 +138,39 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
         ([step("t", "a", 0), step("t", "a", 2)], "steps 0, 1, 2"),
         ([step("t", "a", 0), step("t", "a", 0)], "steps 0, 1, 2"),
         ([step("t", "a", 0), step("u", "a", 0)], "in two groups"),
-        ([step("t", "a", 0, response_logprobs=[-1.0], response_token_ids=[1, 2])], "one value per token"),
+        (
+            [step("t", "a", 0, response_logprobs=[-1.0], response_token_ids=[1, 2])],
+            "one value per token",
+        ),
         ([step("t", "a", 0, terminated=True), step("t", "a", 1)], "terminated before the last row"),
-        ([step("t", "a", 0, next_state="elsewhere"), step("t", "a", 1)], "not the state of the next step"),
-        ([step("t", "a", 0, history_hash_0=5)], "expected history_hash_0 as computed .*, received history_hash_0 = 5"),
-        ([step("t", "a", 0, task_id=None)], "row 0, column task_id: expected a value in every row, received None"),
+        (
+            [step("t", "a", 0, next_state="elsewhere"), step("t", "a", 1)],
+            "not the state of the next step",
+        ),
+        (
+            [step("t", "a", 0, history_hash_0=5)],
+            "expected history_hash_0 as computed .*, received history_hash_0 = 5",
+        ),
+        (
+            [step("t", "a", 0, task_id=None)],
+            "row 0, column task_id: expected a value in every row, received None",
+        ),
         ([step("t", "a", 0, stat="x")], "unknown step table column 'stat'; did you mean 'state'?"),
-        ([{"task_id": "t", "trajectory": "a", "step": 0, "state": ""}], "expected a column 'reward'"),
+        (
+            [{"task_id": "t", "trajectory": "a", "step": 0, "state": ""}],
+            "expected a column 'reward'",
+        ),
         (group("good"), "already in run"),
         (group("good", iteration=1), "trajectory 'good/0' is already in run"),
-        *((rows, "expected") for rows in (None, 3, "rows", b"rows", {"task_id": "t"}, [1], [[1]], pl.LazyFrame())),
+        *(
+            (rows, "expected")
+            for rows in (None, 3, "rows", b"rows", {"task_id": "t"}, [1], [[1]], pl.LazyFrame())
+        ),
     ],
 )
-def test_bad_rows_are_refused_in_one_line_and_leave_nothing(tmp_path: Path, rows: Any, line: str) -> None:
+def test_bad_rows_are_refused_in_one_line_and_leave_nothing(
+    tmp_path: Path, rows: Any, line: str
+) -> None:
     with StepWriter(tmp_path) as writer:
         writer.add_group(group("good"))
         with pytest.raises(InputError, match=rf"^.*{line}.*$"):
@@ -149,14 +181,21 @@ def test_bad_rows_are_refused_in_one_line_and_leave_nothing(tmp_path: Path, rows
     assert scan_steps(tmp_path).select("task_id").unique().collect().rows() == [("good",)]
 
 
-@pytest.mark.parametrize(("options", "files"), [({"shard_rows": 10}, 4), ({"shard_bytes": 50_000}, 7)])
+@pytest.mark.parametrize(
+    ("options", "files"), [({"shard_rows": 10}, 4), ({"shard_bytes": 50_000}, 7)]
+)
 def test_shards_are_cut_between_groups(tmp_path: Path, options: dict[str, int], files: int) -> None:
     with StepWriter(tmp_path, **options) as writer:
         for number in range(7):
             writer.add_group(group(f"t{number}", prompt="x" * 10_000))
-    tasks = [pl.read_parquet(file)["task_id"].unique().to_list() for file in tmp_path.glob("steps/*.parquet")]
+    tasks = [
+        pl.read_parquet(file)["task_id"].unique().to_list()
+        for file in tmp_path.glob("steps/*.parquet")
+    ]
     assert len(tasks) == files
-    assert sorted(name for names in tasks for name in names) == [f"t{number}" for number in range(7)]
+    assert sorted(name for names in tasks for name in names) == [
+        f"t{number}" for number in range(7)
+    ]
 
 
 def test_resuming_goes_on_after_what_is_committed(tmp_path: Path) -> None:
@@ -200,7 +239,10 @@ def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_is_left_out_is_not_missed(tmp_path: Path) -> None:
     needed = {"hashes", "won", "parent", "branch_step"}
-    always = {*needed, *(column.name for column in schema.columns() if column.derived or not column.null)}
+    always = {
+        *needed,
+        *(column.name for column in schema.columns() if column.derived or not column.null),
+    }
     for name in (*schema.FAMILIES, *(column.name for column in schema.columns())):
         if name in always:
             with pytest.raises(InputError, match=f"{name} is always stored"):
@@ -209,24 +251,37 @@ def test_what_is_left_out_is_not_missed(tmp_path: Path) -> None:
         with StepWriter(tmp_path / name, without=[name]) as writer:
             writer.add_group({**row, "won": row["step"] == 2} for row in group("t"))
         assert verify(tmp_path / name).ok
-        assert scan_steps(tmp_path / name).select("won", "history_hash_1").null_count().collect().row(0) == (0, 2)
+        assert scan_steps(tmp_path / name).select(
+            "won", "history_hash_1"
+        ).null_count().collect().row(0) == (0, 2)
 
 
 def test_no_secret_is_written(tmp_path: Path) -> None:
     """Neither from the configuration nor from an error message, into any file of the run."""
     register("a-very-private-key")
-    config = {"policy": {"base_url": "http://me:hunter2-pw@host/v1", "api_key": "sk-12345678901234567890"}, "seed": 1}
+    config = {
+        "policy": {
+            "base_url": "http://me:hunter2-pw@host/v1",
+            "api_key": "sk-12345678901234567890",
+        },
+        "seed": 1,
+    }
     error = "401 for http://me:hunter2-pw@host: Bearer a-very-private-key is unknown"
     for _ in range(2):  # begun and resumed
         with StepWriter(tmp_path, config=config) as writer:
             if not writer.committed:
                 writer.add_group([step("t", "a", 0, aborted=True, error=error), step("t", "b", 0)])
-    assert scan_steps(tmp_path).collect()["error"].to_list() == ["401 for http://***@host: Bearer *** is unknown", None]
+    assert scan_steps(tmp_path).collect()["error"].to_list() == [
+        "401 for http://***@host: Bearer *** is unknown",
+        None,
+    ]
     everything = b"".join(file.read_bytes() for file in tmp_path.rglob("*.*"))
     for secret in (b"hunter2", b"a-very-private-key", b"sk-123"):
         assert secret not in everything
     with pytest.raises(InputError, match="was written with policy") as refused:
-        StepWriter(tmp_path, config={**config, "policy": {"base_url": "http://you:other-pw@elsewhere"}})
+        StepWriter(
+            tmp_path, config={**config, "policy": {"base_url": "http://you:other-pw@elsewhere"}}
+        )
     assert "hunter2" not in str(refused.value)
     assert "other-pw" not in str(refused.value)
 
@@ -269,11 +324,25 @@ def test_rollouts_are_added_to_the_group_of_their_task(tmp_path: Path) -> None:
         with pytest.raises(RowError, match="t/1' is already in run"):
             writer.extend([step("v", "v/1", 0), step("t", "t/1", 0)])
     assert verify(tmp_path).ok
-    rows = scan_steps(tmp_path).select("task_id", "group", "trajectory", "step").sort("trajectory", "step").collect()
-    expected = [("t", 0, "t/0", 0), ("t", 0, "t/1", 0), ("t", 0, "t/1", 1), ("u", 0, "u/0", 0), ("v", 0, "v/0", 0)]
+    rows = (
+        scan_steps(tmp_path)
+        .select("task_id", "group", "trajectory", "step")
+        .sort("trajectory", "step")
+        .collect()
+    )
+    expected = [
+        ("t", 0, "t/0", 0),
+        ("t", 0, "t/1", 0),
+        ("t", 0, "t/1", 1),
+        ("u", 0, "u/0", 0),
+        ("v", 0, "v/0", 0),
+    ]
     assert rows.rows() == expected
     # The file of t and u was written again; v has another one.
-    assert sorted(path.name for path in tmp_path.glob("steps/*")) == ["steps-000001.parquet", "steps-000002.parquet"]
+    assert sorted(path.name for path in tmp_path.glob("steps/*")) == [
+        "steps-000001.parquet",
+        "steps-000002.parquet",
+    ]
 
 
 EXAMPLES = sample_or_all(20, 5_000)
@@ -288,16 +357,75 @@ class Odd:
 
 odd = st.sampled_from(
     [
-        *(None, True, "", "text", "a\ud800", b"bytes", 1, -1, 0, 2**31, 2**63, -(2**63), 2**64, 2**2000),
-        *(0.5, math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, -0.0, 1e300j, Odd(), Odd, Ellipsis),
-        *([], [1], ["a"], ["a\udfff", 1], [None], [math.nan], [2**31], [[1]], (1, 2), {1, 2}, {"a": 1}, range(2)),
-        *(np.int64(3), np.float32(0.5), np.str_("n"), np.array([1, 2]), np.array("x"), np.bool_(True), np.nan),
-        *(dt.date(2020, 1, 1), decimal.Decimal("0.5"), "x" * 200_000, "\x00", [0.5] * 3, iter([1]), pl.Series([1])),
+        *(
+            None,
+            True,
+            "",
+            "text",
+            "a\ud800",
+            b"bytes",
+            1,
+            -1,
+            0,
+            2**31,
+            2**63,
+            -(2**63),
+            2**64,
+            2**2000,
+        ),
+        *(
+            0.5,
+            math.nan,
+            math.inf,
+            -math.inf,
+            1e308,
+            -1e308,
+            5e-324,
+            -0.0,
+            1e300j,
+            Odd(),
+            Odd,
+            Ellipsis,
+        ),
+        *(
+            [],
+            [1],
+            ["a"],
+            ["a\udfff", 1],
+            [None],
+            [math.nan],
+            [2**31],
+            [[1]],
+            (1, 2),
+            {1, 2},
+            {"a": 1},
+            range(2),
+        ),
+        *(
+            np.int64(3),
+            np.float32(0.5),
+            np.str_("n"),
+            np.array([1, 2]),
+            np.array("x"),
+            np.bool_(True),
+            np.nan,
+        ),
+        *(
+            dt.date(2020, 1, 1),
+            decimal.Decimal("0.5"),
+            "x" * 200_000,
+            "\x00",
+            [0.5] * 3,
+            iter([1]),
+            pl.Series([1]),
+        ),
     ]
 )
 names = [column.name for column in schema.columns(1)]
 odd_values = st.dictionaries(st.sampled_from(names), odd, max_size=2)
-odd_row = st.tuples(st.sampled_from(["t", "u"]), st.sampled_from(["a", "b"]), st.integers(0, 3), odd_values)
+odd_row = st.tuples(
+    st.sampled_from(["t", "u"]), st.sampled_from(["a", "b"]), st.integers(0, 3), odd_values
+)
 odd_rows = st.lists(odd_row, max_size=6)
 
 
@@ -311,7 +439,9 @@ def refused_in_one_line(error: InputError) -> None:
 @given(odd_rows)
 @example([("u", "a", 0, {}), ("u", "a", 1, {"iteration": True})])
 @example([("u", "a", 0, {}), ("u", "a", 0, {"iteration": True})])
-def test_what_is_accepted_is_clean(tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]) -> None:
+def test_what_is_accepted_is_clean(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]
+) -> None:
     folder = tmp_path_factory.mktemp("run")
     rows = [step(task, f"{task}/{name}", t, **more) for task, name, t, more in drawn]
     taken = 0
@@ -329,10 +459,20 @@ def test_what_is_accepted_is_clean(tmp_path_factory: pytest.TempPathFactory, dra
 
 
 BAD_VALUES: list[tuple[str, Any]] = [
-    *(("reward", value) for value in (math.nan, 1e308, "much", None)),  # the sum of three times 1e308 is no float
+    # the sum of three times 1e308 is no float
+    *(("reward", value) for value in (math.nan, 1e308, "much", None)),
     *(("step", 2**31), ("score", math.inf), ("state", None), ("state", 3), ("task_type", b"bytes")),
-    *(("finish_reason", 3), ("prompt_token_ids", [2**31]), ("prompt_token_ids", "text"), ("terminated", 2)),
-    *(("response_logprobs", [math.nan]), ("admissible_actions", ["a\ud800", 1]), ("episode_return", 7.0)),
+    *(
+        ("finish_reason", 3),
+        ("prompt_token_ids", [2**31]),
+        ("prompt_token_ids", "text"),
+        ("terminated", 2),
+    ),
+    *(
+        ("response_logprobs", [math.nan]),
+        ("admissible_actions", ["a\ud800", 1]),
+        ("episode_return", 7.0),
+    ),
     *(("history_hash_2", 7), ("run", "another run")),
 ]
 
@@ -346,17 +486,24 @@ def test_one_bad_value_names_its_trajectory_alone(tmp_path: Path) -> None:
             if row["trajectory"] in {"t1/1", "t2/0"}:
                 row[column] = value
         tables: list[Any] = [rows]
-        if column in {"step", "history_hash_2", "run"} or (column == "reward" and isinstance(value, float)):
+        if column in {"step", "history_hash_2", "run"} or (
+            column == "reward" and isinstance(value, float)
+        ):
             tables.append(pl.DataFrame(rows, infer_schema_length=None))
         for table in tables:
             with StepWriter(tmp_path / f"{number}") as writer:
                 with pytest.raises(RowError) as refused:
                     writer.add_group(table)
                 assert refused.value.trajectories.keys() == {"t1/1", "t2/0"}
-                assert all(column in line or "reward" in line for line in refused.value.trajectories.values())
+                assert all(
+                    column in line or "reward" in line
+                    for line in refused.value.trajectories.values()
+                )
                 refused_in_one_line(refused.value)
         with StepWriter(tmp_path / f"{number}") as writer:
-            writer.add_group([row for row in rows if row["trajectory"] not in refused.value.trajectories])
+            writer.add_group(
+                [row for row in rows if row["trajectory"] not in refused.value.trajectories]
+            )
         assert verify(tmp_path / f"{number}").ok
         assert scan_steps(tmp_path / f"{number}").select(pl.len()).collect().item() == 12
 
@@ -373,7 +520,16 @@ NOT_UTF8 = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
         ("admissible_actions", [b"\xff"]),
         *(
             ("response_token_ids", [value])
-            for value in (0.5, 2.0, math.nan, decimal.Decimal("1.5"), dt.date(2020, 1, 1), dt.timedelta(1), True, 2**40)
+            for value in (
+                0.5,
+                2.0,
+                math.nan,
+                decimal.Decimal("1.5"),
+                dt.date(2020, 1, 1),
+                dt.timedelta(1),
+                True,
+                2**40,
+            )
         ),
         *(("response_logprobs", [value]) for value in ("a", dt.date(2020, 1, 1))),
         *(("cut_pairs", value) for value in (0.5, 2.0**53, math.inf, decimal.Decimal(1), True)),
@@ -382,7 +538,9 @@ NOT_UTF8 = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
         *((flag, math.nan) for flag in ("aborted", "action_valid")),
     ],
 )
-def test_values_that_a_column_cannot_hold_are_refused_by_row(tmp_path: Path, column: str, value: Any) -> None:
+def test_values_that_a_column_cannot_hold_are_refused_by_row(
+    tmp_path: Path, column: str, value: Any
+) -> None:
     """From tables of other programs and from rows: no value is cut, and none makes a committed shard unreadable."""
     rows = [step("t", name, 0) for name in "ab"]
     steps = {name: [row[name] for row in rows] for name in rows[0]}
@@ -391,11 +549,15 @@ def test_values_that_a_column_cannot_hold_are_refused_by_row(tmp_path: Path, col
     if column == "admissible_actions":
         sources.append(pa.table({**steps, column: pa.ListArray.from_arrays([0, 1, 2], NOT_UTF8)}))
     elif value == b"\xff":
-        sources += [pa.table({**steps, column: texts}) for texts in (NOT_UTF8, NOT_UTF8.dictionary_encode())]
+        sources += [
+            pa.table({**steps, column: texts}) for texts in (NOT_UTF8, NOT_UTF8.dictionary_encode())
+        ]
         sources.append({**steps, column: pl.DataFrame(pa.table({column: NOT_UTF8}))[column]})
     with StepWriter(tmp_path / "run") as writer:
         for source in sources:
-            with pytest.raises(InputError, match=rf"^row [01], column {column}: expected .*, received ") as refused:
+            with pytest.raises(
+                InputError, match=rf"^row [01], column {column}: expected .*, received "
+            ) as refused:
                 writer.add_group(source)
             refused_in_one_line(refused.value)
         writer.add_group(group("good"))
@@ -415,9 +577,14 @@ def test_values_that_a_column_cannot_hold_are_refused_by_row(tmp_path: Path, col
         ("admissible_actions", [["é".encode(), None], None], [["é", None], None]),
     ],
 )
-def test_columns_of_other_programs_keep_their_values(tmp_path: Path, column: str, values: Any, stored: Any) -> None:
+def test_columns_of_other_programs_keep_their_values(
+    tmp_path: Path, column: str, values: Any, stored: Any
+) -> None:
     """Nulls have no type; pandas makes floats of integers with nulls; other writers do not mark texts as UTF-8."""
-    steps = {name: [row[name] for row in (step("t", "a", 0), step("t", "b", 0))] for name in step("t", "a", 0)}
+    steps = {
+        name: [row[name] for row in (step("t", "a", 0), step("t", "b", 0))]
+        for name in step("t", "a", 0)
+    }
     with StepWriter(tmp_path) as writer:
         writer.add_group(pa.table({**steps, column: values}))
     assert scan_steps(tmp_path).collect()[column].to_list() == stored

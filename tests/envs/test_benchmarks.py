@@ -19,7 +19,17 @@ from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
 
 IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
-KEYS = {"task", "task_id", "task_type", "split", "versions", "admissible_actions", "action_valid", "won", "score"}
+KEYS = {
+    "task",
+    "task_id",
+    "task_type",
+    "split",
+    "versions",
+    "admissible_actions",
+    "action_valid",
+    "won",
+    "score",
+}
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -74,14 +84,22 @@ def test_bad_arguments():
         (IDS[0], {"splt": "train"}, "unknown argument 'splt'; did you mean 'split'?"),
         (IDS[0], {"split": "valid_sen"}, "unknown split 'valid_sen'; did you mean 'valid_seen'?"),
         (IDS[0], {"data": "/no/such/place"}, "/no/such/place"),
-        (IDS[0], {"backend": "orginal"}, "unknown backend 'orginal'; did you mean 'original'? Known: native, original"),
+        (
+            IDS[0],
+            {"backend": "orginal"},
+            "unknown backend 'orginal'; did you mean 'original'? Known: native, original",
+        ),
         (IDS[0], {"data": 3}, "data: expected a path or None for the bundled set, received 3"),
         (IDS[1], {"data": 3}, "data: expected a path or None for the bundled set, received 3"),
         (IDS[0], {"grammar": "pot"}, "unknown grammar 'pot'; did you mean 'put'?"),
         (IDS[1], {"goals": "humans"}, "unknown kind of goals 'humans'; did you mean 'human'?"),
         (IDS[1], {"observation_mode": "html"}, "unknown observation_mode 'html'"),
         (IDS[1], {"data": "/no/such/place"}, "/no/such/place"),
-        (IDS[1], {"option_colors": "both"}, "unknown argument 'option_colors'; did you mean 'option_colours'?"),
+        (
+            IDS[1],
+            {"option_colors": "both"},
+            "unknown argument 'option_colors'; did you mean 'option_colours'?",
+        ),
         (IDS[1], {"after_done": "stop"}, "unknown after_done 'stop'. Known: continue, freeze"),
         (IDS[1], {"price_seed": None}, "price_seed: expected an integer, received"),
     ):

@@ -21,7 +21,8 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.spaces import UnicodeText
 
 ANY_TEXT = st.one_of(
-    st.text(st.characters(exclude_categories=[])), st.sampled_from(["look", "open door", "go on", "go back"])
+    st.text(st.characters(exclude_categories=[])),
+    st.sampled_from(["look", "open door", "go on", "go back"]),
 )
 INFO_KEYS = {
     "task", "task_id", "task_type", "split", "versions", "step", "action", "action_valid", "action_admissible",
@@ -48,7 +49,12 @@ def test_a_won_episode_step_by_step():
     assert not any(truncated for _, _, _, truncated, _ in steps)
     for number, (obs, reward, terminated, truncated, info) in enumerate(steps):
         assert set(info) == INFO_KEYS
-        assert [type(value) for value in (reward, terminated, truncated, info["won"])] == [float, bool, bool, bool]
+        assert [type(value) for value in (reward, terminated, truncated, info["won"])] == [
+            float,
+            bool,
+            bool,
+            bool,
+        ]
         assert info["step"] == number
         assert info["action"] == ("" if number == 0 else actions[number - 1])
         assert info["action_valid"]
@@ -57,7 +63,9 @@ def test_a_won_episode_step_by_step():
         assert info["versions"] == {"house": "1"}
         shown = list(zip(states, actions, strict=False))[max(0, number - 2) : number]
         for earlier, (state, action) in enumerate(shown, start=max(0, number - 2) + 1):
-            assert f"[Observation {earlier}: '{state}', Action {earlier}: '{action}']" in obs["prompt"]
+            assert (
+                f"[Observation {earlier}: '{state}', Action {earlier}: '{action}']" in obs["prompt"]
+            )
         assert obs["prompt"].count("[Observation") == min(number, 2)
     hashes = np.array([obs["history_hash"] for obs, *_ in steps])
     first = np.arange(len(steps)) == 0
@@ -81,7 +89,10 @@ def test_a_command_is_valid_if_it_is_admissible_and_a_response_by_its_form():
     assert (without_thought["action"], without_thought["action_valid"]) == ("open door", False)
     assert without_thought["action_admissible"]  # still executed
     bare = env.step("I shall now, after all of this, go on")[4]
-    assert (bare["action"], bare["action_valid"]) == ("shall now, after all of this, go on"[-30:], False)
+    assert (bare["action"], bare["action_valid"]) == (
+        "shall now, after all of this, go on"[-30:],
+        False,
+    )
 
 
 @given(st.lists(ANY_TEXT, max_size=6), st.sampled_from(ACTION_FORMATS))
@@ -144,20 +155,33 @@ def test_pickles_contain_no_data(doors_id):
     env = gymnasium.make(doors_id, count=100_000).unwrapped
     env.reset(seed=1)
     assert len(pickle.dumps(env)) < 20_000
-    assert len(cloudpickle.dumps(TextEnv(DoorsSource(5)))) > 0  # a source made by hand travels whole
+    # a source made by hand travels whole
+    assert len(cloudpickle.dumps(TextEnv(DoorsSource(5)))) > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"history_length": 2.5}, "history_length: expected an integer of at least 0, received 2.5"),
+        (
+            {"history_length": 2.5},
+            "history_length: expected an integer of at least 0, received 2.5",
+        ),
         ({"max_steps": 0}, "max_steps: expected an integer of at least 1, received 0"),
-        ({"action_format": "comand"}, "unknown action_format 'comand'; did you mean 'command'? Known: command, resp"),
-        ({"action_format": np.array(["a", "b"])}, "unknown action_format array(['a', 'b'], dtype='<U1'). Known: comma"),
+        (
+            {"action_format": "comand"},
+            "unknown action_format 'comand'; did you mean 'command'? Known: command, resp",
+        ),
+        (
+            {"action_format": np.array(["a", "b"])},
+            "unknown action_format array(['a', 'b'], dtype='<U1'). Known: comma",
+        ),
         ({"sampling": "shufled"}, "unknown sampling 'shufled'; did you mean 'shuffled'?"),
         ({"split": "valid"}, "unknown split 'valid'"),
         ({"render_mode": "rgb_array"}, "unknown render_mode 'rgb_array'. Known: "),
-        ({"prompt_template": "/no/such/file"}, "prompt_template: unknown template or missing file '/no/such/file'"),
+        (
+            {"prompt_template": "/no/such/file"},
+            "prompt_template: unknown template or missing file '/no/such/file'",
+        ),
     ],
 )
 @pytest.mark.parametrize("vector", [False, True])
@@ -173,7 +197,10 @@ def test_bad_options():
     env = TextEnv(DoorsSource())
     for options, line in (
         ({"task": "train-99"}, "unknown task id 'train-99'; did you mean 'train-9'"),
-        ({"task": "test-10"}, "expected a task of split 'train', received 'test-10' of split 'test'; create the env"),
+        (
+            {"task": "test-10"},
+            "expected a task of split 'train', received 'test-10' of split 'test'; create the env",
+        ),
         ({"task": None, "seed": 3}, "unknown reset option 'seed'"),
         ({"task": True}, "expected a task id"),
     ):

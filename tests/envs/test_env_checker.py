@@ -44,7 +44,13 @@ class Corridor:
         actions = [] if ended else ["Look", "go back", "go on"]
         reward = float(ended)
         return State(
-            f"Room {'abcdefghijklm'[self.place]}.\nLamp {self.task_id}.", actions, valid, ended, ended, reward, reward
+            f"Room {'abcdefghijklm'[self.place]}.\nLamp {self.task_id}.",
+            actions,
+            valid,
+            ended,
+            ended,
+            reward,
+            reward,
         )
 
 
@@ -74,7 +80,11 @@ class Drawing(Corridor):
 
     def act(self, command):
         state = super().act(command)
-        return replace(state, text=f"A voice says {random.choice('abcdefghijk')}.") if state.valid else state
+        return (
+            replace(state, text=f"A voice says {random.choice('abcdefghijk')}.")
+            if state.valid
+            else state
+        )
 
 
 class Mute(Corridor):
@@ -139,7 +149,11 @@ class Faulty(Corridor):
             self.place = 0
         if command == "dance":
             return self.state(valid=False)
-        if self.fault == "moves by any text" and command not in ("go on", "go back", "Look") and self.place < 3:
+        if (
+            self.fault == "moves by any text"
+            and command not in ("go on", "go back", "Look")
+            and self.place < 3
+        ):
             self.place = 0
         if self.fault == "long" and len(command) > 1000:
             raise ValueError("too long")
@@ -214,11 +228,26 @@ def test_a_sound_environment_passes():
 @pytest.mark.parametrize(
     ("engine", "check", "verdict", "message"),
     [
-        (Shuffled, "replay", "fail", "text has its lines in another order (sort them, or set state_key='sort-lines'"),
+        (
+            Shuffled,
+            "replay",
+            "fail",
+            "text has its lines in another order (sort them, or set state_key='sort-lines'",
+        ),
         (Shared, "many at a time", "fail", "engines share what must be their own alone"),
         (Drawing, "replay", "fail", "text is 'A voice says"),
-        (Mute, "admissible actions", "warning", 'the environment lists none; list them in info["admissible_actions"]'),
-        ("lists nothing later", "admissible actions", "fail", "step 1 after 'go on': no admissible"),
+        (
+            Mute,
+            "admissible actions",
+            "warning",
+            'the environment lists none; list them in info["admissible_actions"]',
+        ),
+        (
+            "lists nothing later",
+            "admissible actions",
+            "fail",
+            "step 1 after 'go on': no admissible",
+        ),
         (Counting, "repeated states", "warning", "set state_key='mask-numbers'"),
         ("tags in actions", "parser", "fail", "</action></action>', is parsed as 'say'"),
         ("won unknown", "success", "warning", "do not say whether they were won"),
@@ -231,7 +260,12 @@ def test_a_sound_environment_passes():
         ("lists an array", "plays", "fail", "actions: expected a list of texts, received ndarray"),
         ("ends at its start", "plays", "fail", "task 0 ends at its start"),
         ("hangs", "plays", "fail", "no answer in 0.3 s"),
-        ("lists what it does not do", "admissible actions", "fail", "'dance' is listed, and not executed"),
+        (
+            "lists what it does not do",
+            "admissible actions",
+            "fail",
+            "'dance' is listed, and not executed",
+        ),
         ("lists twice", "admissible actions", "warning", "is listed twice"),
         ("changes a list", "kept states", "fail", "return a new State and a new list"),
         ("percent", "values", "fail", "score 100: expected a number in [0, 1]"),
@@ -272,13 +306,17 @@ class Slippery(Corridor):
     """Steps fail at random."""
 
     def act(self, command):
-        return super().act("Look" if command == "go on" and random.SystemRandom().random() < 0.3 else command)
+        return super().act(
+            "Look" if command == "go on" and random.SystemRandom().random() < 0.3 else command
+        )
 
 
 class Graded(Corridor):
     def state(self, **flags):
         state = super().state(**flags)
-        return replace(state, reward=self.place / 3 if state.terminated else 0.0, score=self.place / 3)
+        return replace(
+            state, reward=self.place / 3 if state.terminated else 0.0, score=self.place / 3
+        )
 
 
 class Unlisted(Mute):
@@ -346,7 +384,11 @@ def test_right_environments_of_other_kinds_pass(engine, source, changes):
 
 
 def tool(name="walk", description="Walk.", **parameters):
-    function = {"name": name, "description": description, "parameters": {"type": "object"} | parameters}
+    function = {
+        "name": name,
+        "description": description,
+        "parameters": {"type": "object"} | parameters,
+    }
     return {"type": "function", "function": function}
 
 
@@ -357,18 +399,58 @@ PLACE = {"place": {"type": "string"}}
     ("tools", "verdict", "messages"),
     [
         ([tool(), tool()], "fail", ["tool walk: 2 tools have this name"]),
-        ([tool(properties=PLACE, required="place")], "fail", [".required: expected a list of names, received 'place'"]),
-        ([tool(properties=PLACE, required=["plaec"])], "fail", ["'plaec' is none of its properties (place)"]),
-        ([tool(properties={"place": {"type": "text"}})], "fail", ["parameters.properties.place.type: unknown type"]),
-        ([tool(properties={"place": "string"})], "fail", ["properties.place: expected a schema such as"]),
-        ([tool(properties={"to": {"enum": []}})], "fail", ["properties.to.enum: expected a list of values"]),
-        ([tool(properties={"to": {"$ref": "#/$defs/Room"}})], "fail", ["properties.to.$ref: '#/$defs/Room' is not in"]),
-        ([tool(properties={"to": {"type": "array", "items": {"type": "int"}}})], "fail", ["to.items.type: unknown"]),
-        ([tool(properties={"to": {"anyOf": {"type": "string"}}})], "fail", ["to.anyOf: expected a list of schemas"]),
+        (
+            [tool(properties=PLACE, required="place")],
+            "fail",
+            [".required: expected a list of names, received 'place'"],
+        ),
+        (
+            [tool(properties=PLACE, required=["plaec"])],
+            "fail",
+            ["'plaec' is none of its properties (place)"],
+        ),
+        (
+            [tool(properties={"place": {"type": "text"}})],
+            "fail",
+            ["parameters.properties.place.type: unknown type"],
+        ),
+        (
+            [tool(properties={"place": "string"})],
+            "fail",
+            ["properties.place: expected a schema such as"],
+        ),
+        (
+            [tool(properties={"to": {"enum": []}})],
+            "fail",
+            ["properties.to.enum: expected a list of values"],
+        ),
+        (
+            [tool(properties={"to": {"$ref": "#/$defs/Room"}})],
+            "fail",
+            ["properties.to.$ref: '#/$defs/Room' is not in"],
+        ),
+        (
+            [tool(properties={"to": {"type": "array", "items": {"type": "int"}}})],
+            "fail",
+            ["to.items.type: unknown"],
+        ),
+        (
+            [tool(properties={"to": {"anyOf": {"type": "string"}}})],
+            "fail",
+            ["to.anyOf: expected a list of schemas"],
+        ),
         ([tool(type="array")], "fail", ['parameters: expected {"type": "object"']),
-        ([tool("walk on", 3)], "fail", ["expected a name of 1 to 64 letters", "description: expected a text"]),
+        (
+            [tool("walk on", 3)],
+            "fail",
+            ["expected a name of 1 to 64 letters", "description: expected a text"],
+        ),
         ([tool(description="")], "warning", ["no description: walk"]),
-        ([tool("go", properties=PLACE, required=["place"]), walk], "pass", ["2 tools with sound schemas"]),
+        (
+            [tool("go", properties=PLACE, required=["place"]), walk],
+            "pass",
+            ["2 tools with sound schemas"],
+        ),
     ],
 )
 def test_schemas_of_tools_are_checked(tools, verdict, messages):
@@ -448,9 +530,14 @@ def test_tasks_are_called_one_only_after_enough_commands():
     assert "of 10 tasks are distinguished by their start or by" in found.message
     found = checked(Twins, Copied, **changes)["distinct tasks"]
     assert found.verdict == "warning"
-    said = re.search(r"task twin 3 of split test is task 3 of split train: .* alike to (\d+) commands", found.message)
+    said = re.search(
+        r"task twin 3 of split test is task 3 of split train: .* alike to (\d+) commands",
+        found.message,
+    )
     assert int(said[1]) >= env_checker.ENOUGH
-    assert checked(Refusing, TwoSplits, tools=[walk], **UNLISTED)["distinct tasks"].verdict == "pass"
+    assert (
+        checked(Refusing, TwoSplits, tools=[walk], **UNLISTED)["distinct tasks"].verdict == "pass"
+    )
 
 
 class Timed(Corridor):
@@ -468,7 +555,13 @@ class Timed(Corridor):
         state = super().state(**flags)
         over = state.terminated or self.turn >= 6
         actions = [] if over else state.actions
-        return replace(state, text=f"{state.text} Turn {self.turn}.", key=state.text, terminated=over, actions=actions)
+        return replace(
+            state,
+            text=f"{state.text} Turn {self.turn}.",
+            key=state.text,
+            terminated=over,
+            actions=actions,
+        )
 
 
 def test_nothing_is_played_with_tools_that_no_call_fits():
@@ -500,7 +593,12 @@ class AcceptsAll(Source):
             "parser",
             "the prompt asks for '<answer>",
         ),
-        (Source, {"template": "Answer in \\boxed{move}."}, "parser", "the prompt asks for '\\\\boxed{move}'"),
+        (
+            Source,
+            {"template": "Answer in \\boxed{move}."},
+            "parser",
+            "the prompt asks for '\\\\boxed{move}'",
+        ),
     ],
 )
 def test_mistakes_of_sources_and_prompts_are_found(source, changes, check, message):
@@ -513,7 +611,9 @@ class Unsorted(Corridor):
     """Shows a set, whose order is another one in every process."""
 
     def state(self, **flags):
-        return replace(super().state(**flags), text=" ".join({"a lamp", "a door", "a chair", "a bed", "a rug"}))
+        return replace(
+            super().state(**flags), text=" ".join({"a lamp", "a door", "a chair", "a bed", "a rug"})
+        )
 
 
 @pytest.mark.slow
@@ -539,7 +639,9 @@ def test_an_engine_that_fails_ends_the_checks():
 
 
 def test_an_array_of_actions_is_named():
-    episode = Episode(SharedSource(Source(partial(Faulty, "lists an array"))), settings_for("Corridor"))
+    episode = Episode(
+        SharedSource(Source(partial(Faulty, "lists an array"))), settings_for("Corridor")
+    )
     episode.start("0")
     with pytest.raises(InputError, match=r"^actions: expected a list of texts, received ndarray$"):
         episode.prompt()
@@ -549,7 +651,9 @@ def test_functions_and_tasks_that_fail_are_named():
     def fails(text):
         raise ValueError("a mistake")
 
-    assert findings(Corridor, state_key=fails)["repeated states"].message.endswith("raised ValueError: a mistake")
+    assert findings(Corridor, state_key=fails)["repeated states"].message.endswith(
+        "raised ValueError: a mistake"
+    )
     assert "which returned '<think>" in findings(Corridor, parse_response=str)["parser"].message
     assert "1 is listed twice" in findings(Corridor, ["1", "1"])["tasks"].message
     assert "the split all lacks" in findings(Corridor, ["1", "99"])["tasks"].message

@@ -43,10 +43,18 @@ HOUSE = EnvironmentSpec(
 """
 BROKEN = {
     "absent": ("", "absent_module:SPEC", "ModuleNotFoundError: No module named 'absent_module'"),
-    "raising": ("raise RuntimeError('first\\nsecond')", "raising:SPEC", "RuntimeError: first second"),
+    "raising": (
+        "raise RuntimeError('first\\nsecond')",
+        "raising:SPEC",
+        "RuntimeError: first second",
+    ),
     "leaving": ("raise SystemExit(3)", "leaving:SPEC", "SystemExit: 3"),
     "other": ("SPEC = 7", "other:SPEC", "expected an EnvironmentSpec, received int"),
-    "misnamed": (HOUSE.replace("Mine/", "Theirs/"), "misnamed:HOUSE", "received the id 'Theirs/Doors-v0'"),
+    "misnamed": (
+        HOUSE.replace("Mine/", "Theirs/"),
+        "misnamed:HOUSE",
+        "received the id 'Theirs/Doors-v0'",
+    ),
 }
 
 
@@ -64,9 +72,21 @@ def nothing_added(monkeypatch):
 def test_broken_packages_and_equal_names_break_no_others(tmp_path):
     for name, (source, value, _) in BROKEN.items():
         modules = {name: source} if source else {}
-        write_distribution(tmp_path, f"the-{name}-one", modules, {"hgpo.environments": {f"Broken/{name}-v0": value}})
-    write_distribution(tmp_path, "nameless", {}, {"hgpo.environments": {"what is this?": "nameless:SPEC"}})
-    write_distribution(tmp_path, "my-house", {"house": HOUSE}, {"hgpo.environments": {"Mine/Doors-v0": "house:HOUSE"}})
+        write_distribution(
+            tmp_path,
+            f"the-{name}-one",
+            modules,
+            {"hgpo.environments": {f"Broken/{name}-v0": value}},
+        )
+    write_distribution(
+        tmp_path, "nameless", {}, {"hgpo.environments": {"what is this?": "nameless:SPEC"}}
+    )
+    write_distribution(
+        tmp_path,
+        "my-house",
+        {"house": HOUSE},
+        {"hgpo.environments": {"Mine/Doors-v0": "house:HOUSE"}},
+    )
     twin = {"hgpo.environments": {"Mine/Doors-v0": "house2:HOUSE"}}
     write_distribution(tmp_path / "second", "my-second-house", {"house2": HOUSE}, twin)
     tried = [f"Broken/{name}-v0" for name in BROKEN]
@@ -89,7 +109,10 @@ for env_id in ("Mine/Doors-v0", "HGPO/ALFWorld-v0"):
         assert reason in line
         assert f"of the distribution the-{name}-one" in line
     assert "hgpo.environments of the distribution nameless: expected a Gymnasium id" in done.stderr
-    assert "'Mine/Doors-v0' is declared by my-house and by my-second-house; my-house is used" in done.stderr
+    assert (
+        "'Mine/Doors-v0' is declared by my-house and by my-second-house; my-house is used"
+        in done.stderr
+    )
 
 
 def test_a_module_in_the_working_directory(tmp_path, monkeypatch, nothing_added):
@@ -102,17 +125,23 @@ def test_a_module_in_the_working_directory(tmp_path, monkeypatch, nothing_added)
     assert pickle.loads(pickle.dumps(env.unwrapped)).episode.state == env.unwrapped.episode.state
     assert resolve_id("house_here:HOUSE") == "Mine/Doors-v3"  # again changes nothing
     for text, line in (
-        ("house_here:NONE", "expected an EnvironmentSpec as module:object, received 'house_here:NONE': AttributeError"),
+        (
+            "house_here:NONE",
+            "expected an EnvironmentSpec as module:object, received 'house_here:NONE': AttributeError",
+        ),
         ("no_such_house:HOUSE", "No module named 'no_such_house'"),
         ("house_here:solution", "expected an EnvironmentSpec, received function"),
     ):
         with pytest.raises(InputError, match=line):
             resolve_id(text)
-    assert resolve_id("doors_env:HGPO-Test/Doors-v0") == "doors_env:HGPO-Test/Doors-v0"  # Gymnasium's own form
+    # Gymnasium's own form
+    assert resolve_id("doors_env:HGPO-Test/Doors-v0") == "doors_env:HGPO-Test/Doors-v0"
 
 
 def shout(text: str) -> Response:
-    return Response(text.strip("!"), text.endswith("!"), "" if text.endswith("!") else "not loud enough")
+    return Response(
+        text.strip("!"), text.endswith("!"), "" if text.endswith("!") else "not loud enough"
+    )
 
 
 def doors_source(count: int) -> DoorsSource:
@@ -126,7 +155,11 @@ def test_response_rules_and_arguments(nothing_added):
     *_, info = env.step("open door!")
     assert (info["action"], info["action_valid"]) == ("open door", True)
     *_, info = env.step("go on")
-    assert (info["action"], info["action_valid"], info["action_admissible"]) == ("go on", False, True)
+    assert (info["action"], info["action_valid"], info["action_admissible"]) == (
+        "go on",
+        False,
+        True,
+    )
     again = pickle.loads(pickle.dumps(env))
     assert again.step(solution("train-0")[-1] + "!")[4]["won"]
     with pytest.raises(InputError, match="Mine/Doors-v0: missing a required argument: 'count'"):
@@ -137,7 +170,9 @@ def test_response_rules_and_arguments(nothing_added):
 def test_a_parser_that_fails_is_named(nothing_added, tmp_path, parser):
     register(EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, parse_response=parser))
     arguments = {"tasks": 1, "group_size": 1, "action_format": "response"}
-    with pytest.raises(RolloutError, match=r"EnvironmentFailed: InputError: parse_response: expected .*, which r"):
+    with pytest.raises(
+        RolloutError, match=r"EnvironmentFailed: InputError: parse_response: expected .*, which r"
+    ):
         collect("Mine/Doors-v0", lambda request: "x", tmp_path / "run", **arguments)
 
 
@@ -147,13 +182,31 @@ def spec_of(env_id, source=DoorsSource, **fields):
 
 def test_what_is_no_benchmark(nothing_added):
     for attempt, reason in (
-        (lambda: spec_of("my house"), "expected a Gymnasium id such as Mine/House-v0, received 'my house'"),
-        (lambda: spec_of("A/B-v0", players={"exprt": 1}), "unknown player 'exprt'; did you mean 'expert'"),
-        (lambda: spec_of("A/House-v0").open_source(), "with the name 'House', as in the id; received 'Doors'"),
-        (lambda: spec_of("A/Doors-v0", lambda: 1).open_source(), "expected a class or function at the top of a mod"),
-        (lambda: register(spec_of("Mine/ALFWorld-v0")), "'Mine/ALFWorld-v0' has the same name as 'HGPO/ALFWorld-v0'"),
+        (
+            lambda: spec_of("my house"),
+            "expected a Gymnasium id such as Mine/House-v0, received 'my house'",
+        ),
+        (
+            lambda: spec_of("A/B-v0", players={"exprt": 1}),
+            "unknown player 'exprt'; did you mean 'expert'",
+        ),
+        (
+            lambda: spec_of("A/House-v0").open_source(),
+            "with the name 'House', as in the id; received 'Doors'",
+        ),
+        (
+            lambda: spec_of("A/Doors-v0", lambda: 1).open_source(),
+            "expected a class or function at the top of a mod",
+        ),
+        (
+            lambda: register(spec_of("Mine/ALFWorld-v0")),
+            "'Mine/ALFWorld-v0' has the same name as 'HGPO/ALFWorld-v0'",
+        ),
         (lambda: register(spec_of("Mine/Doors-v0")), None),
-        (lambda: register(spec_of("Mine/Doors-v0", max_steps=3)), "another environment 'Mine/Doors-v0' is registered"),
+        (
+            lambda: register(spec_of("Mine/Doors-v0", max_steps=3)),
+            "another environment 'Mine/Doors-v0' is registered",
+        ),
         (lambda: make_player("expert", "Doors"), r"unknown Doors player 'expert'\. Known: none"),
     ):
         with pytest.raises(InputError, match=reason) if reason else nullcontext():
@@ -162,7 +215,10 @@ def test_what_is_no_benchmark(nothing_added):
     assert environment_ids()[:3] == ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0", "HGPO/AppWorld-v0"]
 
 
-FIND = {"type": "function", "function": {"name": "find", "description": "Find.", "parameters": {"type": "object"}}}
+FIND = {
+    "type": "function",
+    "function": {"name": "find", "description": "Find.", "parameters": {"type": "object"}},
+}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +231,10 @@ FIND = {"type": "function", "function": {"name": "find", "description": "Find.",
         (FIND, "tools: expected a list, received {'type'"),
         ([{"function": FIND["function"]}], 'tools[0], \'find\': expected "type": "function"'),
         ([{"type": "function", "function": "find"}], "tools[0]: expected a function with a name"),
-        ([{"type": "function", "function": {"name": "f", "x": {1}}}], "tools[0], 'f': expected JSON values alone"),
+        (
+            [{"type": "function", "function": {"name": "f", "x": {1}}}],
+            "tools[0], 'f': expected JSON values alone",
+        ),
         ([functools.partial(int)], "tools[0]: expected a function or a schema"),
     ],
 )
@@ -190,7 +249,11 @@ def test_a_tool_of_another_form_is_named_with_its_repair(tools, message):
     [
         ({}, "inside <action> </action> tags", "open red"),
         ({"action_tag": "answer"}, "inside <answer> </answer> tags", "open red"),
-        ({"parse_response": boxed, "format_response": in_box}, r"in this form: \boxed{your action}", "open red"),
+        (
+            {"parse_response": boxed, "format_response": in_box},
+            r"in this form: \boxed{your action}",
+            "open red",
+        ),
         ({"tools": [FIND]}, "Then call one of the tools: find.", ToolCall("find", {}).text()),
     ],
 )
@@ -199,7 +262,9 @@ def test_prompt_parser_and_players_follow_the_specification(fields, asked, actio
     spec = EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, **fields)
     register(spec)
     shown = {"task": "Go.", "observation": "A door.", "max_steps": 9, "action_format": "response"}
-    prompt = load_template(None, "Doors").render(admissible_actions=["open red"], pairs=[], steps_taken=0, **shown)
+    prompt = load_template(None, "Doors").render(
+        admissible_actions=["open red"], pairs=[], steps_taken=0, **shown
+    )
     assert asked in prompt
     assert ("<action>" in prompt) == (not fields)
     assert spec.parser(spec.respond(action)) == Response(action, True, "")
@@ -209,5 +274,7 @@ def test_prompt_parser_and_players_follow_the_specification(fields, asked, actio
 def test_every_field_of_a_specification_is_documented():
     page = (Path(__file__).parents[2] / "docs/environments.md").read_text("utf-8")
     table = page[page.index("| field | meaning |") :].split("\n\n")[0]
-    named = {name for line in table.split("\n") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    named = {
+        name for line in table.split("\n") for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
     assert named == {field.name for field in dataclasses.fields(EnvironmentSpec) if field.init}

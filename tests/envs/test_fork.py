@@ -43,13 +43,26 @@ def choice(episode, chance):
         text = chance.choice(actions).replace("<your query>", chance.choice(QUERIES))
     if episode.settings.action_format == "number" and text in actions:
         return str(1 + actions.index(text))
-    return f"<think>x</think><action>{text}</action>" if episode.settings.action_format == "response" else text
+    return (
+        f"<think>x</think><action>{text}</action>"
+        if episode.settings.action_format == "response"
+        else text
+    )
 
 
 def shown(episode):
     """Return everything that an episode shows."""
     ends = episode.terminated, episode.truncated, episode.steps_taken
-    return repr((episode.prompt(), episode.info(), episode.state, episode.action, episode.action_valid, ends))
+    return repr(
+        (
+            episode.prompt(),
+            episode.info(),
+            episode.state,
+            episode.action,
+            episode.action_valid,
+            ends,
+        )
+    )
 
 
 def replayed(episode, texts):
@@ -70,7 +83,8 @@ def branch(env, chance, length):
             texts.append(choice(episode, chance))
             episode.act(texts[-1])
     fork = episode.fork()
-    for mine, other in ((fork, episode), (episode, fork)):  # the original moves second, on another path
+    # the original moves second, on another path
+    for mine, other in ((fork, episode), (episode, fork)):
         there = replayed(episode, texts) if mine is fork else replayed(fork, texts)
         before = (shown(other), other.key())
         assert (shown(mine), mine.key()) == (shown(there), there.key())
@@ -93,21 +107,32 @@ def test_a_fork_equals_a_replay_to_the_byte(env_id, options):
 def reactions(engine, actions):
     """Return the engine's states after each of these actions, each tried in a fork."""
     tried = [
-        action.replace("<your query>", query) for action in actions for query in QUERIES[: 6 if "<" in action else 1]
+        action.replace("<your query>", query)
+        for action in actions
+        for query in QUERIES[: 6 if "<" in action else 1]
     ]
     return [engine.fork().act(command) for command in [*tried, *INADMISSIBLE]]
 
 
 def near(episode, chance):
     """Return an action that changes something nearby, more often than one that leads elsewhere."""
-    far = ("go to", "help", "inventory", *(f"click[{name}" for name in ("b0", "next", "back", "desc", "feat", "rev")))
+    far = (
+        "go to",
+        "help",
+        "inventory",
+        *(f"click[{name}" for name in ("b0", "next", "back", "desc", "feat", "rev")),
+    )
     changing = [action for action in episode.state.actions if not action.startswith(far)]
-    chosen = chance.choice(changing if changing and chance.random() < 0.6 else list(episode.state.actions) or [""])
+    chosen = chance.choice(
+        changing if changing and chance.random() < 0.6 else list(episode.state.actions) or [""]
+    )
     return chosen.replace("<your query>", chance.choice(QUERIES))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env_id", "options"), [variant for variant in VARIANTS if "action_format" not in variant[1]])
+@pytest.mark.parametrize(
+    ("env_id", "options"), [variant for variant in VARIANTS if "action_format" not in variant[1]]
+)
 def test_equal_keys_mean_equal_futures(env_id, options):
     """Random walks that return to states on different ways; all reactions there must be equal, and so on from there."""
     env = made(env_id, options)
@@ -124,7 +149,9 @@ def test_equal_keys_mean_equal_futures(env_id, options):
                 episode.act(near(episode, chance))
                 actions = tuple(episode.state.actions)
                 engine = episode.engine
-                first = met.setdefault(engine.key(), (tuple(episode._journal), actions, engine.fork()))
+                first = met.setdefault(
+                    engine.key(), (tuple(episode._journal), actions, engine.fork())
+                )
                 if first[0] == tuple(episode._journal):
                     continue
                 merged += 1
@@ -135,7 +162,9 @@ def test_equal_keys_mean_equal_futures(env_id, options):
                 after = engine.fork()
                 there = first[2].fork()
                 for _ in range(3):
-                    command = chance.choice([*actions, *QUERIES]).replace("<your query>", chance.choice(QUERIES))
+                    command = chance.choice([*actions, *QUERIES]).replace(
+                        "<your query>", chance.choice(QUERIES)
+                    )
                     assert after.act(command) == there.act(command)
                     assert after.key() == there.key()
     assert merged > 50
@@ -152,14 +181,19 @@ def engine_after(*commands):
 def test_shop_states_that_look_equal_have_different_keys():
     wanted = made(IDS[1], {}).shared.source.task("0").instruction.partition(",")[0]
     product = next(
-        action for action in engine_after().act(f"search[{wanted}]").actions if action.startswith("click[b0")
+        action
+        for action in engine_after().act(f"search[{wanted}]").actions
+        if action.startswith("click[b0")
     )
     look = [f"search[{wanted}]", product]
     for first, second in (
-        (["search[<c> garden]", "search[<a>]"], ["search[<c>+garden]", "search[<a>]"]),  # one address, two pages
+        # one address, two pages
+        (["search[<c> garden]", "search[<a>]"], ["search[<c>+garden]", "search[<a>]"]),
         (["search[<r>]"], ["search[<r>]", "search[<r>]"]),  # the next random products differ
-        (["search[red shoe]"], ["search[red shoe]", "search[<a>]"]),  # one page, but `next >` leads elsewhere
-        (look, [*look, "click[buy now]", *look]),  # after a purchase, every later state has its score
+        # one page, but `next >` leads elsewhere
+        (["search[red shoe]"], ["search[red shoe]", "search[<a>]"]),
+        # after a purchase, every later state has its score
+        (look, [*look, "click[buy now]", *look]),
     ):
         assert engine_after(*first).key() != engine_after(*second).key()
 
@@ -188,7 +222,11 @@ def test_vector_environments_fork(env_id):
     copied = copy.deepcopy(envs)
     before = pickle.dumps(envs)
     actions = ["search[red shoe]", "inventory", "no such thing", "look"]
-    assert repr(fork.step(actions)) == repr(copied.step(actions)) == repr(pickle.loads(before).step(actions))
+    assert (
+        repr(fork.step(actions))
+        == repr(copied.step(actions))
+        == repr(pickle.loads(before).step(actions))
+    )
     assert repr(fork.reset()) == repr(copied.reset())
     assert pickle.dumps(envs) == before
     assert envs.reset(seed=1)[0]["prompt"] == observation["prompt"]

@@ -43,16 +43,25 @@ class Odd(gymnasium.Env):
     ("step", "threshold", "expected"),
     [
         (("x", 1.0, True, False, {}), None, (1.0, None, True, False, True)),
-        (("x", np.float32(0.5), np.bool_(True), 0, {}), None, (0.5, None, True, False, False)),  # partial credit
+        # partial credit
+        (("x", np.float32(0.5), np.bool_(True), 0, {}), None, (0.5, None, True, False, False)),
         (({"text": "x", "y": 3}, 0.5, True, False, {}), 0.5, (0.5, None, True, False, True)),
-        (("x", np.int64(1), False, False, {}), None, (1.0, None, False, False, False)),  # a reward on the way
-        (("x", 1.0, False, True, {"action_valid": 0}), None, (1.0, False, False, True, False)),  # truncated
+        # a reward on the way
+        (("x", np.int64(1), False, False, {}), None, (1.0, None, False, False, False)),
+        # truncated
+        (("x", 1.0, False, True, {"action_valid": 0}), None, (1.0, False, False, True, False)),
         (("x", 1.0, True, True, {}), None, (1.0, None, True, False, True)),
         (("x", 0.0, True, False, {"is_success": True}), None, (0.0, None, True, False, True)),
         (("x", 1.0, True, False, {"success": np.False_}), None, (1.0, None, True, False, False)),
-        (("x", 1.0, False, True, {"won": True}), None, (1.0, None, False, True, True)),  # its own word
-        (("x", 0.0, True, False, {"final_info": {"is_solved": True}}), None, (0.0, None, True, False, True)),
-        (("x", 0.5, False, True, {}), 0.5, (0.5, None, False, True, True)),  # as a pole that is balanced to the end
+        # its own word
+        (("x", 1.0, False, True, {"won": True}), None, (1.0, None, False, True, True)),
+        (
+            ("x", 0.0, True, False, {"final_info": {"is_solved": True}}),
+            None,
+            (0.0, None, True, False, True),
+        ),
+        # as a pole that is balanced to the end
+        (("x", 0.5, False, True, {}), 0.5, (0.5, None, False, True, True)),
         (("x", -1.0, True, False, {}), -0.5, (-1.0, None, True, False, False)),
         (("x", 1.0, True, False, {"won": None}), None, (1.0, None, True, False, None)),
     ],
@@ -80,7 +89,9 @@ def played(rewards, threshold=None, **info):
     return checked(State, state)
 
 
-@pytest.mark.parametrize(("given", "score"), [(0.25, 0.25), (1, 1), (40, 0.5), (-2.0, 0.5), (None, 0.5)])
+@pytest.mark.parametrize(
+    ("given", "score"), [(0.25, 0.25), (1, 1), (40, 0.5), (-2.0, 0.5), (None, 0.5)]
+)
 @pytest.mark.filterwarnings("ignore:.*without a reward of 1")
 def test_points_are_no_score(given, score):
     assert played([0.5], score=given).score == score
@@ -113,7 +124,9 @@ def test_success_that_no_reward_of_one_shows_is_warned_of(rewards):
 @pytest.mark.parametrize("key", ["instruction", "task", "mission"])
 def test_instructions_are_the_environments(key, monkeypatch):
     for given in (("hello", {key: "Find it."}), ({"text": "hello", key: "Find it."}, {})):
-        spec = EnvSpec("Odd-v0", lambda given=given: Odd(given), disable_env_checker=True, order_enforce=False)
+        spec = EnvSpec(
+            "Odd-v0", lambda given=given: Odd(given), disable_env_checker=True, order_enforce=False
+        )
         monkeypatch.setattr(gymnasium.envs.registration, "registry", {"Odd-v0": spec})
         assert GymnasiumSource("Odd-v0").task("3").instruction == "Find it."
 
@@ -139,7 +152,9 @@ SOLVED = {
 @pytest.mark.parametrize("name", SOLVED)
 def test_reported_success_is_that_of_the_episodes(tmp_path, name):
     """A guessing game was reported as solved in 100% of episodes, because partial credit and truncation counted."""
-    run = collect(f"foreign:Foreign/{name}-v0", "random", tmp_path / "run", tasks=12, group_size=1, limit=2)
+    run = collect(
+        f"foreign:Foreign/{name}-v0", "random", tmp_path / "run", tasks=12, group_size=1, limit=2
+    )
     ends = run.steps.group_by("trajectory").last().collect()
     rate = SOLVED[name](ends)
     assert name == "Silent" or rate > 0
@@ -160,10 +175,18 @@ def test_reported_success_is_that_of_the_episodes(tmp_path, name):
     ],
 )  # fmt: skip
 def test_a_wrong_value_aborts_the_rollout(wrong, tmp_path, monkeypatch):
-    step = tuple(wrong.get(place, value) for place, value in enumerate(("hello", 0.0, False, False, {})))
-    registry = {"Odd-v0": EnvSpec("Odd-v0", lambda: Odd(step=step), disable_env_checker=True, order_enforce=False)}
+    step = tuple(
+        wrong.get(place, value) for place, value in enumerate(("hello", 0.0, False, False, {}))
+    )
+    registry = {
+        "Odd-v0": EnvSpec(
+            "Odd-v0", lambda: Odd(step=step), disable_env_checker=True, order_enforce=False
+        )
+    }
     monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
-    with pytest.raises(RolloutError, match=r"1 of 1 rollouts failed \(100%\): 1 × EnvironmentFailed: ."):
+    with pytest.raises(
+        RolloutError, match=r"1 of 1 rollouts failed \(100%\): 1 × EnvironmentFailed: ."
+    ):
         collect("Odd-v0", lambda request: "x", tmp_path / "run", tasks=1, group_size=1)
 
 
@@ -182,7 +205,9 @@ def play(folder, execution: ExecutionOptions, **options):
     handle = open_env(GUESS, split="train", action_format="response", history_length=1, **options)
     policy = make_policy("random", PolicyContext(handle.shared.source.name))
     with StepWriter(folder, run="run") as writer:
-        collect_groups(handle, policy, writer, RolloutSpec(tasks=20, group_size=4, seed=1), execution)
+        collect_groups(
+            handle, policy, writer, RolloutSpec(tasks=20, group_size=4, seed=1), execution
+        )
     return scan_steps(folder).collect()
 
 
@@ -196,7 +221,11 @@ def test_a_foreign_environment(tmp_path, keyed):
         for row in rows.sort("step").iter_rows(named=True):
             assert (row["state"], row["admissible_actions"]) == (shown, ["0", "1", "2"])
             shown, reward, terminated, truncated, _ = env.step(row["action"])
-            assert (row["reward"], row["terminated"], row["won"]) == (reward, terminated, bool(reward))
+            assert (row["reward"], row["terminated"], row["won"]) == (
+                reward,
+                terminated,
+                bool(reward),
+            )
             assert row["truncated"] == (truncated and not terminated)
     assert steps.filter("won").height > 20
     assert "Task:" not in steps["prompt"][0]
@@ -209,7 +238,11 @@ def test_a_foreign_environment(tmp_path, keyed):
         (GUESS, {"limt": 3}, "unexpected keyword argument 'limt'"),
         (GUESS, {"split": "test"}, "unknown split 'test'. Known: train, all"),
         ("Nobody/Knows-v0", {}, "unknown environment 'Nobody/Knows-v0'"),
-        (GUESS, {"history_length": -1}, "history_length: expected an integer of at least 0, received -1"),
+        (
+            GUESS,
+            {"history_length": -1},
+            "history_length: expected an integer of at least 0, received -1",
+        ),
     ],
 )
 def test_bad_worlds(env_id, options, line):

@@ -22,7 +22,12 @@ from hgpo_train.rollout.env_handle import open_env
 
 
 def render(template, pairs=(), **changes):
-    fields = {"task": "cool the mug.", "observation": "You see a fridge 1.", "max_steps": 50, "pairs": list(pairs)}
+    fields = {
+        "task": "cool the mug.",
+        "observation": "You see a fridge 1.",
+        "max_steps": 50,
+        "pairs": list(pairs),
+    }
     fields |= {"admissible_actions": ["go to fridge 1", "help", "look"]}
     fields |= {"steps_taken": len(pairs), "action_format": "response"}
     return template.render(**{**fields, **changes})
@@ -33,16 +38,26 @@ def test_the_packages_templates_show_every_field(benchmark):
     pairs = [Pair(1, "A door.", "open door 1"), Pair(2, "A room.", "look")]
     template = load_template(None, benchmark)
     prompt = render(template, pairs)
-    for part in ("cool the mug.", "You see a fridge 1.", "'go to fridge 1'", as_text(pairs), "Step 3", "<think>"):
+    for part in (
+        "cool the mug.",
+        "You see a fridge 1.",
+        "'go to fridge 1'",
+        as_text(pairs),
+        "Step 3",
+        "<think>",
+    ):
         assert part in prompt
-    assert ("'help'" in prompt) == (benchmark != "ALFWorld")  # verl-agent leaves ALFWorld's help out
+    # verl-agent leaves ALFWorld's help out
+    assert ("'help'" in prompt) == (benchmark != "ALFWorld")
     assert "<action>" not in render(template, pairs, action_format="command")
     numbered = render(template, pairs, action_format="number")
-    assert "\n3. look\n" in numbered  # the number in the benchmark's list, whatever is left out of the prompt
+    # the number in the benchmark's list, whatever is left out of the prompt
+    assert "\n3. look\n" in numbered
     assert ("2. help\n" in numbered) == (benchmark != "ALFWorld")
     first = render(template, observation="Welcome. Your task is to: cool the mug.")
     assert "Observation 1" not in first
-    assert benchmark != "ALFWorld" or first.count("cool the mug.") == 1  # the observation says it already
+    # the observation says it already
+    assert benchmark != "ALFWorld" or first.count("cool the mug.") == 1
 
 
 TEXT = st.one_of(st.sampled_from(["look", "help", "", "{{ task }}", "a\nb"]), st.text(max_size=12))
@@ -55,20 +70,26 @@ def plain_jinja(template, fields):
         return ",\n ".join(f"'{action}'" for action in actions if action not in left_out)
 
     def numbered(actions, *left_out):
-        return "\n".join(f"{n}. {action}" for n, action in enumerate(actions, 1) if action not in left_out)
+        return "\n".join(
+            f"{n}. {action}" for n, action in enumerate(actions, 1) if action not in left_out
+        )
 
     pairs = fields["pairs"]
     steps = fields["steps_taken"]
     derived = {"history": as_text(pairs), "history_length": len(pairs), "step": steps + 1}
     derived |= template.answer._asdict()
-    jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     jinja.filters |= {"listed": listed, "numbered": numbered}
     return jinja.from_string(template.text).render(fields | derived).strip()
 
 
 @given(st.data())
 def test_the_packages_templates_agree_with_plain_jinja(data):
-    template = load_template(None, data.draw(st.sampled_from(["ALFWorld", "WebShop", "SomethingElse"])))
+    template = load_template(
+        None, data.draw(st.sampled_from(["ALFWorld", "WebShop", "SomethingElse"]))
+    )
     texts = data.draw(st.lists(st.tuples(TEXT, TEXT), max_size=3))
     task = data.draw(TEXT)
     fields = {
@@ -98,7 +119,10 @@ def test_a_users_template(tmp_path):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("{{ admissable_actions }}", "unknown field 'admissable_actions'; did you mean 'admissible_actions'?"),
+        (
+            "{{ admissable_actions }}",
+            "unknown field 'admissable_actions'; did you mean 'admissible_actions'?",
+        ),
         ("fine\n{% if task %}", "not valid Jinja (line 2)"),
     ],
 )
@@ -119,7 +143,9 @@ def test_what_editors_on_windows_write_is_not_in_the_prompt(tmp_path):
 
 
 def test_further_fields_of_the_state():
-    template = PromptTemplate("{{ info.moves }} of {{ info['limit'] }}: {{ observation }}", "counter")
+    template = PromptTemplate(
+        "{{ info.moves }} of {{ info['limit'] }}: {{ observation }}", "counter"
+    )
     assert render(template, info={"moves": 3, "limit": 9}) == "3 of 9: You see a fridge 1."
     with pytest.raises(InputError, match="has no attribute 'moves'"):
         render(template)
@@ -172,7 +198,9 @@ def checkout(tmp_path):
 
 
 def test_alfworld_prompts_have_every_field(checkout):
-    env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=1).unwrapped
+    env = gymnasium.make(
+        "HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=1
+    ).unwrapped
     observation, info = env.reset(seed=1)
     actions = "\n ".join(f"'{action}'" for action in info["admissible_actions"] if action != "help")
     assert "help" in info["admissible_actions"]
@@ -181,18 +209,28 @@ def test_alfworld_prompts_have_every_field(checkout):
         before = observation["state"]
         observation, _, _, _, info = env.step("look")
     shown = f"[Observation 2: '{before}', Action 2: 'look']"
-    assert observation["prompt"].startswith(f"\nGoal {info['task']}; 2 taken, 1 shown: {shown}\nNow 3: ")
+    assert observation["prompt"].startswith(
+        f"\nGoal {info['task']}; 2 taken, 1 shown: {shown}\nNow 3: "
+    )
     assert env.episode.prompt(0).startswith("\nFirst.")
     assert pickle.loads(pickle.dumps(env)).episode.prompt() == observation["prompt"]
 
 
 def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout):
-    env = gymnasium.make("HGPO/WebShop-v0", prompt_template=f"verl-agent:{checkout}", history_length=4)
+    env = gymnasium.make(
+        "HGPO/WebShop-v0", prompt_template=f"verl-agent:{checkout}", history_length=4
+    )
     observation, info = env.reset(seed=1)
     assert observation["prompt"].startswith(f"Buy {info['task']}. {observation['state']}. [\n'")
     assert observation["prompt"].endswith("',\n]")
     template = load_template(f"verl-agent:{checkout}", "WebShop")
-    fields = {"task": "tea", "observation": "page", "admissible_actions": ["a"], "max_steps": 9, "action_format": "x"}
+    fields = {
+        "task": "tea",
+        "observation": "page",
+        "admissible_actions": ["a"],
+        "max_steps": 9,
+        "action_format": "x",
+    }
     pairs = [Pair(1, "x" * 12_000, "a")]
     assert "Action 1" in template.render(pairs=pairs, steps_taken=1, **fields)
     pairs.append(Pair(2, "x" * 2_000, "a"))
@@ -202,7 +240,10 @@ def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (None, "expected a checkout of verl-agent with agent_system/environments/prompts/alfworld.py"),
+        (
+            None,
+            "expected a checkout of verl-agent with agent_system/environments/prompts/alfworld.py",
+        ),
         ("ALFWORLD_TEMPLATE = 'a'", "expected the text ALFWORLD_TEMPLATE_NO_HIS"),
         ("ALFWORLD_TEMPLATE = open('/etc/passwd').read()", "expected the text ALFWORLD_TEMPLATE"),
         ("ALFWORLD_TEMPLATE = '{task_description.__class__}'", "expected the fields"),
@@ -235,14 +276,21 @@ def written(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", BAD)
 def test_opening_an_environment_refuses_them(tmp_path, name):
     bad = written(tmp_path / "bad.j2", BAD[name])
-    for env_id, make in ((DOORS, open_env), (GUESS, open_env), (DOORS, gymnasium.make), (DOORS, gymnasium.make_vec)):
+    for env_id, make in (
+        (DOORS, open_env),
+        (GUESS, open_env),
+        (DOORS, gymnasium.make),
+        (DOORS, gymnasium.make_vec),
+    ):
         with pytest.raises(InputError, match=rf"^prompt template {bad} fails") as caught:
             make(env_id, prompt_template=str(bad))
         assert "\n" not in str(caught.value)
 
 
 def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(tmp_path, hgpo):
-    template = written(tmp_path / "late.j2", "{{ task }}{% if step > 2 %}{{ admissible_actions[999] }}{% endif %}")
+    template = written(
+        tmp_path / "late.j2", "{{ task }}{% if step > 2 %}{{ admissible_actions[999] }}{% endif %}"
+    )
     sizes = ["--tasks", "4", "--group-size", "2", "--out", tmp_path / "run"]
     hgpo("rollout", "--env", DOORS, "--env-option", f"prompt_template={template}", *sizes)
     steps = scan_steps(tmp_path / "run").collect()
@@ -254,7 +302,9 @@ def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(
 
 def test_every_way_of_naming_a_template_accepts_the_same_names(tmp_path, monkeypatch):
     def prompt_of(template: str | None) -> str:
-        return gymnasium.make("HGPO/ALFWorld-v0", prompt_template=template).reset(seed=0)[0]["prompt"]
+        return gymnasium.make("HGPO/ALFWorld-v0", prompt_template=template).reset(seed=0)[0][
+            "prompt"
+        ]
 
     monkeypatch.chdir(tmp_path)
     expected = prompt_of(str(bundled_templates()["compact"]))
@@ -299,14 +349,20 @@ def test_a_memory_stands_for_the_past_in_the_prompt_and_nowhere_else(env_id, sty
         assert summary in observation["prompt"]
         assert "Action 1" not in observation["prompt"]
         assert "of them, oldest first" not in observation["prompt"]
-    assert pickle.loads(pickle.dumps(remembering.unwrapped)).episode.prompt() == observation["prompt"]
-    assert "Done: ." in remembering.unwrapped.episode.prompt(0), "a shortened prompt has fewer pairs"
+    assert (
+        pickle.loads(pickle.dumps(remembering.unwrapped)).episode.prompt() == observation["prompt"]
+    )
+    assert "Done: ." in remembering.unwrapped.episode.prompt(0), (
+        "a shortened prompt has fewer pairs"
+    )
     usual.close()
 
 
 @pytest.mark.parametrize("given", [places, MEMORY])
 def test_a_memory_is_stored_by_its_name_which_a_file_may_not_start(given, tmp_path):
-    run = collect("HGPO/ALFWorld-v0", "random", tmp_path, tasks=1, group_size=1, memory=given, progress=False)
+    run = collect(
+        "HGPO/ALFWorld-v0", "random", tmp_path, tasks=1, group_size=1, memory=given, progress=False
+    )
     env = manifest.read(run.path).header.config["env"]
     assert env["memory"] == MEMORY
     with pytest.raises(InputError, match=r"names the memory .* add --allow"):
@@ -316,7 +372,10 @@ def test_a_memory_is_stored_by_its_name_which_a_file_may_not_start(given, tmp_pa
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [(broken, "memory: expected a function that returns text, which returned 1"), (3, "memory: expected a function")],
+    [
+        (broken, "memory: expected a function that returns text, which returned 1"),
+        (3, "memory: expected a function"),
+    ],
 )
 def test_a_memory_that_is_wrong_is_named(given, message):
     with pytest.raises(InputError, match=message):

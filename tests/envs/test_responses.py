@@ -9,11 +9,25 @@ from hypothesis import strategies as st
 from hgpo_envs.responses import admissible, numbered, parse
 
 PIECES = st.sampled_from(
-    ["<action>", "</action>", "<think>", "</think>", "<ACTION>", "</Action>", "<Think>", "look", " ", "\n", "\0"]
+    [
+        "<action>",
+        "</action>",
+        "<think>",
+        "</think>",
+        "<ACTION>",
+        "</Action>",
+        "<Think>",
+        "look",
+        " ",
+        "\n",
+        "\0",
+    ]
 )
 TEXTS = st.one_of(
     st.text(st.characters(exclude_categories=[])),  # lone surrogates included
-    st.lists(st.one_of(PIECES, st.text(max_size=3), st.sampled_from("开é")), max_size=12).map("".join),
+    st.lists(st.one_of(PIECES, st.text(max_size=3), st.sampled_from("开é")), max_size=12).map(
+        "".join
+    ),
 )
 
 
@@ -21,16 +35,21 @@ def test_rules():
     for text, action, valid in (
         ("<think>a</think><action>go to desk 1</action>", "go to desk 1", True),
         ("<think>a</think> so <action>\n Go To Desk 1\t</action> done", "go to desk 1", True),
-        ("<think>a</think><ACTION>Look</Action>", "look", True),  # action tags are found in the lowered response
-        ("<THINK>a</THINK><action>look</action>", "look", False),  # think tags in the response as written
+        # action tags are found in the lowered response
+        ("<think>a</think><ACTION>Look</Action>", "look", True),
+        # think tags in the response as written
+        ("<THINK>a</THINK><action>look</action>", "look", False),
         ("<think><action>look</action>", "look", False),
-        ("</think><action>look</action><think>", "look", True),  # both are there: order is not looked at
+        # both are there: order is not looked at
+        ("</think><action>look</action><think>", "look", True),
         ("<think>a</think><action>look</action><action>help</action>", "look", True),
         ("<think>a</think><action><action>look</action>", "<action>look", True),
-        ("<think>a</think></action><action>look", "", True),  # the first closing tag precedes the first opening one
+        # the first closing tag precedes the first opening one
+        ("<think>a</think></action><action>look", "", True),
         ("<think>a</think><action></action>", "", True),
         ("<think>打开</think><action>look</action>", "look", False),
-        ("<think>é ひ 한</think><action>look</action>", "look", True),  # kana and hangul are outside U+4E00-9FFF
+        # kana and hangul are outside U+4E00-9FFF
+        ("<think>é ひ 한</think><action>look</action>", "look", True),
         ("<think>a</think><action>click[打]</action>", "click[打]", False),
         ("<action>look", "<action>look", False),
         ("", "", False),
@@ -79,13 +98,19 @@ def test_eight_megabytes_of_anything():
         assert (found.action, found.valid, found.flaw) == (action[-30:], not flaw, flaw)
 
 
-@given(st.lists(st.text(max_size=5), max_size=20), st.integers(-3, 25), st.sampled_from(["", " ", "\n", "\t "]))
+@given(
+    st.lists(st.text(max_size=5), max_size=20),
+    st.integers(-3, 25),
+    st.sampled_from(["", " ", "\n", "\t "]),
+)
 def test_numbers_count_from_one_and_anything_else_is_a_command(actions, number, around):
     text = f"{around}{number}{around}"
     expected = dict(enumerate(actions, start=1)).get(number, text)
     assert numbered(text, actions) == expected
 
 
-@pytest.mark.parametrize("text", ["", "1.", "one", "1 2", "-1", "+1", "1e0", "²", "١", "1" * 5000, "look"])
+@pytest.mark.parametrize(
+    "text", ["", "1.", "one", "1 2", "-1", "+1", "1e0", "²", "١", "1" * 5000, "look"]
+)
 def test_texts_that_are_not_numbers(text):
     assert numbered(text, ["go"]) == text

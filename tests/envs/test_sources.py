@@ -167,7 +167,9 @@ def handle_of(log: Log) -> EnvHandle:
 def test_rollouts_leave_a_source_to_whoever_opened_it(log, tmp_path):
     with closing(handle_of(log)) as handle:
         for number in range(2):
-            collect(handle, "random", tmp_path / f"run{number}", tasks=2, group_size=1, progress=False)
+            collect(
+                handle, "random", tmp_path / f"run{number}", tasks=2, group_size=1, progress=False
+            )
             assert log.closed == 0
     assert log.closed == 1
 
@@ -175,6 +177,15 @@ def test_rollouts_leave_a_source_to_whoever_opened_it(log, tmp_path):
 @pytest.mark.slow
 def test_every_worker_closes_its_source(log, tmp_path):
     with closing(handle_of(log)) as handle:
-        collect(handle, "random", tmp_path / "run", tasks=2, group_size=2, slots=2, workers=True, progress=False)
+        collect(
+            handle,
+            "random",
+            tmp_path / "run",
+            tasks=2,
+            group_size=2,
+            slots=2,
+            workers=True,
+            progress=False,
+        )
         assert log.closed == 2
     assert log.closed == 3

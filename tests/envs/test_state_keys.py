@@ -24,17 +24,25 @@ def test_named_keys():
     mask = state_key("mask-numbers")
     assert mask("-= Kitchen =- 0/13 moves") == mask("-= Kitchen =- 5/0013 moves")
     assert state_key("textwrap:dedent")("  a") == "a"
-    for name, reason in (("mask-number", "mask-numbers"), ("textwrap:nothing", "nothing"), ("string:digits", "str")):
+    for name, reason in (
+        ("mask-number", "mask-numbers"),
+        ("textwrap:nothing", "nothing"),
+        ("string:digits", "str"),
+    ):
         with pytest.raises(InputError, match=reason):
             state_key(name)
 
 
-@pytest.mark.parametrize(("key", "reason"), [(lambda _: None, "returned None"), (len, "returned 8"), (int, "raised V")])
+@pytest.mark.parametrize(
+    ("key", "reason"), [(lambda _: None, "returned None"), (len, "returned 8"), (int, "raised V")]
+)
 def test_a_key_that_is_no_text_is_an_error(key, reason):
     """With the key None, all states were equal."""
     episode = Episode(SharedSource(CounterSource()), settings_for("None", state_key=key))
     episode.begin(Task("a", "train", "", ""), State("a corner", []))
-    with pytest.raises(InputError, match=f"^state key: expected a function that returns text, which {reason}"):
+    with pytest.raises(
+        InputError, match=f"^state key: expected a function that returns text, which {reason}"
+    ):
         _ = episode.state_hash
 
 
@@ -75,7 +83,9 @@ class MaskedSource(CounterSource):
 SPECS = [
     EnvironmentSpec(id="Test/Counter-v0", source=CounterSource, max_steps=4),
     EnvironmentSpec(id="Test/Keyed-v0", source=KeyedSource, max_steps=4, state_key="sort-lines"),
-    EnvironmentSpec(id="Test/Masked-v0", source=MaskedSource, max_steps=4, state_key="mask-numbers"),
+    EnvironmentSpec(
+        id="Test/Masked-v0", source=MaskedSource, max_steps=4, state_key="mask-numbers"
+    ),
 ]
 
 
@@ -108,7 +118,11 @@ def test_rollouts_group_by_keys(spec, tmp_path):
     run = collect(spec.id, lambda request: "attic", tmp_path / "run", tasks=3, group_size=4)
     steps = run.steps.collect()
     assert steps["state"].n_unique() == steps.height
-    groups = steps.group_by("task_id", "step").agg(pl.col("history_hash_0").n_unique())["history_hash_0"].to_list()
+    groups = (
+        steps.group_by("task_id", "step")
+        .agg(pl.col("history_hash_0").n_unique())["history_hash_0"]
+        .to_list()
+    )
     assert set(groups) == ({4} if spec.name == "Counter" else {1})
     assert verify(run).ok
     last = steps.filter("truncated")

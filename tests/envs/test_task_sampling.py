@@ -12,13 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unusual import Endless
 
-from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler, permuted, shuffled, task_stream, verl_agent
+from hgpo_envs.task_sampling import (
+    TASK_SAMPLINGS,
+    TaskSampler,
+    permuted,
+    shuffled,
+    task_stream,
+    verl_agent,
+)
 
 IDS = [f"train/task-{i}/trial_{i:03d}" for i in range(37)]
 id_lists = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)
 
 
-@given(ids=id_lists, seed=st.integers(0, 2**32 - 1), name=st.sampled_from(["sweep", "shuffled", "verl-agent"]))
+@given(
+    ids=id_lists,
+    seed=st.integers(0, 2**32 - 1),
+    name=st.sampled_from(["sweep", "shuffled", "verl-agent"]),
+)
 def test_every_pass_has_every_task_once(ids, seed, name):
     drawn = list(islice(task_stream(name, ids, seed), 3 * len(ids)))
     for i in range(3):
@@ -54,7 +65,9 @@ def test_verl_agent_order_equals_textworlds(original_python):
         "    out.append([next(env._gamefiles_iterator) for _ in range(92)])\n"
         "print(json.dumps(out))\n"
     )
-    done = subprocess.run([original_python, "-c", script, json.dumps(IDS)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [original_python, "-c", script, json.dumps(IDS)], capture_output=True, text=True, check=True
+    )
     expected = json.loads(done.stdout.splitlines()[-1])
     for seed, order in zip((0, 1, 1234, 2**32 - 1), expected, strict=True):
         assert list(islice(verl_agent(IDS, seed), 92)) == order

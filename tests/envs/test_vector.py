@@ -19,7 +19,16 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_envs.vector import TextVectorEnv, _batched
 
-TEXTS = ["open door", "go on", "go back", "press switch", "nonsense", "<action>look</action>", "2", "99"]
+TEXTS = [
+    "open door",
+    "go on",
+    "go back",
+    "press switch",
+    "nonsense",
+    "<action>look</action>",
+    "2",
+    "99",
+]
 ARGUMENTS = {"split": "all", "history_depth": 3, "max_steps": 6}
 
 
@@ -50,7 +59,9 @@ def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_forma
         done = steps[0][2] | steps[0][3]
         finished += int(done.sum())
         if mode is AutoresetMode.DISABLED and done.any():
-            assert data_equivalence(*[envs.reset(options={"reset_mask": done.copy()}) for envs in pair])
+            assert data_equivalence(
+                *[envs.reset(options={"reset_mask": done.copy()}) for envs in pair]
+            )
     assert finished > 60
 
 
@@ -79,7 +90,9 @@ VALUES = {
     "flag": st.booleans().map(np.bool_),
 }
 entries = st.recursive(
-    st.sampled_from(list(VALUES)), lambda inner: st.dictionaries(st.sampled_from("abc"), inner), max_leaves=6
+    st.sampled_from(list(VALUES)),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner),
+    max_leaves=6,
 )
 
 
@@ -90,7 +103,11 @@ def drawn(draw, entry):
     return {key: drawn(draw, inner) for key, inner in entry.items() if draw(st.booleans())}
 
 
-@given(st.dictionaries(st.sampled_from("abc"), entries), st.sets(st.integers(0, 3), min_size=1), st.data())
+@given(
+    st.dictionaries(st.sampled_from("abc"), entries),
+    st.sets(st.integers(0, 3), min_size=1),
+    st.data(),
+)
 def test_infos_are_nested_as_gymnasium_nests_them(entry, slots, data):
     infos = {slot: drawn(data.draw, entry) for slot in slots}
     envs = VectorEnv()
@@ -115,7 +132,12 @@ def test_an_ended_episode_waits_for_its_reset_if_autoreset_is_disabled():
     assert terminated.tolist() == [True, False]
     with pytest.raises(ResetNeeded, match=r"the episodes of slots \[0\] have ended"):
         envs.step(["look", "look"])
-    assert envs.reset(options={"reset_mask": np.array([True, False]), "task": "train-2"})[1]["task_id"][0] == "train-2"
+    assert (
+        envs.reset(options={"reset_mask": np.array([True, False]), "task": "train-2"})[1][
+            "task_id"
+        ][0]
+        == "train-2"
+    )
     assert envs.step(["look", "look"])[4]["task_id"].tolist() == ["train-2", "train-1"]
 
 
@@ -145,7 +167,9 @@ def test_groups_draw_the_same_tasks_and_slots_reset_by_mask(doors_id):
     first = infos["task_id"].reshape(3, 4)
     assert (first == first[:, :1]).all()
     singles = [TextEnv(DoorsSource()) for _ in range(3)]
-    assert first[:, 0].tolist() == [env.reset(seed=9 + group)[1]["task_id"] for group, env in enumerate(singles)]
+    assert first[:, 0].tolist() == [
+        env.reset(seed=9 + group)[1]["task_id"] for group, env in enumerate(singles)
+    ]
     mask = np.repeat([False, True, False], 4)
     obs, infos = envs.reset(options={"reset_mask": mask})
     assert infos["_task_id"].tolist() == mask.tolist()
@@ -154,7 +178,9 @@ def test_groups_draw_the_same_tasks_and_slots_reset_by_mask(doors_id):
     assert (obs["history_hash"][:, 0] != 0).all()
     assert TextVectorEnv(DoorsSource(), 2).reset(seed=[None, 3])[1]["_task_id"].all()
     for seed in ([1, 2], 3.0, [1, 2, 3.0], "123", {1, 2, 3}, True):
-        with pytest.raises(InputError, match=r"^seed: expected an integer or 3, one for each group, received "):
+        with pytest.raises(
+            InputError, match=r"^seed: expected an integer or 3, one for each group, received "
+        ):
             envs.reset(seed=seed)
     _, infos = envs.reset(seed=[1, None, 2])
     assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]  # group 1 went on where it stood
@@ -174,10 +200,22 @@ def test_bad_arguments():
         ({"num_envs": 0}, "num_envs: expected an integer of at least 1, received 0"),
         ({"num_envs": 2.0}, "num_envs: expected an integer of at least 1, received 2.0"),
         ({"num_envs": True}, "num_envs: expected an integer of at least 1, received True"),
-        ({"num_envs": 4, "group_size": 2.0}, "group_size: expected an integer of at least 1, received 2.0"),
-        ({"num_envs": 4, "group_size": "2"}, "group_size: expected an integer of at least 1, received '2'"),
-        ({"num_envs": 4, "group_size": 3}, r"group_size: expected a divisor of num_envs \(4\), received 3"),
-        ({"autoreset_mode": "Never"}, "unknown autoreset_mode 'Never'. Known: NextStep, SameStep, Disabled"),
+        (
+            {"num_envs": 4, "group_size": 2.0},
+            "group_size: expected an integer of at least 1, received 2.0",
+        ),
+        (
+            {"num_envs": 4, "group_size": "2"},
+            "group_size: expected an integer of at least 1, received '2'",
+        ),
+        (
+            {"num_envs": 4, "group_size": 3},
+            r"group_size: expected a divisor of num_envs \(4\), received 3",
+        ),
+        (
+            {"autoreset_mode": "Never"},
+            "unknown autoreset_mode 'Never'. Known: NextStep, SameStep, Disabled",
+        ),
     ):
         with pytest.raises(InputError, match=line):
             TextVectorEnv(DoorsSource(), **arguments)
@@ -187,7 +225,10 @@ def test_bad_arguments():
     ("options", "line"),
     [
         ({"task": ["train-0"]}, "expected an id or 3 ids, received a sequence of 1"),
-        ({"task": ["train-0", "test-10", None]}, "expected a task of split 'train', received 'test-10' of split 'te"),
+        (
+            {"task": ["train-0", "test-10", None]},
+            "expected a task of split 'train', received 'test-10' of split 'te",
+        ),
         ({"reset_mask": [True, False]}, "expected a bool array of shape (3,)"),
         ({"reset_mask": np.array([1, 0, 1])}, "expected a bool array of shape (3,)"),
         ({"tasks": "train-0"}, "unknown reset option 'tasks'; did you mean 'task'?"),
@@ -206,7 +247,14 @@ def test_bad_options_reset_nothing(options, line):
 
 def test_wrong_actions():
     envs = TextVectorEnv(DoorsSource(), 4)
-    for actions in ("look", ["look"] * 3, ["look", "look", "look", None], b"look", None, {"look", "a", "b", "c"}):
+    for actions in (
+        "look",
+        ["look"] * 3,
+        ["look", "look", "look", None],
+        b"look",
+        None,
+        {"look", "a", "b", "c"},
+    ):
         with pytest.raises(InputError, match="expected 4 texts, one for each slot, received "):
             envs.step(actions)
     single = TextEnv(DoorsSource())

@@ -27,7 +27,9 @@ CONFIG = {
 }
 
 
-def write_run(folder: Path, played: dict[tuple[int, str], str], name: str = "by hand", **config: Any) -> Path:
+def write_run(
+    folder: Path, played: dict[tuple[int, str], str], name: str = "by hand", **config: Any
+) -> Path:
     """Write rollouts of two steps each."""
     with StepWriter(folder, run=name, config={**CONFIG, **config}) as writer:
         for (seed, task), end in played.items():
@@ -39,7 +41,13 @@ def write_run(folder: Path, played: dict[tuple[int, str], str], name: str = "by 
                 "won": end == "won",
                 "reward": float(end == "won"),
             }
-            once = {"iteration": seed, "task_id": task, "env_id": "e", "trajectory": f"{seed}/{task}", "action": "go"}
+            once = {
+                "iteration": seed,
+                "task_id": task,
+                "env_id": "e",
+                "trajectory": f"{seed}/{task}",
+                "action": "go",
+            }
             first = {"step": 0, "state": "here", "reward": 0.0, "won": False}
             writer.add_group([once | first, once | {"step": 1, "state": "there"} | last])
     return folder
@@ -65,19 +73,31 @@ def test_the_figures_are_those_counted_by_hand(run):
     seeds = card["spread"]["seeds"]
     assert (seeds["lowest"], seeds["highest"]) == pytest.approx((1 / 2, 2 / 3))
     assert seeds["standard deviation"] == pytest.approx((2 / 3 - 1 / 2) / 2**0.5)  # of two values
-    tasks = {"number": 3, "lowest": 0.0, "highest": 1.0, "standard deviation": 0.5}  # c, b, a: 0, 1/2, 1
+    # c, b, a: 0, 1/2, 1
+    tasks = {"number": 3, "lowest": 0.0, "highest": 1.0, "standard deviation": 0.5}
     assert card["spread"]["tasks"] == pytest.approx(tasks)
     assert {seed: point["success"] for seed, point in card["by_seed"].items()} == pytest.approx(
         {"1": 1 / 2, "2": 2 / 3}
     )
     counts = card["rollouts"]["evaluation"]
-    shown = {"stored": 6, "failed": 1, "reasons": {"no | answer": 1}, "at_step_limit": 2, "environment_steps": 12}
+    shown = {
+        "stored": 6,
+        "failed": 1,
+        "reasons": {"no | answer": 1},
+        "at_step_limit": 2,
+        "environment_steps": 12,
+    }
     assert {name: counts[name] for name in shown} == shown
     assert counts["planned"] is None  # no session says that the run is complete
     assert card["tasks"] == ["a", "b", "c"]
     assert list(card["files"]) == ["manifest.jsonl"]
     page = card_page(card)
-    for text in ("**Question:** Is it any good?", "| failed | 1 |", "no / answer = 1", "| planned | unknown |"):
+    for text in (
+        "**Question:** Is it any good?",
+        "| failed | 1 |",
+        "no / answer = 1",
+        "| planned | unknown |",
+    ):
         assert text in page
     for text in ("/home/me", "question (--"):
         assert text not in page
@@ -150,7 +170,9 @@ def test_every_value_of_a_document_is_compared(run, tmp_path):
             inner = inner[name]
         inner[path[-1]] = "changed"
         problems = card_problems(card, changed)
-        assert [problem.partition(":")[0][: len(".".join(path))] for problem in problems] == [".".join(path)]
+        assert [problem.partition(":")[0][: len(".".join(path))] for problem in problems] == [
+            ".".join(path)
+        ]
     del found["rules"]["aborted lost"]
     assert card_problems(card, found)[0].startswith("rules.aborted lost: expected {")
 
@@ -232,4 +254,6 @@ def test_a_manifest_that_anybody_wrote_makes_no_lines_of_its_own(tmp_path):
     assert page.count("\n## Not known") == 1
     assert "<script" not in page
     assert "[a](" not in page.replace("\\[", "")
-    assert [line for line in page.splitlines() if line.startswith("# ")] == ["# x ## Not known / best / 99% /"]
+    assert [line for line in page.splitlines() if line.startswith("# ")] == [
+        "# x ## Not known / best / 99% /"
+    ]

@@ -26,7 +26,13 @@ from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import is_sealed, seal
 from hgpo_train.evaluation import episode_table, evaluate_panel, evaluation_reports
-from hgpo_train.evaluation.certificate import NAME, as_table, certificate, figures, write_certificate
+from hgpo_train.evaluation.certificate import (
+    NAME,
+    as_table,
+    certificate,
+    figures,
+    write_certificate,
+)
 from hgpo_train.evaluation.certificate_check import (
     _wrong_settings,
     check_certificate,
@@ -53,7 +59,9 @@ def small():
     tasks = panel.tasks[:3]
     environment = panel.environment | {"max_steps": 4}
     checksum = task_checksum(ALFWorldSource(grammar="move"), tasks)
-    return replace(panel, name="small", tasks=tasks, seeds=(1, 2), environment=environment, checksum=checksum)
+    return replace(
+        panel, name="small", tasks=tasks, seeds=(1, 2), environment=environment, checksum=checksum
+    )
 
 
 def first_or_fail(request: Request) -> str | Failure:
@@ -97,7 +105,11 @@ def test_a_certificate_contains_every_outcome_and_the_same_figures_as_the_run(pl
     assert document["counts"] == {"played": 6, "won": 0, "aborted": 2, "truncated": 4}
     assert document["cost"]["environment_steps"] == 4 * 4 + 2 * 2  # a failed step is one, too
     success = document["success_by_rule"]
-    assert [success[rule]["success"] for rule in ("aborted lost", "aborted won", "limit won")] == [0.0, 1 / 3, 1.0]
+    assert [success[rule]["success"] for rule in ("aborted lost", "aborted won", "limit won")] == [
+        0.0,
+        1 / 3,
+        1.0,
+    ]
     of_run = evaluation_reports(episode_table(scan_steps(played)))[0]
     stated = document["results"][0]["success"]
     assert stated["rollouts"] == of_run.success.rollouts == 6
@@ -111,7 +123,8 @@ def test_a_certificate_contains_every_outcome_and_the_same_figures_as_the_run(pl
 def test_an_untouched_certificate_has_no_difference(check, played):
     result = check(played / "certificate.json", played, replay=9)
     assert (result.problems, result.notes, result.replayed) == ([], [], 4)
-    (problem,) = check_certificate(played / "certificate.json").problems  # anybody can write a panel
+    # anybody can write a panel
+    (problem,) = check_certificate(played / "certificate.json").problems
     assert problem.startswith("panel: not known here (unknown panel 'small@1'")
 
 
@@ -183,7 +196,10 @@ OF_THE_FILE: dict[str, tuple[Callable[[Document], object], str]] = {
         at("counts", aborted=0),
         "counts.aborted: expected 2, found 0",
     ),
-    "failed episodes are dropped": (drop_the_failed, "episodes: seed 1, valid_unseen/look_at_obj_in_light-Box"),
+    "failed episodes are dropped": (
+        drop_the_failed,
+        "episodes: seed 1, valid_unseen/look_at_obj_in_light-Box",
+    ),
     "an episode twice": (
         lambda document: document["episodes"].append(document["episodes"][0]),
         "occurs 2 times",
@@ -192,7 +208,10 @@ OF_THE_FILE: dict[str, tuple[Callable[[Document], object], str]] = {
         at("episodes.0", task_id="valid_unseen/another/trial"),
         "episodes: seed 1, valid_unseen/another/trial is not of the panel",
     ),
-    "the order": (lambda document: document["episodes"].reverse(), "their order is not the panel's"),
+    "the order": (
+        lambda document: document["episodes"].reverse(),
+        "their order is not the panel's",
+    ),
     "the split": (
         with_settings(split="valid_seen"),
         "panel.settings.environment.split: expected 'valid_unseen', found 'valid_seen'",
@@ -226,7 +245,10 @@ def test_a_change_is_found_in_the_file_alone(check, played, tmp_path, name):
 
 
 OF_THE_RUN: dict[str, tuple[Callable[[Document], object], str]] = {
-    "an outcome": (relabel(won=True, score=1.0), "episodes.seed 1, {task}.won: expected False, found True"),
+    "an outcome": (
+        relabel(won=True, score=1.0),
+        "episodes.seed 1, {task}.won: expected False, found True",
+    ),
     "a trajectory": (
         at("episodes.0", trajectory="0" * 64),
         "episodes.seed 1, {task}.trajectory: expected ",
@@ -264,12 +286,16 @@ def test_a_changed_byte_is_found(played, tmp_path, hgpo):
 def claimed(panel: Panel, folder: Path, **others: Any) -> None:
     """Play other things than a panel into a run that claims to be of it."""
     claim = {"panel": {"title": panel.title, "digest": panel.digest, "tasks": panel.checksum}}
-    arguments = panel.environment | {"tasks": panel.tasks, "seed": panel.seeds, "order": "sweep"} | others
+    arguments = (
+        panel.environment | {"tasks": panel.tasks, "seed": panel.seeds, "order": "sweep"} | others
+    )
     arguments = {"group_size": 1} | arguments
     collect(policy="random", out=folder, metadata=claim, progress=False, **arguments)
 
 
-def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay(check, small, tmp_path):
+def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay(
+    check, small, tmp_path
+):
     claimed(small, tmp_path, grammar="put")
     write_certificate(tmp_path, small)
     result = check(tmp_path / NAME, tmp_path, replay=6)
@@ -289,7 +315,9 @@ def test_settings_that_a_replay_cannot_see_are_compared_with_the_manifest(check,
 
 def test_a_run_that_played_tasks_several_times_has_no_certificate(small, tmp_path):
     claimed(small, tmp_path, group_size=2)
-    with pytest.raises(InputError, match=r"expected 6 episodes .* one per task and seed, found 12; 0 are missing"):
+    with pytest.raises(
+        InputError, match=r"expected 6 episodes .* one per task and seed, found 12; 0 are missing"
+    ):
         write_certificate(tmp_path, small)
 
 
@@ -324,7 +352,10 @@ def rewritten(
     [
         (lambda table: table.filter(pl.col("step") < 3), "expected an episode that ends"),
         (lambda table: table.filter(pl.col("step") > 0), "step 1.state: expected "),
-        (lambda table: table.with_columns(action=pl.lit(None, pl.String)), "step 0: found no action"),
+        (
+            lambda table: table.with_columns(action=pl.lit(None, pl.String)),
+            "step 0: found no action",
+        ),
         (lambda table: table.with_columns(reward=pl.col("reward") + 1), "step 0.reward: expected "),
         (lambda table: table.with_columns(aborted=False), "found no action"),
     ],
@@ -333,7 +364,9 @@ def test_a_table_that_was_rewritten_with_its_manifest_is_found_by_a_replay(
     check, played, small, tmp_path, change, line
 ):
     problems = rewritten(check, played, tmp_path / "run", small, change)
-    assert any(problem.startswith("replay of ") and line in problem for problem in problems), problems
+    assert any(problem.startswith("replay of ") and line in problem for problem in problems), (
+        problems
+    )
 
 
 def test_what_is_changed_in_the_panel_is_named_with_the_run_too(check, played, tmp_path):
@@ -349,7 +382,9 @@ def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(played, s
     config = dict(listed.header.config) | {"policy": {"name": "a model", "temperature": 1.0}}
     header = msgspec.structs.replace(listed.header, config=config)
     (tmp_path / "manifest.jsonl").write_bytes(manifest.encode_line(header, "")[0])
-    assert _wrong_settings(tmp_path, small) == [f"settings of {tmp_path}.temperature: expected 0.4, found 1.0"]
+    assert _wrong_settings(tmp_path, small) == [
+        f"settings of {tmp_path}.temperature: expected 0.4, found 1.0"
+    ]
 
 
 def test_a_swapped_task_is_named_with_a_replay_too(check, played, tmp_path):
@@ -425,19 +460,30 @@ def test_an_interrupted_panel_has_a_certificate_only_once_it_is_resumed(check, s
 
 
 def test_options_that_the_panel_fixes_are_refused(tmp_path, hgpo):
-    common = ("eval", "--panel", "alfworld-bundled", "--policy", "random", "--out", tmp_path / "run")
+    common = (
+        "eval",
+        "--panel",
+        "alfworld-bundled",
+        "--policy",
+        "random",
+        "--out",
+        tmp_path / "run",
+    )
     for option, advice in (
         (("--max-steps", 9), "write --panel 'alfworld-bundled+max_steps=9'"),
         (("--seeds", "1,2"), "write --panel 'alfworld-bundled+seeds=[1,2]'"),
         (("--seeds", "123,456,789"), "write --panel 'alfworld-bundled+seeds=[123,456,789]'"),
         (("--env", "HGPO/WebShop-v0"), "leave it out"),
-        (("--env", "HGPO/ALFWorld-v0"), "leave it out"),  # also the command's default, if it is given
+        # also the command's default, if it is given
+        (("--env", "HGPO/ALFWorld-v0"), "leave it out"),
     ):
         code, _, error = hgpo(*common, *option)
         assert (code, error.count("\n")) == (2, 1)
         assert f"{option[0]}: the panel alfworld-bundled@1 fixes it" in error
         assert advice in error
-    with pytest.raises(InputError, match=r"temperature: panel small@1 fixes it at 0.4;.*small@1\+temperature=1"):
+    with pytest.raises(
+        InputError, match=r"temperature: panel small@1 fixes it at 0.4;.*small@1\+temperature=1"
+    ):
         evaluate_panel(
             replace(load_panel("alfworld-bundled"), name="small"),
             "openai:model",
@@ -449,15 +495,22 @@ def test_options_that_the_panel_fixes_are_refused(tmp_path, hgpo):
 
 def test_certificates_are_compared_only_within_a_panel(played, small):
     table = read_comparable(played, small).table()
-    assert table.equals(as_table(read_certificate(played / "certificate.json").episodes, "HGPO/ALFWorld-v0"))
+    assert table.equals(
+        as_table(read_certificate(played / "certificate.json").episodes, "HGPO/ALFWorld-v0")
+    )
     hot = small.with_overrides({"temperature": 0.7, "max_steps": 9})
-    with pytest.raises(InputError, match=r"another panel, small@1: environment\.max_steps is 4 there and 9 here; temp"):
+    with pytest.raises(
+        InputError,
+        match=r"another panel, small@1: environment\.max_steps is 4 there and 9 here; temp",
+    ):
         read_comparable(played, hot)
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -467,7 +520,9 @@ JSON = st.recursive(
 def test_documents_differ_exactly_if_they_are_not_equal(first, second):
     assert list(differences(first, first)) == []
     if not list(differences(first, second)):
-        assert first == pytest.approx(second, rel=1e-8, abs=1e-8) if isinstance(first, float) else True
+        assert (
+            first == pytest.approx(second, rel=1e-8, abs=1e-8) if isinstance(first, float) else True
+        )
         assert type(first) is type(second) or {type(first), type(second)} == {int, float}
     assert bool(list(differences(first, second))) == bool(list(differences(second, first)))
 
@@ -491,7 +546,10 @@ def test_episodes_are_the_same_however_they_are_played(panel, tmp_path):
 def test_episodes_do_not_depend_on_the_order_of_a_folder(tmp_path):
     panel = load_panel("alfworld-bundled@1+max_steps=12")
     source = ALFWorldSource()
-    for name, ids in (("a", source.ids("valid_unseen")), ("b", sorted(source.ids("all"), key=lambda each: each[::-1]))):
+    for name, ids in (
+        ("a", source.ids("valid_unseen")),
+        ("b", sorted(source.ids("all"), key=lambda each: each[::-1])),
+    ):
         write_folder(source, ids, tmp_path / name)
     bundled = episodes_of(panel, tmp_path / "run")
     assert episodes_of(panel, tmp_path / "run a", data=tmp_path / "a") == bundled
@@ -511,19 +569,27 @@ evaluate_panel(sys.argv[1], "random", sys.argv[2], slots=3, progress=kill)
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path):
     panel = "alfworld-bundled@1+max_steps=12"
-    done = subprocess.run([sys.executable, "-c", KILLED, panel, tmp_path / "killed"], env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, panel, tmp_path / "killed"], env=os.environ
+    )
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "certificate.json").exists()
     assert scan_steps(tmp_path / "killed").collect()["iteration"].unique().to_list() == [123]
     assert episodes_of(panel, tmp_path / "killed") == episodes_of(panel, tmp_path / "whole")
 
 
-def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(played, small, tmp_path, hgpo):
+def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(
+    played, small, tmp_path, hgpo
+):
     one = replace(small, name="one", tasks=small.tasks[:1], checksum="")
     (tmp_path / "one.toml").write_text(to_toml(one), "utf-8")
-    code, out, _ = hgpo("eval", "--panel", tmp_path / "one.toml", "--policy", "random", "--out", tmp_path / "run")
+    code, out, _ = hgpo(
+        "eval", "--panel", tmp_path / "one.toml", "--policy", "random", "--out", tmp_path / "run"
+    )
     rows = [line for line in out.splitlines() if "0.0 ±0.0" in line]
     assert code == 0
     assert [row.split()[0] for row in rows] == ["look_at_obj_in_light"]
-    with pytest.raises(InputError, match="tasks: 3 there, 1 here, 1 in both; name is 'small' there and 'one' here"):
+    with pytest.raises(
+        InputError, match="tasks: 3 there, 1 here, 1 in both; name is 'small' there and 'one' here"
+    ):
         read_comparable(played / NAME, one)

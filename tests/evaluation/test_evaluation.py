@@ -24,22 +24,39 @@ def table(rows: list[tuple[int, str, float]], aborted: bool = False) -> pl.DataF
     same = {"task_type": "kind", "env_id": "e", "task": "win", "aborted": aborted}
     same |= {"length": 5.0, "invalid": 0, "judged": 5, "admissible": 5}
     played = pl.DataFrame(rows, ["seed", "task_id", "success"], orient="row")
-    return played.with_columns(score="success", won=pl.col("success") > 0.5, **{n: pl.lit(v) for n, v in same.items()})
+    return played.with_columns(
+        score="success", won=pl.col("success") > 0.5, **{n: pl.lit(v) for n, v in same.items()}
+    )
 
 
 @pytest.mark.slow
 def test_every_task_is_played_once_per_seed(tmp_path):
-    options = {"split": "valid_seen", "seeds": (5, 6), "slots": 7, "progress": False, "max_steps": 30}
-    run = evaluate("HGPO/ALFWorld-v0", "expert", tmp_path / "run", action_format="command", **options)
+    options = {
+        "split": "valid_seen",
+        "seeds": (5, 6),
+        "slots": 7,
+        "progress": False,
+        "max_steps": 30,
+    }
+    run = evaluate(
+        "HGPO/ALFWorld-v0", "expert", tmp_path / "run", action_format="command", **options
+    )
     tasks = sorted(open_env("HGPO/ALFWorld-v0", split="valid_seen").tasks)
     played = episode_table(scan_steps(run))
-    assert played.select("seed", "task_id").rows() == [(seed, task) for seed in (5, 6) for task in tasks]
+    assert played.select("seed", "task_id").rows() == [
+        (seed, task) for seed in (5, 6) for task in tasks
+    ]
     assert played["success"].to_list() == [1.0] * len(played)
     report = evaluation_reports(played)[0]
     assert (report.tasks, report.episodes, report.seeds) == (len(tasks), 2 * len(tasks), (5, 6))
     assert report.measures["admissibility"].mean == 1.0
     assert run.tally.trajectories == 2 * len(tasks)
-    assert evaluate("HGPO/ALFWorld-v0", "expert", run, action_format="command", **options).tally.trajectories == 0
+    assert (
+        evaluate(
+            "HGPO/ALFWorld-v0", "expert", run, action_format="command", **options
+        ).tally.trajectories
+        == 0
+    )
 
 
 @pytest.mark.slow
@@ -50,16 +67,27 @@ def test_random_is_reproducible_and_seeds_differ(tmp_path):
         run = evaluate("HGPO/ALFWorld-v0", "random", tmp_path / f"{slots}", slots=slots, **options)
         tables.append(scan_steps(run).drop("run").sort("iteration", "trajectory", "step").collect())
     assert tables[0].equals(tables[1])
-    assert tables[0].filter(iteration=1)["action"].to_list() != tables[0].filter(iteration=2)["action"].to_list()
+    assert (
+        tables[0].filter(iteration=1)["action"].to_list()
+        != tables[0].filter(iteration=2)["action"].to_list()
+    )
 
 
 def test_mean_and_std_equal_those_of_the_statistics_module():
-    rows = [(1, "a", 1.0), (1, "b", 0.0), (1, "c", 1.0), (2, "a", 1.0), (2, "b", 0.0), (2, "c", 0.0)]
+    rows = [
+        (1, "a", 1.0),
+        (1, "b", 0.0),
+        (1, "c", 1.0),
+        (2, "a", 1.0),
+        (2, "b", 0.0),
+        (2, "c", 0.0),
+    ]
     (everything, _) = evaluation_reports(table(rows))
     success = everything.measures["success"]
     assert success.mean == pytest.approx(statistics.fmean(value for *_, value in rows))
     assert success.std == pytest.approx(statistics.stdev([2 / 3, 1 / 3]))
-    assert (success.low, success.high) == wilson_interval(success.mean, 3)  # more seeds of a task are not more trials
+    # more seeds of a task are not more trials
+    assert (success.low, success.high) == wilson_interval(success.mean, 3)
     score = everything.measures["score"]
     assert (score.low, score.high) == (None, None)  # of three tasks
     assert evaluation_reports(table([(1, "a", 1.0)]))[0].measures["success"].std is None
@@ -67,7 +95,9 @@ def test_mean_and_std_equal_those_of_the_statistics_module():
 
 def test_the_interval_holds_where_no_task_was_solved():
     """A bootstrap of 36 lost episodes would have the interval 0 to 0."""
-    success = evaluation_reports(table([(1, f"t{task}", 0.0) for task in range(36)]))[0].measures["success"]
+    success = evaluation_reports(table([(1, f"t{task}", 0.0) for task in range(36)]))[0].measures[
+        "success"
+    ]
     assert (success.low, round(success.high, 3)) == (0.0, 0.096)
 
 
@@ -81,7 +111,9 @@ def test_aborted_episodes_are_excluded_counted_and_bound_the_success():
 
 
 def test_unknown_success_is_none():
-    unknown = table([(1, "a", 1.0)]).with_columns(success=pl.lit(None, pl.Float64), won=pl.lit(None, pl.Boolean))
+    unknown = table([(1, "a", 1.0)]).with_columns(
+        success=pl.lit(None, pl.Float64), won=pl.lit(None, pl.Boolean)
+    )
     (everything, _) = evaluation_reports(unknown)
     assert everything.measures["success"] is None
     assert everything.success.share is None
@@ -93,7 +125,13 @@ def test_unknown_success_is_none():
 
 
 @pytest.mark.slow
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_the_permutation_test_counts_all_sign_flips(pairs):
     first = table([(1, f"t{i}", a) for i, (a, _) in enumerate(pairs)])
     second = table([(1, f"t{i}", b) for i, (_, b) in enumerate(pairs)])
@@ -101,7 +139,9 @@ def test_the_permutation_test_counts_all_sign_flips(pairs):
     differences = [a - b for a, b in pairs]
     signs = itertools.product((1, -1), repeat=len(pairs))
     flips = [sum(s * d for s, d in zip(one, differences, strict=True)) for one in signs]
-    assert compared.p == pytest.approx(statistics.fmean(abs(f) >= abs(sum(differences)) - 1e-9 for f in flips))
+    assert compared.p == pytest.approx(
+        statistics.fmean(abs(f) >= abs(sum(differences)) - 1e-9 for f in flips)
+    )
     assert compared.difference == pytest.approx(statistics.fmean(differences))
     assert compared.better + compared.worse == sum(d != 0 for d in differences)
 
@@ -119,7 +159,10 @@ def test_evaluations_without_common_tasks_cannot_be_compared():
         compare(table([(1, "a", 1.0)]), table([(1, "b", 1.0)]))
     for other in ("env_id", "task"):
         with pytest.raises(InputError, match="no task in common"):
-            compare(table([(1, "a", 1.0)]), table([(1, "a", 1.0)]).with_columns(pl.lit("another").alias(other)))
+            compare(
+                table([(1, "a", 1.0)]),
+                table([(1, "a", 1.0)]).with_columns(pl.lit("another").alias(other)),
+            )
 
 
 @pytest.mark.slow
@@ -130,12 +173,24 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path, hgpo):
     assert "admis." in out
     assert "61.0–100.0" in out  # Wilson's interval of 6 of 6
     assert "wording: move … to … (alfworld 0.4 and later)" in out
-    assert json.loads((tmp_path / "a/summary.json").read_text())["wordings"] == ["move … to … (alfworld 0.4 and later)"]
+    assert json.loads((tmp_path / "a/summary.json").read_text())["wordings"] == [
+        "move … to … (alfworld 0.4 and later)"
+    ]
     files = sorted((tmp_path / "a").glob("steps/*"))
     stamps = [file.stat().st_mtime_ns for file in files]
     hgpo("eval", "--policy", "expert", "--out", tmp_path / "a", *common)
     assert [file.stat().st_mtime_ns for file in sorted((tmp_path / "a").glob("steps/*"))] == stamps
-    arguments = ["eval", "--policy", "random", "--out", tmp_path / "b", *common, "--against", tmp_path / "a", "--json"]
+    arguments = [
+        "eval",
+        "--policy",
+        "random",
+        "--out",
+        tmp_path / "b",
+        *common,
+        "--against",
+        tmp_path / "a",
+        "--json",
+    ]
     printed = json.loads(hgpo(*arguments)[1])
     assert [comparison["measure"] for comparison in printed["comparisons"]] == ["success"]
     assert printed["reports"][0]["name"] == "all"
@@ -149,7 +204,10 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path, hgpo):
         (["--split", "valid_sean"], "did you mean 'valid_seen'"),
         (["--temperature", "0.1"], "does not sample"),
         (["--slots", "0"], "slots: expected int >= 1"),
-        (["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"], "an address such as http://local"),
+        (
+            ["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"],
+            "an address such as http://local",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path, hgpo, arguments, line):
@@ -170,8 +228,21 @@ def test_a_scenario_is_solved_if_all_its_tasks_are(monkeypatch):
         (2, "a_1"): True, (2, "a_2"): False, (2, "b_1"): False, (2, "b_2"): False, (2, "c_1"): True, (2, "c_2"): True,
     }  # fmt: skip
     rows = [
-        {"run": "run", "iteration": seed, "task_id": task, "task": "", "task_type": "difficulty 1", "env_id": "e"}
-        | {"trajectory": f"{seed}/{task}", "group": 0, "step": 0, "won": won or False, "episode_won": won or False}
+        {
+            "run": "run",
+            "iteration": seed,
+            "task_id": task,
+            "task": "",
+            "task_type": "difficulty 1",
+            "env_id": "e",
+        }
+        | {
+            "trajectory": f"{seed}/{task}",
+            "group": 0,
+            "step": 0,
+            "won": won or False,
+            "episode_won": won or False,
+        }
         | {"score": 0.5, "episode_return": 0.0, "action_valid": True, "action_admissible": True}
         | {"aborted": won is None, "truncated": False, "error": None}
         for (seed, task), won in outcomes.items()
@@ -193,7 +264,9 @@ def test_each_bound_is_z_standard_errors_from_the_share(trials, share):
     assert 0 <= low <= share <= high <= 1
     for bound in (low, high):
         if 0 < bound < 1:
-            assert (share - bound) ** 2 == pytest.approx(Z**2 * bound * (1 - bound) / trials, rel=1e-6, abs=1e-12)
+            assert (share - bound) ** 2 == pytest.approx(
+                Z**2 * bound * (1 - bound) / trials, rel=1e-6, abs=1e-12
+            )
 
 
 def coverage(trials: int, chance: float) -> float:
@@ -223,7 +296,12 @@ def test_what_is_no_share_is_refused(share, trials):
 def test_lengths_are_classed():
     lengths = [1, 5, 6, 50, 51, 200]
     table = pl.DataFrame({"length": lengths, "won": [True] * 6, "aborted": [False] * 5 + [True]})
-    assert by_length(table).rows() == [("1–5", 2, 0, 2), ("6–10", 1, 0, 1), ("21–50", 1, 0, 1), ("51–", 2, 1, 1)]
+    assert by_length(table).rows() == [
+        ("1–5", 2, 0, 2),
+        ("6–10", 1, 0, 1),
+        ("21–50", 1, 0, 1),
+        ("51–", 2, 1, 1),
+    ]
 
 
 @pytest.mark.parametrize(

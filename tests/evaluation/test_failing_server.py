@@ -16,26 +16,45 @@ from hgpo_train.evaluation.summary import NAME as SUMMARY
 from hgpo_train.rollout.sessions import NAME as SESSIONS
 from hgpo_train.rollout.sessions import read_sessions
 
-ENVIRONMENT = ["--env", "doors_env:HGPO-Test/Doors-v0", "--env-option", "count=400", "--max-steps", "20"]
+ENVIRONMENT = [
+    "--env",
+    "doors_env:HGPO-Test/Doors-v0",
+    "--env-option",
+    "count=400",
+    "--max-steps",
+    "20",
+]
 DOWN = (500, {"error": {"message": "the GPU is gone"}}, {})
 
 
 def counted(body: dict, attempt: int = 0) -> tuple[int, dict]:
     """Reply as `by_seed`, with the number of tokens: 10 for every prompt, 4 for every response."""
     status, reply = by_seed(body)
-    return status, {**reply, "usage": {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}}
+    return status, {
+        **reply,
+        "usage": {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14},
+    }
 
 
-def run(url: str, out: Path, *more: str, model: str = "tiny", options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+def run(
+    url: str, out: Path, *more: str, model: str = "tiny", options: tuple[str, ...] = ()
+) -> tuple[int, str, str]:
     given = [f"base_url={url}", "retries=0", "timeout_s=20", *options]
     words = [word for option in given for word in ("--policy-option", option)]
     policy = ["--policy", f"openai:{model}", *words]
-    return finished("eval", *ENVIRONMENT, "--split", "test", "--seeds", "1,2", *policy, "--out", out, *more)
+    return finished(
+        "eval", *ENVIRONMENT, "--split", "test", "--seeds", "1,2", *policy, "--out", out, *more
+    )
 
 
 def rows(out: Path) -> pl.DataFrame:
     assert verify(out).ok
-    return scan_steps(out).drop("run", "policy_s", "environment_s").sort("trajectory", "step").collect()
+    return (
+        scan_steps(out)
+        .drop("run", "policy_s", "environment_s")
+        .sort("trajectory", "step")
+        .collect()
+    )
 
 
 def summary(out: Path) -> dict:
@@ -54,7 +73,9 @@ def sound(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(sound, tmp_path, monkeypatch):
+def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(
+    sound, tmp_path, monkeypatch
+):
     """The server dies half-way and comes back elsewhere; the rows are those of an evaluation that was never broken."""
     out = tmp_path / "run"
     with Api() as api:
@@ -65,7 +86,8 @@ def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(
     assert code == 1
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert "× PolicyFailed: HTTP 500: the GPU is gone" in line
-    assert re.search("[Rr]un (it|the same command) again", line)  # at the end, or after failures in a row
+    # at the end, or after failures in a row
+    assert re.search("[Rr]un (it|the same command) again", line)
     broken = summary(out)
     assert not broken["complete"]
     assert broken["episodes"]["failed"] >= 3
@@ -117,7 +139,9 @@ def test_a_small_evaluation_stops_after_few_failures(tmp_path):
             code, printed, errors = run(api.url, tmp_path / f"{number}", "--slots", "1")
             asked = len(api.bodies)
         assert (code, asked, printed) == (1, 3, "")
-        assert errors.startswith("error: stopped after 3 failures in a row: 3 of 3 rollouts failed (100%): 3 × PolicyF")
+        assert errors.startswith(
+            "error: stopped after 3 failures in a row: 3 of 3 rollouts failed (100%): 3 × PolicyF"
+        )
         assert errors.count("\n") == 1
         assert summary(tmp_path / f"{number}")["results"] == []
 

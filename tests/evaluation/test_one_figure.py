@@ -30,27 +30,49 @@ def write_unequal(run: Path, shift: int = 0) -> Path:
             for number in range(1 + task % 4):
                 length = 1 + (5 * task + 3 * number + shift) % 7
                 won = (task + number + shift) % 3 == 0
-                once = {"task_id": f"t{task}", "env_id": "e", "task": "win", "trajectory": f"{task}/{number}"}
+                once = {
+                    "task_id": f"t{task}",
+                    "env_id": "e",
+                    "task": "win",
+                    "trajectory": f"{task}/{number}",
+                }
                 aborted = (task, number) in {(3, 1), (6, 0)}
                 for step in range(length):
-                    ended = {"aborted": True, "error": "-"} if aborted else {"terminated": True, "won": won}
+                    ended = (
+                        {"aborted": True, "error": "-"}
+                        if aborted
+                        else {"terminated": True, "won": won}
+                    )
                     last = ended | {"score": 0.25 + won / 2} if step + 1 == length else {}
                     flags = {"action_valid": (step + number) % 3 != 0, "won": False}
                     reward = float(won and bool(last))
-                    shown = {"step": step, "state": f"room {step % 3}", "action": "go", "reward": reward}
+                    shown = {
+                        "step": step,
+                        "state": f"room {step % 3}",
+                        "action": "go",
+                        "reward": reward,
+                    }
                     rows.append({**once, **shown, **flags, **last})
             writer.add_group(rows)
     return run
 
 
-@pytest.fixture(params=["unequal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alfworld", "webshop"))])
+@pytest.fixture(
+    params=[
+        "unequal",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("alfworld", "webshop")),
+    ]
+)
 def pair(request, tmp_path):
     """Return two runs of the same tasks."""
     if request.param == "unequal":
         return write_unequal(tmp_path / "first"), write_unequal(tmp_path / "second", 1)
     env = {"alfworld": "HGPO/ALFWorld-v0", "webshop": "HGPO/WebShop-v0"}[request.param]
     options = {"tasks": 8, "group_size": 2, "max_steps": 6, "progress": False}
-    runs = [collect(env, policy, tmp_path / policy, seed=5, **options) for policy in ("random", "expert")]
+    runs = [
+        collect(env, policy, tmp_path / policy, seed=5, **options)
+        for policy in ("random", "expert")
+    ]
     return runs[0].path, runs[1].path
 
 
@@ -64,7 +86,11 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair):
     bounds |= {"success_if_aborted_lost": lost, "success_if_aborted_won": won}
     summary = statistics(run).summary.row(0, named=True)
     for shown in (summarize_run(run)["total"], CollectedRun(run, Tally()).summary, summary):
-        asked = {name: value for name, value in (viewed | bounds).items() if name in shown and name in NAMES.values()}
+        asked = {
+            name: value
+            for name, value in (viewed | bounds).items()
+            if name in shown and name in NAMES.values()
+        }
         asked |= {name: bounds[name] for name in bounds if name in shown}
         assert {"success", "mean_length", "valid", "success_if_aborted_lost"} <= asked.keys()
         for name, value in asked.items():
@@ -82,10 +108,14 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair):
         assert viewed[NAMES[name]] == measure.mean
         assert interval == (None if measure.low is None else [measure.low, measure.high])
         if interval is not None:
-            assert interval[0] <= measure.mean <= interval[1] <= (longest if name == "length" else 1)
+            assert (
+                interval[0] <= measure.mean <= interval[1] <= (longest if name == "length" else 1)
+            )
     assert viewed["intervals"]["success"] is not None
 
-    differences = json.loads(encode(comparison_document(first.index(), second.index())))["differences"]
+    differences = json.loads(encode(comparison_document(first.index(), second.index())))[
+        "differences"
+    ]
     for name in (name for name, measure in measures.items() if measure):
         found = compare(episode_table(scan_steps(pair[1])), episodes, name)
         assert differences[NAMES[name]] == asdict(found) | {"measure": NAMES[name]}

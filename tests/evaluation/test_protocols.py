@@ -45,8 +45,20 @@ def table(*seeds: list[str], lengths: int = 5) -> pl.DataFrame:
     rows = []
     for seed, ends in enumerate(seeds):
         for task, end in enumerate(ends):
-            row = {"env_id": "HGPO/ALFWorld-v0", "task_id": f"{task}", "seed": seed, "won": ENDS[end]}
-            rows.append(row | {"aborted": end == "aborted", "truncated": end == "limit", "length": float(lengths)})
+            row = {
+                "env_id": "HGPO/ALFWorld-v0",
+                "task_id": f"{task}",
+                "seed": seed,
+                "won": ENDS[end],
+            }
+            rows.append(
+                row
+                | {
+                    "aborted": end == "aborted",
+                    "truncated": end == "limit",
+                    "length": float(lengths),
+                }
+            )
     return pl.DataFrame(rows, schema_overrides={"won": pl.Boolean})
 
 
@@ -65,7 +77,10 @@ def deviation(effect: Effect) -> float:
 
 def test_the_workers_of_verl_agent_draw_91_of_140_games():
     """The number is that of the original: 128 validation workers with the seeds from 1000 on."""
-    drawn_games = {next(verl_agent([f"{n}" for n in range(140)], WORKER_SEED + worker)) for worker in range(128)}
+    drawn_games = {
+        next(verl_agent([f"{n}" for n in range(140)], WORKER_SEED + worker))
+        for worker in range(128)
+    }
     assert len(drawn_games) == 91
 
 
@@ -87,7 +102,13 @@ def test_draws_of_a_policy_that_samples_spread_as_drawn_ones_do():
     chances = rng.choice([0.0, 0.2, 0.7, 1.0], 140)
     within = float((chances * (1 - chances)).mean())
     share = float(chances.mean())
-    known = {"success": share, "within": within, "between": float(chances.var()), "population": 140, "tasks": 140}
+    known = {
+        "success": share,
+        "within": within,
+        "between": float(chances.var()),
+        "population": 140,
+        "tasks": 140,
+    }
     reference = SimpleNamespace(**known)
     places = rng.permuted(np.tile(np.arange(140), (1500, 1)), axis=1)
 
@@ -95,23 +116,29 @@ def test_draws_of_a_policy_that_samples_spread_as_drawn_ones_do():
     numbers = rng.binomial(1, chances[places[:, :128]]).mean(1)
     assert deviation(drawn(128, 1 / 128, reference)) == pytest.approx(numbers.std(), rel=0.06)
     numbers = rng.binomial(1, chances[rng.integers(0, 140, (1500, 128))]).mean(1)
-    assert deviation(drawn_with_repeats(128, reference)) == pytest.approx(
-        numbers.std(), rel=0.12
-    )  # in steps of 1 / 128
+    # in steps of 1 / 128
+    assert deviation(drawn_with_repeats(128, reference)) == pytest.approx(numbers.std(), rel=0.12)
     # 2. Workers draw fixed places of a list in any order.
-    games = [int(next(verl_agent([f"{n}" for n in range(140)], WORKER_SEED + worker))) for worker in range(128)]
+    games = [
+        int(next(verl_agent([f"{n}" for n in range(140)], WORKER_SEED + worker)))
+        for worker in range(128)
+    ]
     numbers = rng.binomial(1, chances[places[:, games]]).mean(1)
     assert deviation(drawn_by_workers(128, reference)) == pytest.approx(numbers.std(), rel=0.06)
     # 3. The best of 30.
     best = (rng.binomial(128, share, (1500, 30)) / 128).max(1)
     found = drawn_with_repeats(128, reference, highest_of=30)
     assert found.effect == pytest.approx(best.mean() - share, abs=0.002)
-    assert (found.low, found.high) == pytest.approx(np.quantile(best, (0.025, 0.975)) - share, abs=1.01 / 128)
+    assert (found.low, found.high) == pytest.approx(
+        np.quantile(best, (0.025, 0.975)) - share, abs=1.01 / 128
+    )
 
 
 def test_the_best_of_two_validations_of_two_draws_by_hand():
     """Wins are 0, 1, 2 with probabilities 1/4, 1/2, 1/4; the higher of two with 1/16, 8/16, 7/16."""
-    assert drawn_with_repeats(2, solved(5, 10), highest_of=2).effect == pytest.approx(22 / 32 - 1 / 2)
+    assert drawn_with_repeats(2, solved(5, 10), highest_of=2).effect == pytest.approx(
+        22 / 32 - 1 / 2
+    )
 
 
 def test_what_the_number_of_environments_can_explain_by_hand():
@@ -129,7 +156,8 @@ def test_what_the_number_of_environments_can_explain_by_hand():
 def test_the_highest_of_normal_numbers(numbers, expected):
     found = spread(solved(5, 10), 0.01, numbers)
     assert found.effect == pytest.approx(0.01 * expected, abs=2e-5)
-    assert NormalDist(0, 0.01).cdf(found.high) ** numbers == pytest.approx(0.975)  # independent numbers, all below
+    # independent numbers, all below
+    assert NormalDist(0, 0.01).cdf(found.high) ** numbers == pytest.approx(0.975)
 
 
 def test_seeds_spread_by_the_variance_of_outcomes_of_one_task():
@@ -139,7 +167,8 @@ def test_seeds_spread_by_the_variance_of_outcomes_of_one_task():
     assert reference.between == pytest.approx(3 / 8 * 5 / 8 - 1 / 8)
     assert deviation(reseeded(0.1, reference)) == pytest.approx(math.sqrt(0.1 / 8 / 4))
     again = other_seeds(reference)
-    assert again.high == pytest.approx(Z * math.sqrt(1 / 8 / 4))  # each mean has half of the variance
+    # each mean has half of the variance
+    assert again.high == pytest.approx(Z * math.sqrt(1 / 8 / 4))
     assert other_seeds(solved(1, 3)).note.startswith("not known: every task was played once")
 
 
@@ -154,7 +183,11 @@ def test_the_same_rollouts_count_as_under_the_reporting_rules(seeds):
     if counted["aborted dropped"].success is None:
         return
     found = {each.protocol: each for each in table_effects(reference)}
-    for name, rule in (("failed lost", "aborted lost"), ("failed won", "aborted won"), ("limit won", "limit won")):
+    for name, rule in (
+        ("failed lost", "aborted lost"),
+        ("failed won", "aborted won"),
+        ("limit won", "limit won"),
+    ):
         assert found[name].effect == pytest.approx(counted[rule].success - reference.success)
         assert found[name].low is None or found[name].low <= found[name].effect <= found[name].high
     is_whole = not reference.rollouts["aborted"].any()
@@ -163,7 +196,9 @@ def test_the_same_rollouts_count_as_under_the_reporting_rules(seeds):
 
 
 def test_the_interval_is_paired_by_task():
-    reference = Reference(table(["won", "limit", "limit", "lost"] * 3, ["won", "won", "limit", "lost"] * 3))
+    reference = Reference(
+        table(["won", "limit", "limit", "lost"] * 3, ["won", "won", "limit", "lost"] * 3)
+    )
     found = {each.protocol: each for each in table_effects(reference)}["limit won"]
     assert (found.low, found.high) == pytest.approx(paired_interval([0, 0.5, 1, 0] * 3))
 
@@ -173,16 +208,22 @@ def test_the_interval_of_dropped_rollouts_is_that_of_the_jackknife():
     ends = ["won", "lost", "aborted", "won", "aborted", "lost", "won", "won"] * 12
     found = recounted(pl.col("won").fill_null(value=False).cast(float), "", Reference(table(ends)))
     known = np.array([{"won": 1.0, "lost": 0.0}.get(end, np.nan) for end in ends])
-    without = [np.delete(np.nan_to_num(known), n).mean() - np.nanmean(np.delete(known, n)) for n in range(96)]
+    without = [
+        np.delete(np.nan_to_num(known), n).mean() - np.nanmean(np.delete(known, n))
+        for n in range(96)
+    ]
     error = math.sqrt(95 / 96 * np.square(np.array(without) - np.mean(without)).sum())
-    assert deviation(found._replace(kind="spread")) == pytest.approx(error, rel=0.1)  # which adds two tasks
+    # which adds two tasks
+    assert deviation(found._replace(kind="spread")) == pytest.approx(error, rel=0.1)
 
 
 def test_the_best_evaluation_against_the_last():
     evaluations = table(["won", "won", "lost"], ["won", "won", "won"], ["lost", "won", "won"])
     last = Reference(evaluations.filter(seed=2), evaluations)
     assert best_checkpoint(last).effect == pytest.approx(1 / 3)
-    assert best_checkpoint(Reference(evaluations.filter(seed=1), evaluations)).note.endswith("is the best")
+    assert best_checkpoint(Reference(evaluations.filter(seed=1), evaluations)).note.endswith(
+        "is the best"
+    )
     assert best_checkpoint(Reference(evaluations)).effect is None
 
 
@@ -214,7 +255,9 @@ def test_a_shorter_limit_counts_as_if_it_were_played(tmp_path):
     options = {"split": "valid_seen", "seeds": (1, 2), "progress": False}
     tables = []
     for limit in (12, 6):
-        run = evaluate("HGPO/ALFWorld-v0", "explorer", tmp_path / f"{limit}", max_steps=limit, **options)
+        run = evaluate(
+            "HGPO/ALFWorld-v0", "explorer", tmp_path / f"{limit}", max_steps=limit, **options
+        )
         tables.append(Reference(episode_table(scan_steps(run))))
     computed = shorter(6, tables[0])
     assert computed.effect < 0
@@ -226,11 +269,20 @@ def test_a_played_policy_has_every_protocol_of_its_benchmark(tmp_path):
     panel = load_panel("alfworld-bundled+seeds=[1]+max_steps=8")
     reference, effects = played_effects(panel, "explorer", tmp_path, progress=False)
     found = {each.protocol: each for each in effects}
-    assert [*found] == ["played again", "put in/on", "valid_seen", "limit 50", "temperature 0", "temperature 1"]
-    assert found["limit 50"].effect == pytest.approx(1 - reference.success)  # the explorer solves every bundled game
+    assert [*found] == [
+        "played again",
+        "put in/on",
+        "valid_seen",
+        "limit 50",
+        "temperature 0",
+        "temperature 1",
+    ]
+    # the explorer solves every bundled game
+    assert found["limit 50"].effect == pytest.approx(1 - reference.success)
     assert found["temperature 0"].note.startswith("cannot move it")
     assert read_reference(tmp_path / "valid_seen").tasks == 36  # the whole other split
-    assert played_effects(panel, "explorer", tmp_path, progress=False)[1] == effects  # all of it is there
+    # all of it is there
+    assert played_effects(panel, "explorer", tmp_path, progress=False)[1] == effects
     assert read_reference(tmp_path / "reference").success == reference.success
     with pytest.raises(InputError, match="one run, received those of 5; name one"):
         read_reference(tmp_path)
@@ -239,7 +291,15 @@ def test_a_played_policy_has_every_protocol_of_its_benchmark(tmp_path):
 @pytest.mark.slow
 def test_the_command_prints_effects_and_draws_them(hgpo, tmp_path):
     run = tmp_path / "run"
-    evaluate("HGPO/ALFWorld-v0", "random", run, split="valid_unseen", seeds=(1,), max_steps=3, progress=False)
+    evaluate(
+        "HGPO/ALFWorld-v0",
+        "random",
+        run,
+        split="valid_unseen",
+        seeds=(1,),
+        max_steps=3,
+        progress=False,
+    )
     code, out, _ = hgpo("protocols", run, "--plot", tmp_path / "picture.svg")
     assert code == 0
     assert "limit won" in out
@@ -252,7 +312,10 @@ def test_the_command_prints_effects_and_draws_them(hgpo, tmp_path):
         ([], "expected a run, or a policy with a folder"),
         (["--policy", "random"], "expected a run, or a policy with a folder"),
         (["run", "--policy", "random", "--out", "x"], "expected a run, or a policy with a folder"),
-        (["--policy", "random", "--out", "x", "--panel", "alfworld-bundle"], "did you mean 'alfworld-bundled"),
+        (
+            ["--policy", "random", "--out", "x", "--panel", "alfworld-bundle"],
+            "did you mean 'alfworld-bundled",
+        ),
         (["--policy", "random", "--out", "x", "--panel", "alfworld-bundled+env=other"], "env"),
         (["run", "--plot", "picture.txt"], "expected a file that ends in"),
     ],

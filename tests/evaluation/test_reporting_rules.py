@@ -11,7 +11,14 @@ from hgpo_train.proportions import wilson_interval
 
 def table(rows: list[tuple[int, str, str]]) -> pl.DataFrame:
     """Return rollouts of (seed, task, how it ended: won, lost, limit, aborted, or unknown to the environment)."""
-    ends = {"won": True, "lost": False, "limit": False, "aborted": None, "unknown": None, "limit unknown": None}
+    ends = {
+        "won": True,
+        "lost": False,
+        "limit": False,
+        "aborted": None,
+        "unknown": None,
+        "limit unknown": None,
+    }
     return pl.DataFrame(
         {
             "env_id": ["e"] * len(rows),
@@ -65,7 +72,9 @@ def test_the_choice_is_among_evaluations_if_there_are_several():
 def test_nothing_is_reported_of_rollouts_without_a_result():
     found = success_by_rule(table([(1, "a", "aborted")]))
     bounds = {"aborted lost": 0.0, "aborted won": 1.0}
-    assert {name: counted.success for name, counted in found.items()} == dict.fromkeys(RULES) | bounds
+    assert {name: counted.success for name, counted in found.items()} == dict.fromkeys(
+        RULES
+    ) | bounds
 
 
 ENDS = ("won", "lost", "limit", "aborted", "unknown", "limit unknown")
@@ -80,7 +89,12 @@ def test_the_bounds_hold_whatever_is_dropped(rows):
     for each in found.values():
         if each.success is not None:
             assert each.low - 1e-12 <= each.success <= each.high + 1e-12
-    for low, high in (("aborted lost", MEANT), (MEANT, "aborted won"), ("limit lost", "limit won"), ("mean", "best")):
+    for low, high in (
+        ("aborted lost", MEANT),
+        (MEANT, "aborted won"),
+        ("limit lost", "limit won"),
+        ("mean", "best"),
+    ):
         if low in shares and high in shares:
             assert shares[low] <= shares[high] + 1e-12
     if not any(end in ("aborted", "unknown", "limit unknown") for _, _, end in rows):

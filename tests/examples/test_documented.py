@@ -33,9 +33,11 @@ def entry_point(page: str, group: str) -> dict[str, str]:
 def hgpo(folder: Path, *lines: str, path: tuple[Path, ...] = ()) -> None:
     """Runs commands in one process, in a folder, with further folders on the path."""
     script = (
-        "import shlex, sys\nfrom hgpo_train.cli.app import run\nfor line in sys.argv[1:]:\n    run(shlex.split(line))\n"
+        "import shlex, sys\nfrom hgpo_train.cli.app import run\n"
+        "for line in sys.argv[1:]:\n    run(shlex.split(line))\n"
     )
-    safe = environment(*path, PYTHONSAFEPATH="1")  # as the installed command, without the working directory
+    # as the installed command, without the working directory
+    safe = environment(*path, PYTHONSAFEPATH="1")
     done = python(script, *lines, env=safe, cwd=folder)
     assert done.returncode == 0, done.stderr
 

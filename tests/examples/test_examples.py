@@ -17,7 +17,17 @@ from hgpo_train.policies.registry import PolicyContext, make_policy
 
 def test_the_custom_policy_takes_the_least_taken_action(tmp_path):
     def collect(name, policy, *more):
-        options = ["--tasks", 4, "--group-size", 2, "--max-steps", 30, "--out", tmp_path / name, *more]
+        options = [
+            "--tasks",
+            4,
+            "--group-size",
+            2,
+            "--max-steps",
+            30,
+            "--out",
+            tmp_path / name,
+            *more,
+        ]
         invoke("rollout", "--policy", policy, *options)
         return scan_steps(tmp_path / name).collect()
 
@@ -25,15 +35,21 @@ def test_the_custom_policy_takes_the_least_taken_action(tmp_path):
     repeated = 0
     for _, episode in steps.group_by("trajectory"):
         taken = Counter()
-        for state, action, offered in episode.sort("step").select("state", "action", "admissible_actions").iter_rows():
+        for state, action, offered in (
+            episode.sort("step").select("state", "action", "admissible_actions").iter_rows()
+        ):
             fewest = min(taken[state, other] for other in offered)
             assert taken[state, action] == fewest
             repeated += any(taken[state, other] > fewest for other in offered)
             taken[state, action] += 1
     assert repeated  # some states are visited repeatedly, so that the choice matters
     columns = ["trajectory", "step", "action"]
-    assert steps.select(columns).equals(collect("again", "examples.own_policy:CURIOUS", "--slots", "1").select(columns))
-    with pytest.raises(InputError, match=r"expected a fraction of random actions such as 0\.1, received 'often'"):
+    assert steps.select(columns).equals(
+        collect("again", "examples.own_policy:CURIOUS", "--slots", "1").select(columns)
+    )
+    with pytest.raises(
+        InputError, match=r"expected a fraction of random actions such as 0\.1, received 'often'"
+    ):
         make_policy("examples.own_policy:CURIOUS:often", PolicyContext("ALFWorld"))
 
 
@@ -41,7 +57,8 @@ def test_collect_and_recompute(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["collect_and_recompute", str(tmp_path / "run")])
     collect_and_recompute.main()
     shown = capsys.readouterr().out
-    monkeypatch.setattr(collect_and_recompute, "collect", None)  # a saved run requires no environment
+    # a saved run requires no environment
+    monkeypatch.setattr(collect_and_recompute, "collect", None)
     collect_and_recompute.main()
     assert capsys.readouterr().out == shown
     table = collect_and_recompute.recompute(tmp_path / "run")
@@ -84,6 +101,7 @@ def test_the_spaces_and_the_features():
 @pytest.mark.slow
 def test_a_short_training(monkeypatch, capsys):
     pytest.importorskip("sb3_contrib")
-    monkeypatch.setattr("sys.argv", ["numeric_agent", "--tasks", "1", "--steps", "1"])  # of a whole update
+    # of a whole update
+    monkeypatch.setattr("sys.argv", ["numeric_agent", "--tasks", "1", "--steps", "1"])
     numeric_agent.main()
     assert "success_rate" in capsys.readouterr().out

@@ -22,7 +22,9 @@ ENV_ID = resolve_id("examples.own_environment:BABYAI")
 SOURCE = BabyAISource("GoToLocal,PickupLoc,PutNextLocal")
 
 
-@pytest.mark.parametrize("task_id", ["GoToLocal-1", "PickupLoc-3", "PutNextLocal-5", "GoToLocal-10000"])
+@pytest.mark.parametrize(
+    "task_id", ["GoToLocal-1", "PickupLoc-3", "PutNextLocal-5", "GoToLocal-10000"]
+)
 def test_the_expert_succeeds_and_invalid_actions_change_nothing(task_id):
     task, engine, again = SOURCE.task(task_id), SOURCE.engine(), SOURCE.engine()
     player, state = make_player("expert", "BabyAI"), engine.start(task_id)
@@ -92,7 +94,11 @@ def test_the_installed_package_works_with_all_commands(tmp_path):
         assert not steps["aborted"].any()
         advantages = pl.read_parquet(tmp_path / f"{policy}.parquet")
         columns = [f"advantage_{name}" for name in printed["estimators"]]
-        assert {"advantage_hgpo", "advantage_gigpo", "advantage_grpo"} <= set(columns) <= set(advantages.columns)
+        assert (
+            {"advantage_hgpo", "advantage_gigpo", "advantage_grpo"}
+            <= set(columns)
+            <= set(advantages.columns)
+        )
         assert advantages.select(pl.col(columns).is_finite().all()).row(0) == (True,) * len(columns)
     (report,) = [each for each in printed["eval"]["reports"] if each["name"] == "all"]
     assert report["tasks"] == 100  # of the evaluation split
@@ -104,17 +110,34 @@ def test_a_small_model_is_trained_on_the_environment(tmp_path):
     pytest.importorskip("torch")
     from examples import train_from_nothing
 
-    less = ["iterations=1", "rollout.tasks=2", "rollout.group_size=2", "rollout.filter_groups=false"]
+    less = [
+        "iterations=1",
+        "rollout.tasks=2",
+        "rollout.group_size=2",
+        "rollout.filter_groups=false",
+    ]
     less += ["environment.max_steps=4", "evaluation.tasks=2", "tracking.tensorboard=false"]
     settings = [text for each in less for text in ("--set", each)]
     config = str(ROOT / "examples/own_environment.toml")
     sizes = ["--demonstrations", "12", "--epochs", "1", "--layers", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        patch.setattr(sys, "argv", ["train_from_nothing", config, "--out", str(tmp_path), *sizes, *settings])
+        patch.setattr(
+            sys, "argv", ["train_from_nothing", config, "--out", str(tmp_path), *sizes, *settings]
+        )
         train_from_nothing.main()
         sft = f"model.path={tmp_path / 'sft'}"
-        invoke("train", config, *settings, "--set", "iterations=2", "--set", sft, "--out", tmp_path / "again")
+        invoke(
+            "train",
+            config,
+            *settings,
+            "--set",
+            "iterations=2",
+            "--set",
+            sft,
+            "--out",
+            tmp_path / "again",
+        )
     for run, iterations in (("train", 1), ("again", 2)):
         steps = scan_steps(tmp_path / run / "steps").collect()
         assert steps["env_id"].unique().to_list() == [BABYAI.id]

@@ -51,15 +51,27 @@ def test_a_step(one_task, tmp_path, monkeypatch):
     (solved, episode), (gave_up, _) = conversation(*SOLUTION), conversation()
     tokenizer = train_tokenizer([str(solved)] * 4, 1024)
     tokenizer.chat_template = qwen3_chat_template
-    options = {"tools": [episode.act], "chat_template": get_training_chat_template(tokenizer), "padding": True}
+    options = {
+        "tools": [episode.act],
+        "chat_template": get_training_chat_template(tokenizer),
+        "padding": True,
+    }
     tokens = tokenizer.apply_chat_template(
-        [solved, gave_up], **options, return_dict=True, return_assistant_tokens_mask=True, return_tensors="pt"
+        [solved, gave_up],
+        **options,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        return_tensors="pt",
     )
-    labels = tokens["input_ids"].masked_fill(~torch.as_tensor(tokens["assistant_masks"]).bool(), -100)
+    labels = tokens["input_ids"].masked_fill(
+        ~torch.as_tensor(tokens["assistant_masks"]).bool(), -100
+    )
     model = make_model(tokenizer, TinyShape(layers=1, initial=0.09))
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(50):
-        model(tokens["input_ids"], attention_mask=tokens["attention_mask"], labels=labels).loss.backward()
+        model(
+            tokens["input_ids"], attention_mask=tokens["attention_mask"], labels=labels
+        ).loss.backward()
         optimiser.step()
         optimiser.zero_grad()
     model.save_pretrained(tmp_path / "taught")
@@ -68,7 +80,9 @@ def test_a_step(one_task, tmp_path, monkeypatch):
     arguments = ["--out", str(tmp_path / "run"), "--steps", "1", "--tokens", "1000"]
     monkeypatch.setattr("sys.argv", ["train_with_trl", str(tmp_path / "taught"), *arguments])
     train_with_trl.main()
-    (log,) = json.loads((tmp_path / "run/checkpoint-1/trainer_state.json").read_text("utf-8"))["log_history"]
+    (log,) = json.loads((tmp_path / "run/checkpoint-1/trainer_state.json").read_text("utf-8"))[
+        "log_history"
+    ]
     assert 0 < log["rewards/Household/mean"] < 1
     assert log["tools/call_frequency"] >= len(SOLUTION) * log["rewards/Household/mean"]
     assert log["tools/failure_frequency"] == 0

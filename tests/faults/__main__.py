@@ -6,7 +6,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-for name, value in (("POLARS_MAX_THREADS", "1"), ("OMP_NUM_THREADS", "1"), ("TOKENIZERS_PARALLELISM", "false")):
+for name, value in (
+    ("POLARS_MAX_THREADS", "1"),
+    ("OMP_NUM_THREADS", "1"),
+    ("TOKENIZERS_PARALLELISM", "false"),
+):
     os.environ.setdefault(name, value)
 for folder in ("datasets", "tests/worlds"):
     sys.path.insert(0, str(Path(__file__).parents[2] / folder))
@@ -14,14 +18,21 @@ for folder in ("datasets", "tests/worlds"):
 from tests.faults import checkpoints, data, tables  # noqa: E402
 from tests.faults.harness import Harness  # noqa: E402
 
-SCENARIOS = {scenario.name: scenario for scenario in (*tables.SCENARIOS, *data.SCENARIOS, *checkpoints.SCENARIOS)}
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (*tables.SCENARIOS, *data.SCENARIOS, *checkpoints.SCENARIOS)
+}
 
 
 def main() -> int:
     """Run the named scenarios, or all of them; return 1 if there were failures and 0 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*SCENARIOS, []], help="scenarios; all by default")
-    parser.add_argument("--most", type=int, default=0, help="number of points to try per scenario; 0 tries all")
+    parser.add_argument(
+        "names", nargs="*", choices=[*SCENARIOS, []], help="scenarios; all by default"
+    )
+    parser.add_argument(
+        "--most", type=int, default=0, help="number of points to try per scenario; 0 tries all"
+    )
     options = parser.parse_args()
     failures = 0
     for name in options.names or SCENARIOS:

@@ -24,7 +24,15 @@ def parts() -> tuple[Any, Any, Any]:
 
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(["go to the red door", "open the door"], 300)
-    shape = TinyShape(vocabulary=300, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32, positions=64)
+    shape = TinyShape(
+        vocabulary=300,
+        width=32,
+        layers=1,
+        heads=1,
+        key_value_heads=1,
+        intermediate=32,
+        positions=64,
+    )
     model = make_model(tokenizer, shape)
     optimiser = make_optimiser(model, OptimiserConfig())
     for parameter in model.parameters():
@@ -71,7 +79,9 @@ def newest(folder: Path) -> int:
         found = load_checkpoint(path, model, optimiser).iteration
         loaded = [parameter.detach().clone() for parameter in model.parameters()]
         weigh(model, found)
-        assert all(bool((a == b).all()) for a, b in zip(loaded, model.parameters(), strict=True)), "other weights"
+        assert all(bool((a == b).all()) for a, b in zip(loaded, model.parameters(), strict=True)), (
+            "other weights"
+        )
         assert path.name == f"{found:06d}"
     return found
 
@@ -87,7 +97,9 @@ def check_saved(root: Path, noted: Sequence[str], whole: bool) -> None:
     from hgpo_train.models.checkpoint_files import resolve_model
 
     found = newest(root / "checkpoints")
-    assert found >= (SAVED if whole else max(map(int, noted), default=0)), f"lost: the newest is {found}"
+    assert found >= (SAVED if whole else max(map(int, noted), default=0)), (
+        f"lost: the newest is {found}"
+    )
     if found:
         assert resolve_model(str(root)).endswith(f"{found:06d}")
 
@@ -100,9 +112,13 @@ def house() -> Path:
     from hgpo_train.models.tiny import TinyShape, save_tiny
 
     folder = Path(tempfile.mkdtemp(prefix="hgpo-house-"))
-    shape = TinyShape(vocabulary=384, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
+    shape = TinyShape(
+        vocabulary=384, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32
+    )
     save_tiny(folder / "tiny", ["go to the red door", "open the door"] * 20, shape, seed=1)
-    (folder / "short.j2").write_text("{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}")
+    (folder / "short.j2").write_text(
+        "{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}"
+    )
     return folder
 
 
@@ -139,7 +155,9 @@ def train(root: Path, note: Note) -> None:
     from hgpo_train.training.trainer import Trainer
 
     config = configuration()
-    Trainer(config, root / "run", Display(Console(file=io.StringIO()), config.iterations), resume=True).run()
+    Trainer(
+        config, root / "run", Display(Console(file=io.StringIO()), config.iterations), resume=True
+    ).run()
     note("trained")
 
 
@@ -188,7 +206,11 @@ def write_tokens(root: Path, count: int) -> None:
 
     with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
         for number in range(count):
-            tokens = {"prompt_token_ids": [3, 4, 5 + number], "response_token_ids": [6, 7], "iteration": number}
+            tokens = {
+                "prompt_token_ids": [3, 4, 5 + number],
+                "response_token_ids": [6, 7],
+                "iteration": number,
+            }
             writer.add_group([row | tokens for row in group(f"task {number}", 2, 2)])
             writer.commit()
 
@@ -221,8 +243,13 @@ def check_scores(root: Path, noted: Sequence[str], whole: bool) -> None:
         assert table["entropy"].is_between(0, 6).all()
 
 
-CHECKPOINTS_FOREIGN = ("checkpoints/000002.part/mine", "checkpoints/mine.part", "checkpoints/notes.txt")
-CHECKSUMS = ("*.sha256",)  # one that was not shortened after its file was replaced still names the old file, too
+CHECKPOINTS_FOREIGN = (
+    "checkpoints/000002.part/mine",
+    "checkpoints/mine.part",
+    "checkpoints/notes.txt",
+)
+# one that was not shortened after its file was replaced still names the old file, too
+CHECKSUMS = ("*.sha256",)
 SCORES_FOREIGN = ("run/scores/000001.parquet.part", "run/scores/mine/notes.txt", "run/scores.new")
 RUN_FOREIGN = ("run.part/mine", "run/metrics.jsonl.part", "run/notes.txt")
 VARIES = ("*/metrics.jsonl", "*/steps-*.parquet", "*/manifest.jsonl")
@@ -230,7 +257,13 @@ VARIES = ("*/metrics.jsonl", "*/steps-*.parquet", "*/manifest.jsonl")
 SCENARIOS = (
     Scenario("checkpoints", save_several, check_saved, warm=warm, foreign=CHECKPOINTS_FOREIGN),
     Scenario(
-        "scores", score, check_scores, warm=warm_house, prepare=scored_run, foreign=SCORES_FOREIGN, varies=CHECKSUMS
+        "scores",
+        score,
+        check_scores,
+        warm=warm_house,
+        prepare=scored_run,
+        foreign=SCORES_FOREIGN,
+        varies=CHECKSUMS,
     ),
     Scenario("training", train, check_trained, warm=warm_house, foreign=RUN_FOREIGN, varies=VARIES),
 )

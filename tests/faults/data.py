@@ -44,7 +44,9 @@ def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> Non
     from hgpo_envs.alfworld.data.source import ALFWorldSource
 
     target = root / data
-    if not target.exists() or (target.is_dir() and all(path.name[:6] == ".hgpo-" for path in target.iterdir())):
+    if not target.exists() or (
+        target.is_dir() and all(path.name[:6] == ".hgpo-" for path in target.iterdir())
+    ):
         assert not noted
         assert not whole
         return
@@ -99,20 +101,35 @@ def raw(root: Path, products: int = 4) -> None:
     folder.mkdir()
     asins = [f"B0{number:08d}" for number in range(products)]
     items = [
-        {"asin": asin, "name": f"red pants {asin}", "full_description": "soft", "small_description": ["machine wash"]}
+        {
+            "asin": asin,
+            "name": f"red pants {asin}",
+            "full_description": "soft",
+            "small_description": ["machine wash"],
+        }
         | {"pricing": "$20.00", "customization_options": {"size": [{"value": "s"}, {"value": "m"}]}}
         | {"category": "fashion", "query": "pants", "product_category": "Clothing › Pants"}
         for asin in asins
     ]
-    own = {"attributes": ["wide leg"], "instruction": "Find me pants", "instruction_attributes": ["wide leg"]}
-    person = {"instruction": "i want pants.", "instruction_attributes": ["wide leg"], "instruction_options": ["s"]}
+    own = {
+        "attributes": ["wide leg"],
+        "instruction": "Find me pants",
+        "instruction_attributes": ["wide leg"],
+    }
+    person = {
+        "instruction": "i want pants.",
+        "instruction_attributes": ["wide leg"],
+        "instruction_options": ["s"],
+    }
     contents = (items, dict.fromkeys(asins, own), {asin: [person] for asin in asins})
     for name, content in zip(RAW, contents, strict=True):
         (folder / name).write_text(json.dumps(content))
 
 
 def build(root: Path, note: Note) -> None:
-    sources = zip(("--items", "--attributes", "--human"), (root / "raw" / name for name in RAW), strict=True)
+    sources = zip(
+        ("--items", "--attributes", "--human"), (root / "raw" / name for name in RAW), strict=True
+    )
     if not (root / "shop").exists():
         options = [part for pair in sources for part in pair]
         hgpo("data", "build", "webshop", *options, "--nouns", "stand-in", "--out", root / "shop")
@@ -132,12 +149,30 @@ def check_catalogue(root: Path, noted: Sequence[str], whole: bool) -> None:
     assert catalogue.product(0).title.startswith("red pants")
 
 
-GAMES_FOREIGN = ("games.new/mine", "games.downloads/mine", "games.part", ".games.x.unpacking/mine", "games.zip.part")
+GAMES_FOREIGN = (
+    "games.new/mine",
+    "games.downloads/mine",
+    "games.part",
+    ".games.x.unpacking/mine",
+    "games.zip.part",
+)
 PACK_FOREIGN = ("g.pack.part", "g.pack.new", ".g.pack.1.part", "g.pack.tmp")
 SHOP_FOREIGN = ("shop.new/mine", "shop.part/mine", ".shop.building-x/mine", ".shop.tmp")
 
 SCENARIOS = (
-    Scenario("pack of games", pack, partial(check_games, "g.pack"), prepare=unzipped, foreign=PACK_FOREIGN),
-    Scenario("download of games", fetch, partial(check_games, "games"), warm=address, foreign=GAMES_FOREIGN),
+    Scenario(
+        "pack of games",
+        pack,
+        partial(check_games, "g.pack"),
+        prepare=unzipped,
+        foreign=PACK_FOREIGN,
+    ),
+    Scenario(
+        "download of games",
+        fetch,
+        partial(check_games, "games"),
+        warm=address,
+        foreign=GAMES_FOREIGN,
+    ),
     Scenario("catalogue", build, check_catalogue, prepare=raw, foreign=SHOP_FOREIGN),
 )

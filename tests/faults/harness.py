@@ -143,7 +143,10 @@ class Harness:
         assert status == 0, f"fails without a fault ({status}): {self.output.read_text().strip()}"
         self.after = read_tree(self.root)
         self._share_imports()
-        for problem in (*unsynced(calls, self.root, self.before), *self._problems_after(self._noted(), whole=True)):
+        for problem in (
+            *unsynced(calls, self.root, self.before),
+            *self._problems_after(self._noted(), whole=True),
+        ):
             self.report.add("no fault", self._plain(problem))
         self._share_imports()
         return calls
@@ -184,7 +187,9 @@ class Harness:
     def _try(self, point: Point, calls: Sequence[Call]) -> None:
         status, _ = self._faulty(point)
         call = calls[point.at - 1] if point.at <= len(calls) else "the end"
-        fault = self._plain(f"{point.mode.name.lower()} {errno.errorcode.get(point.error, '')} at {call}")
+        fault = self._plain(
+            f"{point.mode.name.lower()} {errno.errorcode.get(point.error, '')} at {call}"
+        )
         self.report.tried += 1
         tree, noted = read_tree(self.root), self._noted()
         if point.mode in (Mode.KILL, Mode.TORN):
@@ -207,7 +212,9 @@ class Harness:
 
     def _problems_of_state(self, tree: Tree, noted: Sequence[str], *, whole: bool) -> list[str]:
         """Return what is wrong with the files that a fault left. Equal states are examined once."""
-        contents = sorted((path, b"" if self._varies(path) else data) for path, data in tree.items())
+        contents = sorted(
+            (path, b"" if self._varies(path) else data) for path, data in tree.items()
+        )
         key = hashlib.sha256(_SCRATCH.sub("*", repr((contents, noted, whole))).encode()).digest()
         if key not in self._known:
             self._known[key] = self._problems_after(noted, whole=whole)
@@ -232,7 +239,10 @@ class Harness:
         if status := forked(again, self.output):
             lines = self.output.read_text().strip().splitlines() or [str(status)]
             return [f"{self.stage.read_text()}: {'it hangs' if status == HUNG else lines[-1]}"]
-        return [f"after the second run {difference}" for difference in self._differences(read_tree(self.root))]
+        return [
+            f"after the second run {difference}"
+            for difference in self._differences(read_tree(self.root))
+        ]
 
     def _differences(self, tree: Tree) -> list[str]:
         """Return the differences from the folder of the run without a fault, and changed foreign files."""
@@ -269,7 +279,9 @@ def _points(calls: Sequence[Call]) -> Iterator[Point]:
     for call in calls:
         creates = call.op is Op.OPEN and call.flags & os.O_CREAT
         grows = creates or call.op in (Op.WRITE, Op.MKDIR, Op.LINK, Op.RENAME)
-        yield Point(call.point, Mode.ERROR, errno.ENOSPC if grows or call.op is Op.SYNC else errno.EIO)
+        yield Point(
+            call.point, Mode.ERROR, errno.ENOSPC if grows or call.op is Op.SYNC else errno.EIO
+        )
         if grows:
             yield Point(call.point, Mode.FULL, errno.ENOSPC)
         yield Point(call.point, Mode.KILL)
@@ -301,7 +313,10 @@ def unsynced(calls: Sequence[Call], root: Path, before: Tree) -> list[str]:
             lost = () if _SCRATCH.search(target) else (data | names - {path}) & below
             problems += [f"{name} is renamed before it is synced" for name in lost]
             moved = {name: target + name.removeprefix(path) for name in below}
-            data, names = {moved.get(name, name) for name in data}, {moved.get(name, name) for name in names}
+            data, names = (
+                {moved.get(name, name) for name in data},
+                {moved.get(name, name) for name in names},
+            )
             names |= {path, target} if call.flags & _EXCHANGE else {target}
             there.add(target)
         elif call.op in (Op.MKDIR, Op.LINK) or path not in there:
@@ -316,7 +331,10 @@ def unsynced(calls: Sequence[Call], root: Path, before: Tree) -> list[str]:
 def read_tree(folder: Path) -> Tree:
     """Return a folder's content."""
     paths = sorted(folder.rglob("*"))
-    return {path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes() for path in paths}
+    return {
+        path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes()
+        for path in paths
+    }
 
 
 def forked(action: Callable[[], object], output: Path) -> int:
@@ -352,6 +370,8 @@ def _ended(action: Callable[[], object]) -> int:
     except BaseException as error:  # noqa: BLE001 (the fork must end here, whatever was raised)
         refused = isinstance(error, OSError | InputError) and "\n" not in str(error)
         os.write(2, b"" if refused else traceback.format_exc().encode())
-        os.write(2, f"{type(error).__name__}: {' '.join(str(error).split())}".encode(errors="replace"))
+        os.write(
+            2, f"{type(error).__name__}: {' '.join(str(error).split())}".encode(errors="replace")
+        )
         return REFUSED if refused else FAILED
     return 0

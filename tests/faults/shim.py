@@ -80,7 +80,10 @@ def library() -> Path:
     path = Path(tempfile.gettempdir()) / f"hgpo-fault-shim-{os.getuid()}-{name}.so"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")
-        subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", part, SOURCE], check=True)
+        subprocess.run(
+            ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", part, SOURCE],
+            check=True,
+        )
         part.replace(path)
     return path
 
@@ -100,6 +103,15 @@ def read_calls(log: Path) -> list[Call]:
         point, op, flags, path_size, other_size, _, result = HEAD.unpack_from(data, position)
         position += HEAD.size
         names = data[position : position + path_size + other_size]
-        calls.append(Call(point, Op(op), flags, result, os.fsdecode(names[:path_size]), os.fsdecode(names[path_size:])))
+        calls.append(
+            Call(
+                point,
+                Op(op),
+                flags,
+                result,
+                os.fsdecode(names[:path_size]),
+                os.fsdecode(names[path_size:]),
+            )
+        )
         position += path_size + other_size
     return calls

@@ -24,7 +24,11 @@ def write(root: Path, note: Note) -> None:
     from hgpo_datasets import GroupKey, StepWriter
 
     with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
-        missing = [number for number in range(GROUPS) if GroupKey(0, f"task {number}", 0) not in writer.committed]
+        missing = [
+            number
+            for number in range(GROUPS)
+            if GroupKey(0, f"task {number}", 0) not in writer.committed
+        ]
         for number in missing:
             writer.add_group(rows(number))
             if number < GROUPS - 1:
@@ -47,7 +51,9 @@ def check_run(root: Path, noted: Sequence[str], whole: bool) -> None:
     # the folder of the shards contains only complete shards, which Polars reads as it is
     names = sorted(path.name for path in (folder / "steps").glob("*"))
     assert names == [f"steps-{number:06d}.parquet" for number in range(len(names))], names
-    problems = [problem for problem in verify(folder).problems if whole or problem.kind not in UNFINISHED]
+    problems = [
+        problem for problem in verify(folder).problems if whole or problem.kind not in UNFINISHED
+    ]
     assert not problems, problems
     try:
         with warnings.catch_warnings():
@@ -96,7 +102,14 @@ def branch(root: Path, note: Note) -> None:
     """Collect rollouts that branch: their file is written again with the branches."""
     from hgpo_train.rollout import collect
 
-    wanted = {"tasks": 2, "group_size": 4, "max_steps": 5, "branch": "uniform", "width": 2, "progress": False}
+    wanted = {
+        "tasks": 2,
+        "group_size": 4,
+        "max_steps": 5,
+        "branch": "uniform",
+        "width": 2,
+        "progress": False,
+    }
     collect("doors_env:HGPO-Test/Doors-v0", "random", root / "run", **wanted)
     note("branched")
 
@@ -109,25 +122,41 @@ def check_branched(root: Path, noted: Sequence[str], whole: bool) -> None:
     whole = whole or bool(noted)
     if not whole and not (folder / "manifest.jsonl").exists():
         return
-    problems = [problem for problem in verify(folder).problems if whole or problem.kind not in UNFINISHED]
+    problems = [
+        problem for problem in verify(folder).problems if whole or problem.kind not in UNFINISHED
+    ]
     assert not problems, problems
     if not whole and not list((folder / "steps").glob("*.parquet")):
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        steps = scan_steps(folder).select("trajectory", IS_BRANCH.alias("branch")).unique().collect()
+        steps = (
+            scan_steps(folder).select("trajectory", IS_BRANCH.alias("branch")).unique().collect()
+        )
     branches = steps["branch"].sum()
     assert steps.height - branches in ((4,) if whole else (0, 4)), "rollouts are lost"
     assert branches > 0 or not whole, "branches are lost"
 
 
 RUN_FOREIGN = ("run/notes.txt", "run.new/mine", "run/steps-000000.parquet.tmp", "run/mine.part")
-MADE_FOREIGN = ("made/a.parquet.part/mine", "made/a.parquet.new", "made/.a.parquet.tmp", "run.advantages/mine")
+MADE_FOREIGN = (
+    "made/a.parquet.part/mine",
+    "made/a.parquet.new",
+    "made/.a.parquet.tmp",
+    "run.advantages/mine",
+)
 
-VARIES = ("*/steps-*.parquet", "*/manifest.jsonl")  # a file that is written again has another number
+# a file that is written again has another number
+VARIES = ("*/steps-*.parquet", "*/manifest.jsonl")
 
 SCENARIOS = (
     Scenario("step table", write, check_run, foreign=RUN_FOREIGN),
-    Scenario("branches", branch, check_branched, foreign=RUN_FOREIGN[:2], varies=("*/sessions.json", *VARIES)),
+    Scenario(
+        "branches",
+        branch,
+        check_branched,
+        foreign=RUN_FOREIGN[:2],
+        varies=("*/sessions.json", *VARIES),
+    ),
     Scenario("advantages", advantages, check_replaced, prepare=another_table, foreign=MADE_FOREIGN),
 )

@@ -83,7 +83,11 @@ def old_or_new(root: Path, noted: Sequence[str], whole: bool) -> None:
 
 def report(work: Path, run: Callable[[Path, Note], None]) -> Report:
     scenario = Scenario(
-        run.__name__, run, old_or_new, prepare=lambda root: (root / "file").write_bytes(OLD), foreign=("foreign",)
+        run.__name__,
+        run,
+        old_or_new,
+        prepare=lambda root: (root / "file").write_bytes(OLD),
+        foreign=("foreign",),
     )
     return Harness(scenario, work).run()
 

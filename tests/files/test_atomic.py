@@ -45,7 +45,10 @@ with atomic.new_folder(folder / "data", replace=lambda _: True) as made:
 
 
 def tree(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
 
 
 def test_a_failed_block_leaves_the_target_unchanged(tmp_path):
@@ -59,7 +62,9 @@ def test_a_failed_block_leaves_the_target_unchanged(tmp_path):
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("here", ["file", "folder with a file", "link to nowhere", "link to a folder"])
+@pytest.mark.parametrize(
+    "here", ["file", "folder with a file", "link to nowhere", "link to a folder"]
+)
 def test_new_folder_does_not_replace_existing_files(tmp_path, here):
     target = tmp_path / "data"
     if here == "file":
@@ -72,12 +77,17 @@ def test_new_folder_does_not_replace_existing_files(tmp_path, here):
         target.symlink_to(tmp_path / ("other" if here == "link to a folder" else "missing"))
     before = tree(tmp_path)
     for replace in (None, lambda _: False):
-        with pytest.raises(InputError, match=r"already exists|not created by"), new_folder(target, replace=replace):
+        with (
+            pytest.raises(InputError, match=r"already exists|not created by"),
+            new_folder(target, replace=replace),
+        ):
             pytest.fail("the block must not run")
     assert tree(tmp_path) == before
 
 
-def test_a_killed_writer_leaves_the_old_content_and_the_next_writer_removes_its_scratch_folder(tmp_path):
+def test_a_killed_writer_leaves_the_old_content_and_the_next_writer_removes_its_scratch_folder(
+    tmp_path,
+):
     with new_folder(tmp_path / "data") as made:
         (made / "old").write_bytes(b"old")
     killed = subprocess.run([sys.executable, "-c", WRITING, str(tmp_path)], check=False, timeout=60)
@@ -141,7 +151,9 @@ def old(tmp_path):
 
 
 @pytest.mark.parametrize("failing", [{".content"}, {".content", "data"}])
-def test_a_replacement_whose_second_rename_fails_restores_the_old_folder(tmp_path, old, monkeypatch, failing):
+def test_a_replacement_whose_second_rename_fails_restores_the_old_folder(
+    tmp_path, old, monkeypatch, failing
+):
     """At once, or by the next writer if that fails, too."""
     rename = Path.rename
 
@@ -171,11 +183,15 @@ def test_the_scratch_folder_of_a_living_process_is_kept(tmp_path):
 
 
 def test_a_lock_names_its_process_and_ends_with_it(tmp_path):
-    holder = subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout.readline() == "held\n"
         assert seems_locked(tmp_path)
-        with pytest.raises(InputError, match=rf"is in use: process {holder.pid} on \S+ is training there"):
+        with pytest.raises(
+            InputError, match=rf"is in use: process {holder.pid} on \S+ is training there"
+        ):
             FolderLock(tmp_path, "training")
     finally:
         holder.kill()
@@ -191,7 +207,11 @@ def test_a_lock_names_its_process_and_ends_with_it(tmp_path):
 def test_a_failed_block_removes_the_folders_created_for_it(tmp_path, path):
     (tmp_path / "there" / "mine").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(KeyboardInterrupt), making_folder(tmp_path / path), new_path(tmp_path / path / "file"):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        making_folder(tmp_path / path),
+        new_path(tmp_path / path / "file"),
+    ):
         raise KeyboardInterrupt
     with pytest.raises(ValueError, match="wrong"), new_folder(tmp_path / path / "made"):
         raise ValueError("wrong")
@@ -234,6 +254,8 @@ def test_a_lock_is_a_regular_file_with_one_name(tmp_path, kind):
     (outside / "precious.txt").write_text("mine")
     plant(run / ".lock", kind, outside)
     assert not seems_locked(run)
-    with pytest.raises(InputError, match=r"^.*\.lock: expected a file with one name, .*; remove it$"):
+    with pytest.raises(
+        InputError, match=r"^.*\.lock: expected a file with one name, .*; remove it$"
+    ):
         FolderLock(run, "writing")
     assert content(outside) == {"precious.txt": b"mine"}

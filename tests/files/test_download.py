@@ -107,12 +107,17 @@ def fetch(url, folder, **settings):
 def test_the_whole_file_arrives_whatever_happens(server, tmp_path, faults, requests):
     server.faults = list(faults)
     progress = []
-    assert fetch(server.url, tmp_path, progress=lambda done, total: progress.append((done, total))) == BODY
+    assert (
+        fetch(server.url, tmp_path, progress=lambda done, total: progress.append((done, total)))
+        == BODY
+    )
     assert len(server.requests) == requests
     assert progress[-1] == (len(BODY), None if "chunked" in faults else len(BODY))
 
 
-def test_a_server_without_ranges_or_validators_or_with_another_file_sends_the_whole_file_again(server, tmp_path):
+def test_a_server_without_ranges_or_validators_or_with_another_file_sends_the_whole_file_again(
+    server, tmp_path
+):
     server.ranges = False
     server.faults = ["cut 100000"]
     assert fetch(server.url, tmp_path) == BODY

@@ -10,10 +10,37 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import path_inside
 
 HOSTILE = [
-    *("", ".", "/", "..", "../x", "a/..", "a/../../x", "/etc/passwd", "//host/share", "./..", None, 3, b"a", ["a"]),
+    *(
+        "",
+        ".",
+        "/",
+        "..",
+        "../x",
+        "a/..",
+        "a/../../x",
+        "/etc/passwd",
+        "//host/share",
+        "./..",
+        None,
+        3,
+        b"a",
+        ["a"],
+    ),
     *("C:", "C:/x", "c:x", "a/C:x", "x:stream", "a\\b", "..\\x", "\\\\host\\share", "\\x"),
     *("a\0b", "a\nb", "a\x7f", "\ud800", "a/\udfff"),
-    *("con", "CON", "a/nul", "NUL.txt", "com1", "COM1.x.y", "lpt9", "com\u00b9", "aux .txt", "conin$", "prn/x"),
+    *(
+        "con",
+        "CON",
+        "a/nul",
+        "NUL.txt",
+        "com1",
+        "COM1.x.y",
+        "lpt9",
+        "com\u00b9",
+        "aux .txt",
+        "conin$",
+        "prn/x",
+    ),
     *("a.", "a ", "a./b", "...", "a/ ", "a<b", "a|b", "a?", "a*", 'a"b'),
     *("x" * 256, "é" * 128, "/".join(["x" * 100] * 11)),
 ]
@@ -21,7 +48,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_refused_in_one_line(name):
-    with pytest.raises(InputError, match="leads out of the folder, or is not a portable file name") as caught:
+    with pytest.raises(
+        InputError, match="leads out of the folder, or is not a portable file name"
+    ) as caught:
         path_inside(Path("folder"), name)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
@@ -35,7 +64,9 @@ def test_plain_names():
     assert path_inside(Path("f"), ".hidden/..x/é b") == Path("f/.hidden/..x/é b")
 
 
-PARTS = st.one_of(st.sampled_from(["..", ".", "", "C:", "nul", "a", "con.x", "~", "b.", " "]), st.text(max_size=6))
+PARTS = st.one_of(
+    st.sampled_from(["..", ".", "", "C:", "nul", "a", "con.x", "~", "b.", " "]), st.text(max_size=6)
+)
 
 
 @given(st.lists(PARTS, max_size=5).map("/".join))

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.files import secrets
-from hgpo_envs.files.secrets import MARK, redact, redact_json, redact_logging, register, register_url
+from hgpo_envs.files.secrets import (
+    MARK,
+    redact,
+    redact_json,
+    redact_logging,
+    register,
+    register_url,
+)
 from hgpo_train.cli.redaction import RedactedStream
 
 
@@ -17,7 +24,11 @@ def empty_registry(monkeypatch):
     monkeypatch.setattr(secrets, "_registered", ())
 
 
-KEYS = st.text(st.characters(min_codepoint=33, max_codepoint=0x24F, exclude_categories=["Cc"]), min_size=8, max_size=60)
+KEYS = st.text(
+    st.characters(min_codepoint=33, max_codepoint=0x24F, exclude_categories=["Cc"]),
+    min_size=8,
+    max_size=60,
+)
 
 
 @given(KEYS, st.sampled_from(["", "\n", "\r\n", " "]), st.text(max_size=9), st.text(max_size=5))
@@ -37,7 +48,10 @@ def test_registered_values_are_replaced_and_nothing_else(key, ending, around, sh
         ("http://me:pw@host:8000/v1", f"http://{MARK}@host:8000/v1"),
         ("at postgresql+x://tok@h/", f"at postgresql+x://{MARK}@h/"),
         ("http://host/v1?n=1&access_token=ab#x", f"http://host/v1?n=1&access_token={MARK}#x"),
-        ("http://host/v1?user_token=abc&n=1&max_tokens=5", f"http://host/v1?user_token={MARK}&n=1&max_tokens=5"),
+        (
+            "http://host/v1?user_token=abc&n=1&max_tokens=5",
+            f"http://host/v1?user_token={MARK}&n=1&max_tokens=5",
+        ),
         ("mail me@host, see http://host/a@b", "mail me@host, see http://host/a@b"),
     ],
 )
@@ -66,7 +80,13 @@ def test_nested_values():
     register("a-long-password")
     values = {
         "base_url": "https://me:pw@host/v1",
-        "extra": {"api_key": "abc", "X-Api-Key": "abc", "password": "", "hf_token": "t", "eos_token": "</s>"},
+        "extra": {
+            "api_key": "abc",
+            "X-Api-Key": "abc",
+            "password": "",
+            "hf_token": "t",
+            "eos_token": "</s>",
+        },
         "list": [1, None, True, 0.5, ("a-long-password",)],
         "more": {
             "user_token": "t",
@@ -82,9 +102,21 @@ def test_nested_values():
     }
     assert redact_json(values) == {
         "base_url": f"https://{MARK}@host/v1",
-        "extra": {"api_key": MARK, "X-Api-Key": MARK, "password": "", "hf_token": MARK, "eos_token": "</s>"},
+        "extra": {
+            "api_key": MARK,
+            "X-Api-Key": MARK,
+            "password": "",
+            "hf_token": MARK,
+            "eos_token": "</s>",
+        },
         "list": [1, None, True, 0.5, [MARK]],
-        "more": {"user_token": MARK, "accessToken": MARK, "cookies": MARK, "password": MARK, "stop_token": "</s>"},
+        "more": {
+            "user_token": MARK,
+            "accessToken": MARK,
+            "cookies": MARK,
+            "password": MARK,
+            "stop_token": "</s>",
+        },
         "api_key_env": "OPENAI_API_KEY",
         "other": {"api_key_env": MARK, "eos_token_id": 3},
         "max_prompt_tokens": 3,

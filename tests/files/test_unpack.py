@@ -51,17 +51,22 @@ def test_intact_archive(tmp_path):
     assert count == 3
     assert seen == [1, 2, 3]
     paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths} == FILES
+    assert {
+        path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths
+    } == FILES
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
 
 
 def test_names_that_lead_out_of_the_folder(tmp_path):
-    for name in ("../out.txt", "/etc/hgpo", "a\\..\\b", "c:x", "new\nline"):  # test_safe_paths has more
+    # test_safe_paths has more
+    for name in ("../out.txt", "/etc/hgpo", "a\\..\\b", "c:x", "new\nline"):
         archive = make(tmp_path / "x.zip", {"good": b"1", name: b"2"})
         refused(archive, tmp_path, "refused: .* leads out of the folder")
 
 
-@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
+@pytest.mark.parametrize(
+    "kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK]
+)
 def test_links_and_devices(tmp_path, kind):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
         info = zipfile.ZipInfo("innocent")
@@ -94,7 +99,11 @@ def test_bombs(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("hgpo_envs.files.unpack.MOST_FILES", 2)
         refused(archive, tmp_path, "expected at most 2 files and folders")
-        refused(make(tmp_path / "folders.zip", {"a/": b"", "b/": b"", "c/": b""}), tmp_path, "expected at most 2 files")
+        refused(
+            make(tmp_path / "folders.zip", {"a/": b"", "b/": b"", "c/": b""}),
+            tmp_path,
+            "expected at most 2 files",
+        )
     with zipfile.ZipFile(tmp_path / "overlap.zip", "w") as packed:
         packed.writestr("a", bytes(1000))
         packed.filelist[0].filename = "b"

@@ -103,12 +103,16 @@ def read_catalogue(data: bytes, folder: Path) -> None:
     refused(lambda: [shop.product(number) for number in range(min(len(shop), 4))])
     refused(lambda: shop.search("red pants"))
     refused(lambda: list(shop.human_instructions()))
-    refused(lambda: (shop.products_where("category", "fashion"), shop.products_where("query", "pants")))
+    refused(
+        lambda: (shop.products_where("category", "fashion"), shop.products_where("query", "pants"))
+    )
 
 
 def raw_seeds(folder: Path) -> Sequence[bytes]:
     raw(folder)
-    return [bytes([number]) + (folder / "raw" / name).read_bytes() for number, name in enumerate(RAW)]
+    return [
+        bytes([number]) + (folder / "raw" / name).read_bytes() for number, name in enumerate(RAW)
+    ]
 
 
 def build_raw(data: bytes, folder: Path) -> None:
@@ -121,7 +125,9 @@ def build_raw(data: bytes, folder: Path) -> None:
 
 
 def note_seeds(_: Path) -> Sequence[bytes]:
-    return [b'{"run":"r","trajectory":"t/0","note":"n","score":-1.5e3,"time":"2026-01-01"}\n{"trajectory":"t/1"}\n']
+    return [
+        b'{"run":"r","trajectory":"t/0","note":"n","score":-1.5e3,"time":"2026-01-01"}\n{"trajectory":"t/1"}\n'
+    ]
 
 
 def read_viewer_notes(data: bytes, folder: Path) -> None:
@@ -133,11 +139,33 @@ def read_viewer_notes(data: bytes, folder: Path) -> None:
 
 TARGETS = (
     Target(
-        "notes", note_seeds, read_viewer_notes, 100, (b'"trajectory":', b'"score":null', b"1e999", b"}\n{", b"[" * 999)
+        "notes",
+        note_seeds,
+        read_viewer_notes,
+        100,
+        (b'"trajectory":', b'"score":null', b"1e999", b"}\n{", b"[" * 999),
     ),
     Target("packs", pack_seeds, read_pack, 300, (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06")),
     Target("contents of packs", content_seeds, read_content, 100),
-    Target("games", game_seeds, read_game, 100, (b"(:objects", b"(", b")", b" - ", b"grammar", b"receptacle")),
-    Target("catalogues", catalogue_seeds, read_catalogue, 60, (b"\x93NUMPY", b"'descr': '|O'", b"'shape': (", b"<i4")),
-    Target("raw products", raw_seeds, build_raw, 20, (b'"pricing"', b'"$1"', b"customization_options", b'"asin"')),
+    Target(
+        "games",
+        game_seeds,
+        read_game,
+        100,
+        (b"(:objects", b"(", b")", b" - ", b"grammar", b"receptacle"),
+    ),
+    Target(
+        "catalogues",
+        catalogue_seeds,
+        read_catalogue,
+        60,
+        (b"\x93NUMPY", b"'descr': '|O'", b"'shape': (", b"<i4"),
+    ),
+    Target(
+        "raw products",
+        raw_seeds,
+        build_raw,
+        20,
+        (b'"pricing"', b'"$1"', b"customization_options", b'"asin"'),
+    ),
 )

@@ -23,8 +23,33 @@ HOSTILE_VALUES: tuple[Any, ...] = (
     *([], {}, [[]], [None], {"": None}, {"a": {"b": []}}),
 )
 HOSTILE_BYTES = (
-    *(b"", b"\x00", b"\xff", b"\n", b"\r\n", b"\\", b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"../", b"/"),
-    *(b"\xed\xa0\x80", b"\xf0\x9f", b"\x1b[0m", b"\xef\xbb\xbf", b"\xe2\x80\xae", b"\xff" * 4, b"\x7f\xff\xff\xff"),
+    *(
+        b"",
+        b"\x00",
+        b"\xff",
+        b"\n",
+        b"\r\n",
+        b"\\",
+        b'"',
+        b"'",
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b",",
+        b":",
+        b"../",
+        b"/",
+    ),
+    *(
+        b"\xed\xa0\x80",
+        b"\xf0\x9f",
+        b"\x1b[0m",
+        b"\xef\xbb\xbf",
+        b"\xe2\x80\xae",
+        b"\xff" * 4,
+        b"\x7f\xff\xff\xff",
+    ),
     *(b"NaN", b"1e999", b"-1", b"null", b"%s", b"0" * 40, b"9" * 5000, b"[" * 2000),
 )
 
@@ -86,12 +111,17 @@ def mutations(draw: st.DrawFn, target: Target, seeds: Sequence[bytes]) -> bytes:
     number = draw(st.integers(0, len(lines) - 1))
     with contextlib.suppress(ValueError, RecursionError):
         value = draw(changed_json(json.loads(lines[number])))
-        lines[number] = json.dumps(value, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass") + b"\n"
+        lines[number] = (
+            json.dumps(value, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
+            + b"\n"
+        )
         data = b"".join(lines)
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
         end = at + draw(st.sampled_from((0, 1, 2, 4, 8, 64, len(data))))
-        inserted = st.sampled_from((*target.words, *HOSTILE_BYTES, data[at:end] * 2)) | st.binary(max_size=8)
+        inserted = st.sampled_from((*target.words, *HOSTILE_BYTES, data[at:end] * 2)) | st.binary(
+            max_size=8
+        )
         data = data[:at] + draw(inserted) + data[end:]
     if draw(st.booleans()):
         with contextlib.suppress(Exception):
@@ -108,8 +138,14 @@ def changed_json(draw: st.DrawFn, value: Any) -> Any:
     change = draw(st.sampled_from(["part"] * 6 + ["remove", "double"]))
     if change == "part":
         inner = draw(changed_json(value[key]))
-        return {**value, key: inner} if isinstance(value, dict) else [*value[:key], inner, *value[key + 1 :]]
+        return (
+            {**value, key: inner}
+            if isinstance(value, dict)
+            else [*value[:key], inner, *value[key + 1 :]]
+        )
     if isinstance(value, dict):
-        added = {draw(st.sampled_from(["", "x", "format"])): value[key]} if change == "double" else {}
+        added = (
+            {draw(st.sampled_from(["", "x", "format"])): value[key]} if change == "double" else {}
+        )
         return {name: part for name, part in value.items() if name != key or added} | added
     return value[:key] + [value[key]] * (2 if change == "double" else 0) + value[key + 1 :]

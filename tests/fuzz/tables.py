@@ -77,9 +77,25 @@ def dump_seeds(_: Path) -> Sequence[bytes]:
         "Now it's your turn to take an action.\n"
         "\nassistant\n"
     )
-    record = {"input": shown, "output": "<think>x</think><action>look</action>", "score": 0.0, "step": 7}
-    named = {**record, "traj_uid": "a", "uid": "t", "anchor_obs": "You are in a room.", "rewards": 0.0}
-    return [b"".join(json.dumps(one).encode() + b"\n" for one in (named, {**named, "traj_uid": "b", "rewards": 10.0}))]
+    record = {
+        "input": shown,
+        "output": "<think>x</think><action>look</action>",
+        "score": 0.0,
+        "step": 7,
+    }
+    named = {
+        **record,
+        "traj_uid": "a",
+        "uid": "t",
+        "anchor_obs": "You are in a room.",
+        "rewards": 0.0,
+    }
+    return [
+        b"".join(
+            json.dumps(one).encode() + b"\n"
+            for one in (named, {**named, "traj_uid": "b", "rewards": 10.0})
+        )
+    ]
 
 
 SAMPLES = Path(__file__).parents[1] / "datasets/samples"
@@ -104,10 +120,24 @@ def talk_seeds(_: Path) -> Sequence[bytes]:
         {"role": "tool", "content": [{"type": "text", "text": "A door."}], "tool_call_id": "c"},
         {"role": "assistant", "content": "open door"},
     ]
-    steps = [{"step": 0, "prompt_token_ids": [1], "response_token_ids": [2, 3], "response_logprobs": [-0.5, -1.0]}, {}]
+    steps = [
+        {
+            "step": 0,
+            "prompt_token_ids": [1],
+            "response_token_ids": [2, 3],
+            "response_logprobs": [-0.5, -1.0],
+        },
+        {},
+    ]
     records = (
         {"messages": talk, "task_id": 7, "reward": 1, "group": 0, "iteration": 2, "steps": steps},
-        {"messages": talk, "trajectory": "x", "rewards": [0.5, 0.25], "truncated": True, "error": None},
+        {
+            "messages": talk,
+            "trajectory": "x",
+            "rewards": [0.5, 0.25],
+            "truncated": True,
+            "error": None,
+        },
     )
     return [b"".join(json.dumps(record).encode() + b"\n" for record in records)]
 
@@ -115,7 +145,10 @@ def talk_seeds(_: Path) -> Sequence[bytes]:
 def sample_seeds(pattern: str) -> Sequence[bytes]:
     """Return samples; a JSON file in one line, so that its values are mutated."""
     files = [path for path in sorted(SAMPLES.glob(pattern)) if path.is_file()]
-    return [json.dumps(json.loads(f.read_bytes())).encode() if f.suffix == ".json" else f.read_bytes() for f in files]
+    return [
+        json.dumps(json.loads(f.read_bytes())).encode() if f.suffix == ".json" else f.read_bytes()
+        for f in files
+    ]
 
 
 def rollouts_target(name: str) -> Target:
@@ -134,12 +167,25 @@ def rollouts_target(name: str) -> Target:
         scan_steps(folder / "run").collect()
 
     seeds = own.get(name, lambda _: sample_seeds(ROLLOUTS[name]))
-    words = (b"Your task is to: ", b"observation is: ", b'"role": "assistant"', b"PK\x01\x02", b"PAR1")
+    words = (
+        b"Your task is to: ",
+        b"observation is: ",
+        b'"role": "assistant"',
+        b"PK\x01\x02",
+        b"PAR1",
+    )
     return Target(f"rollouts of {name}", seeds, read_rollouts, 40, words)
 
 
 TARGETS = (
-    Target("manifests", manifest_seeds, read_manifest, 600, (b'"file":"', b'"config":', b'"check":"'), chained),
+    Target(
+        "manifests",
+        manifest_seeds,
+        read_manifest,
+        600,
+        (b'"file":"', b'"config":', b'"check":"'),
+        chained,
+    ),
     Target("shards", shard_seeds, read_shard, 10, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00")),
     *map(rollouts_target, ROLLOUTS),
 )

@@ -10,9 +10,30 @@ from typing import Any
 from tests.fuzz.mutations import Target
 
 BRACES = (
-    *(b"{{ ", b" }}", b"{# ", b"{% raw %}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}"),
-    *(b"{% macro m(a) %}", b"{% endmacro %}", b"{% import 'os' as o %}", b"{{ self }}", b"{{ cycler }}", b".__class__"),
-    *(b"{{ 'x' * 10**9 }}", b"{{ 1/0 }}", b"{{ 9**9**9 }}", b"{{ task.format(task) }}", b"{{ pairs[0] }}"),
+    *(
+        b"{{ ",
+        b" }}",
+        b"{# ",
+        b"{% raw %}",
+        b"{% for i in range(10**9) %}",
+        b"{% endfor %}",
+        b"{% include 'x' %}",
+    ),
+    *(
+        b"{% macro m(a) %}",
+        b"{% endmacro %}",
+        b"{% import 'os' as o %}",
+        b"{{ self }}",
+        b"{{ cycler }}",
+        b".__class__",
+    ),
+    *(
+        b"{{ 'x' * 10**9 }}",
+        b"{{ 1/0 }}",
+        b"{{ 9**9**9 }}",
+        b"{{ task.format(task) }}",
+        b"{{ pairs[0] }}",
+    ),
     *(b"| join", b"| listed", b"| tojson", b"| round(9)", b"| center(10**9)", b"| random"),
 )
 VERL_AGENT = b"""
@@ -30,7 +51,11 @@ def fill_verl_agent(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     template = load_template(f"verl-agent:{folder}", "ALFWorld")
     for steps in range(2):
-        fields = {"task": "put a mug on a desk", "observation": "a room", "admissible_actions": ["look", "help"]}
+        fields = {
+            "task": "put a mug on a desk",
+            "observation": "a room",
+            "admissible_actions": ["look", "help"],
+        }
         fields |= {"pairs": [Pair(1, "a room", "look")][:steps], "steps_taken": steps}
         shown = template.render(max_steps=50, action_format="response", **fields)
         assert isinstance(shown, str)
@@ -55,10 +80,13 @@ def settings_seeds(_: Path) -> Sequence[bytes]:
     from hgpo_train.training.config import shipped
 
     environment = b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\n[environment.options]\nx = 1\n'
-    advantage = (
-        b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n[rollout.engine_options]\na = [1]\n"
-    )
-    return [*(path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")), environment, advantage]
+    advantage = b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n"
+    engine = b"[rollout.engine_options]\na = [1]\n"
+    return [
+        *(path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")),
+        environment,
+        advantage + engine,
+    ]
 
 
 LINES = b'{"iteration": 0, "val/success_rate": 0.5}\n{"iteration": 1, "loss": null}\n'
@@ -105,7 +133,9 @@ def served() -> Any:
         handle = open_env("doors_env:HGPO-Test/Doors-v0", max_steps=2)
         policy = ServerPolicy("m", ServerOptions(token_ids=True, logprobs=True, retries=0))
 
-        async def request(self, method: str, url: object, read: Callable[[bytes], Any], body: bytes) -> Any:
+        async def request(
+            self, method: str, url: object, read: Callable[[bytes], Any], body: bytes
+        ) -> Any:
             return read(self.answer)
 
     asked = Asked()
@@ -171,8 +201,20 @@ REPLY_WORDS = (b'"logprob"', b'"token_ids"', b'"content"', b'"finish_reason"')
 
 TARGETS = (
     Target("prompts of verl-agent", plain(VERL_AGENT), fill_verl_agent, 200, BRACES),
-    Target("configurations", settings_seeds, read_settings, 100, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27")),
+    Target(
+        "configurations",
+        settings_seeds,
+        read_settings,
+        100,
+        (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27"),
+    ),
     Target("metrics", plain(LINES, LINES * 3), read_lines, 100),
-    Target("cards", card_seeds, check_card, 100, (b"## Not known\n", b"---\n", b" -->", b"<!-- ", b"null")),
+    Target(
+        "cards",
+        card_seeds,
+        check_card,
+        100,
+        (b"## Not known\n", b"---\n", b" -->", b"<!-- ", b"null"),
+    ),
     Target("rollouts with a server", plain(json.dumps(REPLY).encode()), answer, 30, REPLY_WORDS),
 )

@@ -20,10 +20,14 @@ varlen_attn = Lazy("torch.nn.attention.varlen:varlen_attn")
 gpu_check = Lazy("hgpo_train.training.gpu_check")
 checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
 train_tokenizer = Lazy("hgpo_train.models.tiny:train_tokenizer")
-load_checkpoint, save_checkpoint = lazily("hgpo_train.training.checkpoint", "load_checkpoint save_checkpoint")
+load_checkpoint, save_checkpoint = lazily(
+    "hgpo_train.training.checkpoint", "load_checkpoint save_checkpoint"
+)
 TrainingState = Lazy("hgpo_train.models.checkpoint_files:TrainingState")
 Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
-make_optimiser, move_state = lazily("hgpo_train.training.update.optimiser", "make_optimiser move_state")
+make_optimiser, move_state = lazily(
+    "hgpo_train.training.update.optimiser", "make_optimiser move_state"
+)
 
 
 @pytest.fixture
@@ -35,7 +39,8 @@ def device():
 
 @pytest.mark.parametrize("length", [64, 1024, 4096])
 @pytest.mark.parametrize(
-    ("attention", "layout"), [("sdpa", "padded"), ("sdpa", "packed"), ("flash_attention_2", "packed")]
+    ("attention", "layout"),
+    [("sdpa", "padded"), ("sdpa", "packed"), ("flash_attention_2", "packed")],
 )
 def test_before_the_first_step_the_policy_is_the_reference(device, attention, layout, length):
     if attention == "flash_attention_2":
@@ -55,7 +60,9 @@ def gradient(device, **changes):
     samples = gpu_check.random_samples([256, 240, 90])
     learner = Learner(model, config)
     learner.accumulate(samples, np.arange(len(samples)), Fixed())
-    gradients = [parameter.grad for parameter in learner.model.parameters() if parameter.grad is not None]
+    gradients = [
+        parameter.grad for parameter in learner.model.parameters() if parameter.grad is not None
+    ]
     return torch.cat([each.double().cpu().flatten() for each in gradients])
 
 
@@ -84,14 +91,20 @@ def test_the_kernel_for_packed_rows_is_attention_of_each_row(device):
     generator = torch.Generator(device).manual_seed(0)
     lengths = [64, 1024, 300]
     shape = (sum(lengths), 4, 64)
-    query, key, value = (torch.randn(shape, generator=generator, device=device).bfloat16() for _ in range(3))
+    query, key, value = (
+        torch.randn(shape, generator=generator, device=device).bfloat16() for _ in range(3)
+    )
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
     longest = max(lengths)
     packed = varlen_attn(query, key, value, bounds, bounds, longest, longest, window_size=(-1, 0))
     rows = []
     for begin, end in itertools.pairwise(bounds.tolist()):
         parts = (part[begin:end].transpose(0, 1)[None] for part in (query, key, value))
-        rows.append(torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)[0].transpose(0, 1))
+        rows.append(
+            torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)[0].transpose(
+                0, 1
+            )
+        )
     assert difference(packed.double(), torch.cat(rows).double()) < 1e-2
 
 
@@ -112,7 +125,9 @@ def test_moments_that_were_on_the_host_or_on_the_disk_give_the_same_weights(devi
                 move_state(optimiser, device)
             if step == 1 and interruption == "resume":
                 with tempfile.TemporaryDirectory() as folder:
-                    checkpoint = save_checkpoint(Path(folder), TrainingState(1), model, tokenizer, optimiser)
+                    checkpoint = save_checkpoint(
+                        Path(folder), TrainingState(1), model, tokenizer, optimiser
+                    )
                     model = copy.deepcopy(base)
                     optimiser = make_optimiser(model, OptimiserConfig(learning_rate=1e-2))
                     load_checkpoint(checkpoint, model, optimiser)

@@ -21,11 +21,23 @@ PROMPT = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
 CHATML = f"{LOOP}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{PROMPT}"
 TEMPLATES = {
     "ChatML": (f"{CHATML}{{% endif %}}", "<|im_end|>"),
-    "a space before it": (CHATML.replace("}<|im_end|>", "} <|im_end|>") + "{% endif %}", "<|im_end|>"),
-    "no end": (f"{LOOP}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}\n{PROMPT}{{% endif %}}", "<|endoftext|>"),
-    "no special token": (f"{LOOP}{{{{ m.role }}}}: {{{{ m.content }}}}\n{{% endfor %}}", "<|endoftext|>"),
+    "a space before it": (
+        CHATML.replace("}<|im_end|>", "} <|im_end|>") + "{% endif %}",
+        "<|im_end|>",
+    ),
+    "no end": (
+        f"{LOOP}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}\n{PROMPT}{{% endif %}}",
+        "<|endoftext|>",
+    ),
+    "no special token": (
+        f"{LOOP}{{{{ m.role }}}}: {{{{ m.content }}}}\n{{% endfor %}}",
+        "<|endoftext|>",
+    ),
     "another one at the very end": (
-        CHATML.replace("<|im_end|>", "{% if loop.last %}<|endoftext|>{% else %}<|im_end|>{% endif %}") + "{% endif %}",
+        CHATML.replace(
+            "<|im_end|>", "{% if loop.last %}<|endoftext|>{% else %}<|im_end|>{% endif %}"
+        )
+        + "{% endif %}",
         "<|endoftext|>",
     ),
     "eos after the last turn": (f"{CHATML}{{% else %}}<|endoftext|>{{% endif %}}", "<|im_end|>"),
@@ -67,7 +79,9 @@ TAGS = ("<action>", "</action>", "<think>", "</think>", "<tool_call>")
 @pytest.mark.parametrize("special", [(), *((tag,) for tag in TAGS), TAGS])
 def test_special_tokens_of_a_response_stay_in_its_text(tokenizer, special):
     text = "<think>\nhm\n</think>\n<action>open 1</action> <tool_call>"
-    tokenizer.add_special_tokens({"additional_special_tokens": list(special)}, replace_extra_special_tokens=False)
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": list(special)}, replace_extra_special_tokens=False
+    )
     ends = end_tokens(tokenizer)
     for ending in ("", "<|im_end|>", "<|endoftext|>", "<|im_end|><|endoftext|>"):
         tokens = tokenizer(text + ending, add_special_tokens=False)["input_ids"]
@@ -77,7 +91,9 @@ def test_special_tokens_of_a_response_stay_in_its_text(tokenizer, special):
 
 @pytest.mark.parametrize("special", [(), ("<think>", "</think>")])
 def test_a_thought_that_the_template_opens(tokenizer, special):
-    tokenizer.add_special_tokens({"additional_special_tokens": list(special)}, replace_extra_special_tokens=False)
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": list(special)}, replace_extra_special_tokens=False
+    )
     tokenizer.chat_template = f"{CHATML}<think>\n{{% endif %}}"
     (prompt,) = encode_chats(tokenizer, [[{"role": "user", "content": "Four boxes."}]])
     fitted = FittedPrompt(prompt, opened=opened_thought(tokenizer, prompt))
@@ -90,7 +106,10 @@ def test_a_thought_that_the_template_opens(tokenizer, special):
     for written, read in texts.items():
         assert fitted.reply(written, [5], [-1.0], "stop").response == read
         assert fitted.reply(written, [5], [-1.0], "stop").response_token_ids == [5]
-    assert without_opened_thought("<think>\nhm\n</think>\nopen 1", fitted.opened) == "hm\n</think>\nopen 1"
+    assert (
+        without_opened_thought("<think>\nhm\n</think>\nopen 1", fitted.opened)
+        == "hm\n</think>\nopen 1"
+    )
 
 
 def test_a_thought_that_is_not_opened(tokenizer):
@@ -105,7 +124,9 @@ def test_a_thought_that_is_not_opened(tokenizer):
 @pytest.mark.parametrize("reason", [None, 5, "1"])
 def test_replies_of_vllm_keep_special_tokens(tokenizer, reason):
     """Texts are made of the tokens; the engine's own, here "cut", end within a token after a stop text."""
-    tokenizer.add_special_tokens({"additional_special_tokens": list(TAGS)}, replace_extra_special_tokens=False)
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": list(TAGS)}, replace_extra_special_tokens=False
+    )
     from hgpo_train.policies.vllm import VLLMPolicy
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
@@ -113,7 +134,13 @@ def test_replies_of_vllm_keep_special_tokens(tokenizer, reason):
     last = [reason] if isinstance(reason, int) else tokenizer.convert_tokens_to_ids(["<|im_end|>"])
     tokens = tokenizer("<action>open 1</action>", add_special_tokens=False)["input_ids"] + last
     logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
-    done = {"token_ids": tokens, "logprobs": logprobs, "stop_reason": reason, "text": "cut", "finish_reason": "stop"}
+    done = {
+        "token_ids": tokens,
+        "logprobs": logprobs,
+        "stop_reason": reason,
+        "text": "cut",
+        "finish_reason": "stop",
+    }
     reply = policy._reply(SimpleNamespace(outputs=[SimpleNamespace(**done)]), FittedPrompt([7]))
     assert reply.response == "<action>open 1</action>"
     assert reply.response_token_ids == tokens

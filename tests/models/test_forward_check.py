@@ -75,7 +75,10 @@ def test_a_model_is_right_or_refused(kind, tmp_path):
     rng = np.random.default_rng(0)
     rows = [rng.integers(3, 90, size=length).tolist() for length in (30, 9, 17)]
     steps = pl.DataFrame(
-        {"prompt_token_ids": [row[:5] for row in rows], "response_token_ids": [row[5:] for row in rows]}
+        {
+            "prompt_token_ids": [row[:5] for row in rows],
+            "response_token_ids": [row[5:] for row in rows],
+        }
     )
     own = []
     with torch.no_grad():
@@ -91,7 +94,9 @@ def test_a_model_is_right_or_refused(kind, tmp_path):
     if expected.startswith("packed"):
         assert np.abs(learned("packed") - torch.cat(own).numpy()).max() < 1e-4
     else:
-        with pytest.raises(InputError, match=r"see one another when they are packed; set update\.layout"):
+        with pytest.raises(
+            InputError, match=r"see one another when they are packed; set update\.layout"
+        ):
             learned("packed")
     if expected.endswith("with vLLM alone"):
         with pytest.raises(InputError, match="in-process sampling does not support"):

@@ -27,7 +27,11 @@ def tiny(tmp_path_factory):
 
 def load(folder, call=load_model):
     path = str(folder)
-    return call(ModelConfig(path=path, device="cpu", compute_dtype="float32") if call is load_model else path)
+    return call(
+        ModelConfig(path=path, device="cpu", compute_dtype="float32")
+        if call is load_model
+        else path
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,9 +50,13 @@ def test_attention_code_of_the_hub_is_refused(tiny, tmp_path, entry):
         path.write_text(json.dumps(json.loads(path.read_text()) | entry))
         if folder.name == "adapter":  # of that model
             folder.mkdir()
-            (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(path.parent)}))
+            (folder / "adapter_config.json").write_text(
+                json.dumps({"base_model_name_or_path": str(path.parent)})
+            )
         for call in (load_model, meta_model):
-            with pytest.raises(InputError, match=r"names attention code on the hub, .*evil/kernel") as caught:
+            with pytest.raises(
+                InputError, match=r"names attention code on the hub, .*evil/kernel"
+            ) as caught:
                 load(folder, call)
             assert "\n" not in str(caught.value)
 
@@ -64,7 +72,9 @@ def test_settings_that_cannot_be_checked_are_refused(tiny, tmp_path, content):
 def test_a_model_with_the_settings_of_an_adapter_is_refused(tiny, tmp_path):
     """Transformers would load another model instead, or an adapter as well."""
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/else"}))
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": "someone/else"})
+    )
     with pytest.raises(InputError, match=r"contains a model and adapter_config\.json"):
         load(tmp_path)
 
@@ -73,7 +83,9 @@ def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
     import torch
 
     tokens = torch.arange(5)[None]
-    config = ModelConfig(path=str(tiny), device="cpu", compute_dtype="float32", lora=LoraConfig(rank=4))
+    config = ModelConfig(
+        path=str(tiny), device="cpu", compute_dtype="float32", lora=LoraConfig(rank=4)
+    )
     adapted = load_model(config)
     for name, weights in adapted.named_parameters():
         if "lora_B" in name:
@@ -92,7 +104,10 @@ def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
 @pytest.mark.parametrize("targets", [("lm_head",), ("q_proj", "lm_head"), ("embed_tokens",)])
 def test_adapters_of_tied_layers_are_refused(tiny, targets):
     config = ModelConfig(
-        path=str(tiny), device="cpu", compute_dtype="float32", lora=LoraConfig(rank=4, targets=targets)
+        path=str(tiny),
+        device="cpu",
+        compute_dtype="float32",
+        lora=LoraConfig(rank=4, targets=targets),
     )
     with pytest.raises(
         InputError, match=rf"model\.lora\.targets change '.*{targets[-1]}', but input and output"
@@ -104,11 +119,14 @@ def test_adapters_of_tied_layers_are_refused(tiny, targets):
 def test_targets_that_match_no_layer_are_named_and_all_linear_layers_can_be_taken(tiny):
     def adapted(targets):
         lora = LoraConfig(rank=2, targets=targets)
-        model = load_model(ModelConfig(path=str(tiny), device="cpu", compute_dtype="float32", lora=lora))
+        model = load_model(
+            ModelConfig(path=str(tiny), device="cpu", compute_dtype="float32", lora=lora)
+        )
         return {name.rpartition(".")[2] for name in model.targeted_module_names}
 
     with pytest.warns(
-        UserWarning, match=r"targets: Qwen3ForCausalLM has no layers k, qkv_proj, so .*linear layers: .*, v_proj\)"
+        UserWarning,
+        match=r"targets: Qwen3ForCausalLM has no layers k, qkv_proj, so .*linear layers: .*, v_proj\)",
     ) as noted:
         assert adapted(("q_proj", "k", "qkv_proj")) == {"q_proj"}
     assert not any("\n" in str(warning.message) for warning in noted)
@@ -117,7 +135,9 @@ def test_targets_that_match_no_layer_are_named_and_all_linear_layers_can_be_take
         assert adapted("all-linear") == adapted(LoraConfig().targets) == {*LoraConfig().targets}
 
 
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:Setting `save_embedding_layers`")
+@pytest.mark.filterwarnings(
+    "ignore:Model has `tie_word_embeddings=True`", "ignore:Setting `save_embedding_layers`"
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -154,11 +174,17 @@ DAMAGES = {
     "folder": lambda path: (path.unlink(), path.mkdir()),
     "dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
 }
-NEEDED = {"config.json": load_model, "model.safetensors": load_model, "tokenizer.json": load_tokenizer}
+NEEDED = {
+    "config.json": load_model,
+    "model.safetensors": load_model,
+    "tokenizer.json": load_tokenizer,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NEEDED, "generation_config.json", "tokenizer_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "name", [*NEEDED, "generation_config.json", "tokenizer_config.json", "chat_template.jinja"]
+)
 def test_damaged_files_of_a_model_are_reported_in_one_line(tiny, tmp_path, monkeypatch, name):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for damage, spoil in DAMAGES.items():
@@ -182,7 +208,9 @@ def test_missing_weights_are_not_initialised_randomly(tiny, tmp_path):
     for name in [name for name in tensors if "layers.1.mlp" in name]:
         del tensors[name]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=r"no weights for 'model\.layers\.1\.mlp\.down_proj\.weight' and 2 more"):
+    with pytest.raises(
+        InputError, match=r"no weights for 'model\.layers\.1\.mlp\.down_proj\.weight' and 2 more"
+    ):
         load(folder)
 
 
@@ -231,7 +259,9 @@ def raised(exception: type[Exception]) -> Exception:
         ("LocalEntryNotFoundError", "cannot be reached"),
     ],
 )
-def test_a_model_that_cannot_be_downloaded_is_one_line_unless_it_is_in_the_cache(answer, monkeypatch, exception, line):
+def test_a_model_that_cannot_be_downloaded_is_one_line_unless_it_is_in_the_cache(
+    answer, monkeypatch, exception, line
+):
     answer(raised(getattr(hub.errors, exception)))
     with pytest.raises(InputError, match=line) as caught:
         check_model_source("me/tiny")

@@ -14,7 +14,9 @@ torch = Lazy("torch")
 Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
 load_model = Lazy("hgpo_train.models.loading:load_model")
 frozen_copy = Lazy("hgpo_train.models.reference:frozen_copy")
-Samples, samples_from_steps = lazily("hgpo_train.training.update.batches", "Samples samples_from_steps")
+Samples, samples_from_steps = lazily(
+    "hgpo_train.training.update.batches", "Samples samples_from_steps"
+)
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
 
 VOCABULARY = 200
@@ -24,7 +26,12 @@ STORED = ["bfloat16", "float32"]
 
 def random_model(*, tied: bool = True) -> Qwen2ForCausalLM:
     """Return a Qwen2 of four layers whose biases and norms are random too."""
-    shape = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+    }
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
     config = Qwen2Config(**shape, **heads, tie_word_embeddings=tied)
     generator = torch.Generator().manual_seed(1)
@@ -47,13 +54,19 @@ def samples(length: int, rows: int = 2) -> Samples:
     rng = np.random.default_rng(length)
     prompts = [rng.integers(0, VOCABULARY, length - 3 * row).tolist() for row in range(rows)]
     responses = [rng.integers(0, VOCABULARY, 12).tolist() for _ in range(rows)]
-    steps = {"prompt_token_ids": prompts, "response_token_ids": responses, "advantage": rng.normal(size=rows)}
+    steps = {
+        "prompt_token_ids": prompts,
+        "response_token_ids": responses,
+        "advantage": rng.normal(size=rows),
+    }
     return samples_from_steps(pl.DataFrame(steps))
 
 
 def config_of(path: str, rank: int = 0, **update: object) -> Config:
     model = {"path": path, "device": "cpu", "compute_dtype": "bfloat16", "lora": {"rank": rank}}
-    return replace(Config(), model=model, update={"kl_weight": 0.01, "micro_batch_tokens": 10_000, **update})
+    return replace(
+        Config(), model=model, update={"kl_weight": 0.01, "micro_batch_tokens": 10_000, **update}
+    )
 
 
 def make_learner(path: str, rank: int = 0, **update: object) -> Learner:
@@ -107,15 +120,23 @@ def test_the_copy_rounds_only_what_autocast_rounds(stored, tied):
     assert copied.lm_head.weight.dtype == (embedding if tied else torch.bfloat16)
     assert (copied.lm_head.weight is copied.model.embed_tokens.weight) == tied
     assert not any(parameter.requires_grad for parameter in copied.parameters())
-    assert all(parameter.dtype == torch.float32 and parameter.requires_grad for parameter in model.parameters())
+    assert all(
+        parameter.dtype == torch.float32 and parameter.requires_grad
+        for parameter in model.parameters()
+    )
 
 
 def test_the_base_of_adapters_keeps_float32_buffers(tmp_path):
     path = saved(tmp_path, torch.float32)
-    config = replace(ModelConfig(), path=path, device="cpu", compute_dtype="bfloat16", lora={"rank": 4})
+    config = replace(
+        ModelConfig(), path=path, device="cpu", compute_dtype="bfloat16", lora={"rank": 4}
+    )
     adapted = load_model(config)
     assert adapted.get_base_model().model.embed_tokens.weight.dtype == torch.bfloat16
     exact = dict(random_model().named_buffers())
     found = dict(adapted.get_base_model().named_buffers())
     assert found.keys() == exact.keys()
-    assert all(buffer.dtype == torch.float32 and torch.equal(buffer, exact[name]) for name, buffer in found.items())
+    assert all(
+        buffer.dtype == torch.float32 and torch.equal(buffer, exact[name])
+        for name, buffer in found.items()
+    )

@@ -23,7 +23,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 def ran(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets", "TMPDIR": str(tmp_path)}
-    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -65,7 +67,9 @@ def test_no_sentence_contradicts_its_plot(monkeypatch):
         for iteration, task, trajectory, step, state in steps.iter_rows():
             past[trajectory] = (*(past[trajectory] if step else ()), state)
             rows.append((iteration, task, past[trajectory][-5:]))
-        deep = Counter((iteration, task, history) for iteration, task, history in rows if len(history) == 5)
+        deep = Counter(
+            (iteration, task, history) for iteration, task, history in rows if len(history) == 5
+        )
         shares[name] = sum(number for number in deep.values() if number > 1) / len(rows)
         states = Counter((iteration, task, history[-1]) for iteration, task, history in rows)
         histories = Counter(rows)
@@ -75,12 +79,16 @@ def test_no_sentence_contradicts_its_plot(monkeypatch):
         for (_, _, state), number in states.items():
             of_state[state] += number * (number - 1)
         largest[name] = max(of_state.values()) / pairs
-        one_before = Counter((iteration, task, history[-2:]) for iteration, task, history in rows if len(history) > 1)
+        one_before = Counter(
+            (iteration, task, history[-2:]) for iteration, task, history in rows if len(history) > 1
+        )
         last = max(iteration for iteration, _, _ in rows)
         for of_third, (low, high) in ((early, (0, last / 3)), (late, (last * 2 / 3, last))):
             kept = [row for row in rows if low <= row[0] <= high]
             shared = [
-                one_before[iteration, task, history[-2:]] > 1 for iteration, task, history in kept if len(history) > 1
+                one_before[iteration, task, history[-2:]] > 1
+                for iteration, task, history in kept
+                if len(history) > 1
             ]
             of_third[name] = sum(shared) / len(kept)
     both = "{} of ALFWorld's and {} of WebShop's"
@@ -100,13 +108,19 @@ def test_no_sentence_contradicts_its_plot(monkeypatch):
     assert (explained["low"] > explained["chance"].clip(0)).to_list() == [True, False]
     assert found["explaining"] == "Histories explain returns beyond chance in ALFWorld."
     levels = found["by_step"].group_by("level").agg(pl.col("step").min())
-    assert dict(levels.iter_rows()) == {f"k = {k}": k for k in (0, 1, 4)}, "level k begins at step k"
+    assert dict(levels.iter_rows()) == {f"k = {k}": k for k in (0, 1, 4)}, (
+        "level k begins at step k"
+    )
     deepest = found["by_step"].filter(level="k = 4")["value"]
     assert (
-        found["falling"] == f"In ALFWorld, k = 4 falls from {percent(deepest[0])} to {percent(deepest[-1])} of steps."
+        found["falling"]
+        == f"In ALFWorld, k = 4 falls from {percent(deepest[0])} to {percent(deepest[-1])} of steps."
     )
     ends = found["found"].intervals.filter(statistic="sign_disagreement", level="0")["value"]
-    assert found["changing"] == f"Among equal states alone, {both.format(*map(percent, ends))} signs differ."
+    assert (
+        found["changing"]
+        == f"Among equal states alone, {both.format(*map(percent, ends))} signs differ."
+    )
 
 
 def test_the_least_alike_estimators_are_named(monkeypatch):
@@ -147,15 +161,35 @@ def test_opens_any_run(tmp_path):
     page = tmp_path / "page.html"
     notebook = str(ROOT / "notebooks" / "context_inconsistency.py")
     done = ran(
-        tmp_path, "-m", "marimo", "export", "html", notebook, "-o", str(page), "--", "--run", str(tmp_path / "run")
+        tmp_path,
+        "-m",
+        "marimo",
+        "export",
+        "html",
+        notebook,
+        "-o",
+        str(page),
+        "--",
+        "--run",
+        str(tmp_path / "run"),
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"With 4 past states, \d+% of run.s steps keep a group", page.read_text("utf-8"))
+    assert re.search(
+        r"With 4 past states, \d+% of run.s steps keep a group", page.read_text("utf-8")
+    )
 
 
 def test_estimators_of_another_run(tmp_path):
     """No rollout of this run wins, so all advantages are 0 and no signs differ."""
-    collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=3, group_size=3, max_steps=8, progress=False)
+    collect(
+        "HGPO/ALFWorld-v0",
+        "random",
+        tmp_path / "run",
+        tasks=3,
+        group_size=3,
+        max_steps=8,
+        progress=False,
+    )
     notebook = str(ROOT / "notebooks" / "seven_estimators.py")
     done = ran(tmp_path, notebook, "--", "--run", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,9 @@ OWN = (files("hgpo_train.panels") / "bundled" / "alfworld-bundled@1.toml").read_
 def test_the_digest_is_the_sha256_of_the_canonical_json():
     values = tomllib.loads(OWN)
     del values["about"]
-    text = json.dumps(values | {"files": {}}, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(
+        values | {"files": {}}, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
     panel = load_panel("alfworld-bundled@1")
     assert panel.digest == hashlib.sha256(text.encode()).hexdigest()
     assert replace(panel, about="other words").digest == panel.digest
@@ -56,7 +58,11 @@ def test_an_override_changes_title_and_digest_but_not_the_data():
     plain = load_panel("alfworld-bundled")
     changed = load_panel("alfworld-bundled@1+temperature=0.70+grammar=put+seeds=[7]")
     assert changed.title == "alfworld-bundled@1+grammar=put+seeds=[7]+temperature=0.7"
-    assert (changed.temperature, changed.seeds, changed.environment["grammar"]) == (0.7, (7,), "put")
+    assert (changed.temperature, changed.seeds, changed.environment["grammar"]) == (
+        0.7,
+        (7,),
+        "put",
+    )
     assert changed.digest != plain.digest
     assert load_panel(changed.title).digest == changed.digest
     assert find_data(changed)[1] == plain.checksum
@@ -64,7 +70,10 @@ def test_an_override_changes_title_and_digest_but_not_the_data():
     assert load_panel(twice.title) == twice
     assert load_panel("alfworld-bundled+temperature=0.4").title == "alfworld-bundled@1"
     assert (
-        changed.with_overrides({"temperature": 0.4, "grammar": "move", "seeds": [123, 456, 789]}).title == plain.title
+        changed.with_overrides(
+            {"temperature": 0.4, "grammar": "move", "seeds": [123, 456, 789]}
+        ).title
+        == plain.title
     )
 
 
@@ -74,7 +83,10 @@ def test_an_override_changes_title_and_digest_but_not_the_data():
         ("alfworld-unsen@1", "did you mean 'alfworld-unseen@1'"),
         ("alfworld-unseen@2", "did you mean 'alfworld-unseen@1'"),
         ("alfworld-bundled+temprature=1", "did you mean 'temperature'"),
-        ("alfworld-bundled+env=HGPO/WebShop-v0", "unknown setting of alfworld-bundled@1 to override 'env'"),
+        (
+            "alfworld-bundled+env=HGPO/WebShop-v0",
+            "unknown setting of alfworld-bundled@1 to override 'env'",
+        ),
         ("alfworld-bundled+tasks=[]", "to override 'tasks'"),
         ("alfworld-bundled+temperature=hot", "setting temperature: expected float, received 'hot'"),
         ("alfworld-bundled+seeds=[1,1]", "expected distinct seeds"),
@@ -125,8 +137,13 @@ def test_panels_of_other_packages(monkeypatch, tmp_path):
         "function": lambda: replace(load_panel(str(tmp_path / "own.toml")), name="of-a-function"),
         "wrong": 3,
     }
-    points = {name: SimpleNamespace(name=name, dist=None, load=lambda name=name: objects[name]) for name in objects}
-    monkeypatch.setattr(loading, "installed", lambda _: {name: points[name] for name in ("file", "function")})
+    points = {
+        name: SimpleNamespace(name=name, dist=None, load=lambda name=name: objects[name])
+        for name in objects
+    }
+    monkeypatch.setattr(
+        loading, "installed", lambda _: {name: points[name] for name in ("file", "function")}
+    )
     assert {"of-a-file@1", "of-a-function@1"} < {panel.title for panel in list_panels()}
     monkeypatch.setattr(loading, "installed", lambda _: {"wrong": points["wrong"]})
     with pytest.raises(InputError, match="expected a Panel or the path of its file, received int"):
@@ -148,7 +165,10 @@ def games(tmp_path):
 def test_the_checksum_does_not_depend_on_place_order_and_format(games, tmp_path):
     panel, folder = games
     source = ALFWorldSource(folder)
-    write_pack(tmp_path / "games.pack", ((name, source.read(name), None) for name in sorted(source.ids("all"))))
+    write_pack(
+        tmp_path / "games.pack",
+        ((name, source.read(name), None) for name in sorted(source.ids("all"))),
+    )
     for data in (folder, tmp_path / "games.pack"):
         arguments, checksum = find_data(panel, data)
         assert checksum == panel.checksum
@@ -169,13 +189,18 @@ def test_any_change_of_a_game_is_refused_with_both_checksums(games, key, pattern
     changed, times = re.subn(pattern, replacement, game[key], count=1)
     assert times == 1
     path.write_text(json.dumps(game | {key: changed}), "utf-8")
-    with pytest.raises(InputError, match=f"expected tasks with checksum {panel.checksum}, found [0-9a-f]{{64}};"):
+    with pytest.raises(
+        InputError, match=f"expected tasks with checksum {panel.checksum}, found [0-9a-f]{{64}};"
+    ):
         find_data(panel, folder)
 
 
 def test_other_wording_other_tasks_and_missing_ones(games):
     panel, folder = games
-    found = {task_checksum(ALFWorldSource(folder, grammar=wording), panel.tasks) for wording in ("move", "put")}
+    found = {
+        task_checksum(ALFWorldSource(folder, grammar=wording), panel.tasks)
+        for wording in ("move", "put")
+    }
     found.add(task_checksum(ALFWorldSource(folder), panel.tasks[::-1]))
     assert len(found) == 3
     shutil.rmtree(folder / "json_2.1.1" / panel.tasks[0])
@@ -185,7 +210,13 @@ def test_other_wording_other_tasks_and_missing_ones(games):
 
 def test_webshop_tasks_depend_on_goals_prices_and_pages():
     ids = load_panel("webshop-bundled").tasks[:3]
-    options = [{}, {"goals": "human"}, {"price_seed": 1}, {"shuffle_seed": 1}, {"observation_mode": "text_rich"}]
+    options = [
+        {},
+        {"goals": "human"},
+        {"price_seed": 1},
+        {"shuffle_seed": 1},
+        {"observation_mode": "text_rich"},
+    ]
     checksums = {task_checksum(WebShopSource(**each), ids) for each in options}
     assert len(checksums) == len(options)
 
@@ -194,7 +225,9 @@ def test_files_that_data_were_made_from_are_compared():
     panel = load_panel("webshop-bundled")
     known = WebShopSource().files["items_shuffle.json"]
     find_data(replace(panel, files={"items_shuffle.json": known}))
-    with pytest.raises(InputError, match=f"expected items_shuffle.json with SHA-256 {'0' * 64}, found {known}"):
+    with pytest.raises(
+        InputError, match=f"expected items_shuffle.json with SHA-256 {'0' * 64}, found {known}"
+    ):
         find_data(replace(panel, files={"items_shuffle.json": "0" * 64}))
 
 
@@ -207,7 +240,9 @@ def test_missing_data_are_one_line_with_the_command(monkeypatch, tmp_path):
 
 def test_another_prompt_template_is_refused():
     panel = replace(load_panel("alfworld-bundled"), prompt_hash="0" * 16)
-    with pytest.raises(InputError, match="expected a prompt template with hash 0000000000000000, found"):
+    with pytest.raises(
+        InputError, match="expected a prompt template with hash 0000000000000000, found"
+    ):
         find_data(panel)
 
 
@@ -229,7 +264,10 @@ class Counter:
 
 
 def test_the_checksum_of_a_benchmark_without_content_is_of_first_states_and_versions():
-    checksums = [task_checksum(source, ["3"]) for source in (Counter(), Counter("1"), Counter(version="2"), Counter())]
+    checksums = [
+        task_checksum(source, ["3"])
+        for source in (Counter(), Counter("1"), Counter(version="2"), Counter())
+    ]
     assert checksums[0] == checksums[3]
     assert len(set(checksums)) == 3
 
@@ -238,7 +276,9 @@ def test_the_checksum_of_a_benchmark_without_content_is_of_first_states_and_vers
 @pytest.mark.slow
 def test_the_official_games_are_those_of_the_panels(shared, tmp_path):
     with tarfile.open(shared / "data/alfworld/official-games.tar.xz") as archive:
-        archive.extractall(tmp_path, [each for each in archive if "/valid_" in each.name], filter="data")
+        archive.extractall(
+            tmp_path, [each for each in archive if "/valid_" in each.name], filter="data"
+        )
     for name in ("alfworld-unseen", "alfworld-seen"):
         assert find_data(load_panel(name), tmp_path)[1] == load_panel(name).checksum
 
@@ -246,10 +286,17 @@ def test_the_official_games_are_those_of_the_panels(shared, tmp_path):
 def test_commands_list_and_show_panels(hgpo):
     code, out, _ = hgpo("panels", "--json")
     listed = {panel["panel"]: panel for panel in json.loads(out)}
-    assert (code, listed["alfworld-bundled@1"]["data"], listed["alfworld-bundled@1"]["tasks"]) == (0, "bundled", 12)
+    assert (code, listed["alfworld-bundled@1"]["data"], listed["alfworld-bundled@1"]["tasks"]) == (
+        0,
+        "bundled",
+        12,
+    )
     code, out, _ = hgpo("panels", "show", "alfworld-bundled+max_steps=9", "--json")
     shown = json.loads(out)
-    assert (shown["panel"], shown["settings"]["environment"]["max_steps"]) == ("alfworld-bundled@1+max_steps=9", 9)
+    assert (shown["panel"], shown["settings"]["environment"]["max_steps"]) == (
+        "alfworld-bundled@1+max_steps=9",
+        9,
+    )
     assert shown["digest"] == load_panel("alfworld-bundled+max_steps=9").digest
     code, _, error = hgpo("panels", "show", "alfword-bundled")
     assert (code, error.count("\n")) == (2, 1)

@@ -75,8 +75,17 @@ def test_any_exception_of_a_coroutine_becomes_a_failure(concurrency):
     prompts = ("a", "cancel", "exit", "b", "panic", "cancel itself", "interrupt", "generator", "c")
     with contextlib.closing(Acting(concurrency)) as policy:
         said = ask(policy, of_prompts(*prompts))
-    lines = [answer.response if isinstance(answer, Reply) else answer.message.rstrip(": ") for answer in said]
-    reasons = ["CancelledError", "SystemExit: 0", "Panic: at the disco", "CancelledError", "KeyboardInterrupt"]
+    lines = [
+        answer.response if isinstance(answer, Reply) else answer.message.rstrip(": ")
+        for answer in said
+    ]
+    reasons = [
+        "CancelledError",
+        "SystemExit: 0",
+        "Panic: at the disco",
+        "CancelledError",
+        "KeyboardInterrupt",
+    ]
     assert lines == ["a", *reasons[:2], "b", *reasons[2:], "GeneratorExit", "c"]
 
 
@@ -153,20 +162,35 @@ SPEC = PolicySpec(make, lambda model, tokenizer, context: First(model, context.g
 
 
 def test_policies_of_other_distributions_and_broken_ones(tmp_path, monkeypatch):
-    points = {"first": "another:SPEC", "plain": "another:PLAIN", "absent": "no_module:SPEC", "number": "another:NUMBER"}
-    write_distribution(tmp_path, "another", {"another": f"{MODULE}\nNUMBER = 7\n"}, {"hgpo.policies": points})
+    points = {
+        "first": "another:SPEC",
+        "plain": "another:PLAIN",
+        "absent": "no_module:SPEC",
+        "number": "another:NUMBER",
+    }
+    write_distribution(
+        tmp_path, "another", {"another": f"{MODULE}\nNUMBER = 7\n"}, {"hgpo.policies": points}
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     installed.cache_clear()
     try:
         assert points.keys() < set(policy_names())
-        assert {make_policy(name, PolicyContext("ALFWorld")).name for name in ("plain", "first")} == {"first"}
+        assert {
+            make_policy(name, PolicyContext("ALFWorld")).name for name in ("plain", "first")
+        } == {"first"}
         context = TrainableContext(ModelConfig(), GenerationOptions(temperature=0.5))
         policy = trainable_factory("first")("a model", None, context)
         policy.publish("newer", 3)
         assert (policy.options, policy.model, policy.version) == (context.generation, "newer", 3)
         for name, line in (
-            ("absent", "hgpo.policies 'absent' of the distribution another cannot be loaded from no_module:SPEC"),
-            ("number", "hgpo.policies 'number' of the distribution another: expected a PolicySpec, .* received int 7"),
+            (
+                "absent",
+                "hgpo.policies 'absent' of the distribution another cannot be loaded from no_module:SPEC",
+            ),
+            (
+                "number",
+                "hgpo.policies 'number' of the distribution another: expected a PolicySpec, .* received int 7",
+            ),
         ):
             with pytest.raises(InputError, match=line):
                 make_policy(name, PolicyContext("ALFWorld"))
@@ -180,8 +204,13 @@ def test_policies_of_other_distributions_and_broken_ones(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_registry_lists_policies_that_can_be_trained():
     pytest.importorskip("torch")
-    assert {name for name in policy_names() if policy_spec(name).make_trainable} == {"transformers", "vllm"}
-    with pytest.raises(InputError, match=r"rollout.engine: openai cannot be trained with, because .* use \"vllm\""):
+    assert {name for name in policy_names() if policy_spec(name).make_trainable} == {
+        "transformers",
+        "vllm",
+    }
+    with pytest.raises(
+        InputError, match=r"rollout.engine: openai cannot be trained with, because .* use \"vllm\""
+    ):
         trainable_factory("openai")
     for name in ("random", "no-such-policy"):
         with pytest.raises(InputError, match=r"unknown rollout.engine .*transformers"):
@@ -200,7 +229,10 @@ def test_a_policy_of_a_module(tmp_path, monkeypatch):
     assert make_policy("policy_here:PLAIN:some:argument", context).name == "some:argument"
     assert make_policy("policy_here:SPEC", context).name == ""
     for name, line in (
-        ("policy_here:absent", "expected a policy of your own as module:object, received 'policy_here:absent'"),
+        (
+            "policy_here:absent",
+            "expected a policy of your own as module:object, received 'policy_here:absent'",
+        ),
         ("policy_here:__name__", "policy_here:__name__: expected a PolicySpec, .* received str"),
         ("opnai:tiny", "unknown policy 'opnai'; did you mean 'openai'"),
     ):
@@ -213,7 +245,10 @@ CONTEXT = PolicyContext("Doors", "response")
 
 def test_random_is_uniform_and_depends_only_on_the_seed():
     policy = RandomPolicy("command")
-    answers = [reply.response for reply in ask(policy, [request(seed, actions="abc") for seed in range(3000)])]
+    answers = [
+        reply.response
+        for reply in ask(policy, [request(seed, actions="abc") for seed in range(3000)])
+    ]
     assert all(900 < count < 1100 for count in Counter(answers).values())
     assert set(answers) == {"a", "b", "c"}
     again = ask(policy, [request(seed, slot=5, actions="abc") for seed in range(3000)][::-1])[::-1]
@@ -223,8 +258,13 @@ def test_random_is_uniform_and_depends_only_on_the_seed():
 def test_random_fills_searches_with_words_of_the_instruction():
     policy = RandomPolicy("response")
     search = {"actions": ["search[<your query>]"], "instruction": "find a red shoe"}
-    found = [reply.response for reply in ask(policy, [request(seed, **search) for seed in range(200)])]
-    queries = [text.removeprefix("<think></think><action>search[").removesuffix("]</action>") for text in found]
+    found = [
+        reply.response for reply in ask(policy, [request(seed, **search) for seed in range(200)])
+    ]
+    queries = [
+        text.removeprefix("<think></think><action>search[").removesuffix("]</action>")
+        for text in found
+    ]
     assert {len(query.split()) for query in queries} == {1, 2, 3}
     assert {word for query in queries for word in query.split()} == {"find", "a", "red", "shoe"}
 
@@ -232,14 +272,21 @@ def test_random_fills_searches_with_words_of_the_instruction():
 @pytest.mark.slow
 @given(st.integers(0, 2**63 - 1), st.text(max_size=20), st.lists(st.text(max_size=9), max_size=4))
 def test_random_answers_anything(seed, instruction, actions):
-    reply = RandomPolicy("command").respond([request(seed, actions=actions, instruction=instruction)])[0]
+    reply = RandomPolicy("command").respond(
+        [request(seed, actions=actions, instruction=instruction)]
+    )[0]
     if actions:
         assert reply.response in actions or any("<your query>" in action for action in actions)
     else:
-        assert reply == Failure("PolicyFailed", "random draws from the admissible actions, and the state lists none")
+        assert reply == Failure(
+            "PolicyFailed", "random draws from the admissible actions, and the state lists none"
+        )
 
 
-@given(st.lists(st.lists(st.sampled_from("abcde"), max_size=5, unique=True), max_size=8), st.integers(0, 2**62))
+@given(
+    st.lists(st.lists(st.sampled_from("abcde"), max_size=5, unique=True), max_size=8),
+    st.integers(0, 2**62),
+)
 def test_outdated_draws_actions_that_are_no_longer_admissible(shown, seed):
     policy = OutdatedActionPolicy("command")
     before = set()
@@ -249,7 +296,8 @@ def test_outdated_draws_actions_that_are_no_longer_admissible(shown, seed):
         assert reply.response in choices if choices else isinstance(reply, Failure)
         before |= set(actions)
     other = ask(policy, [request(0, slot=1, actions=["z"]), request(1, actions=["y"])])
-    assert [reply.response for reply in other] == ["z", "y"]  # each slot, and each episode, has its own past
+    # each slot, and each episode, has its own past
+    assert [reply.response for reply in other] == ["z", "y"]
 
 
 class Stepping:
@@ -298,9 +346,18 @@ def test_a_part_of_a_mixture_that_fails_is_the_only_one_that_is_asked_again_and_
             calls.append((self.name, "closed"))
 
     policy = MixturePolicy([(Part("fails"), 1.0), (Part("works"), 1.0)])
-    assert {reply.response for reply in ask(policy, [request(n) for n in range(20)])} == {"fails", "works"}
+    assert {reply.response for reply in ask(policy, [request(n) for n in range(20)])} == {
+        "fails",
+        "works",
+    }
     policy.close()
-    assert calls == [("fails", 20), *[("fails", 1)] * 20, ("works", 20), ("fails", "closed"), ("works", "closed")]
+    assert calls == [
+        ("fails", 20),
+        *[("fails", 1)] * 20,
+        ("works", 20),
+        ("fails", "closed"),
+        ("works", "closed"),
+    ]
 
 
 def test_scripted_players_have_one_instance_per_slot_and_fail_alone():
@@ -318,11 +375,20 @@ def test_scripted_players_have_one_instance_per_slot_and_fail_alone():
     ("spec", "line"),
     [
         ("randon", "unknown policy 'randon'; did you mean 'random'?"),
-        ("Qwen/Qwen2.5-1.5B", "a model is named with its engine: vllm:Qwen/Qwen2.5-1.5B or transformers:"),
+        (
+            "Qwen/Qwen2.5-1.5B",
+            "a model is named with its engine: vllm:Qwen/Qwen2.5-1.5B or transformers:",
+        ),
         ("expert", "unknown benchmark 'Doors'"),
         ("outdated:often", "policy outdated: expected nothing after its name, received 'often'"),
-        ("mixture:", "mixture: expected name=weight,name=weight with different names and positive weights, received"),
-        ("mixture:random=1,random=2", "mixture: expected name=weight,name=weight with different names"),
+        (
+            "mixture:",
+            "mixture: expected name=weight,name=weight with different names and positive weights, received",
+        ),
+        (
+            "mixture:random=1,random=2",
+            "mixture: expected name=weight,name=weight with different names",
+        ),
         ("mixture:random", "mixture: expected name=weight"),
         ("mixture:random=-1", "mixture: expected name=weight"),
         ("mixture:random=nan", "mixture: expected name=weight"),
@@ -357,4 +423,6 @@ def test_a_policy_that_answers_too_few_fails_each_alone():
         def respond(self, requests):
             return super().respond(requests)[: 1 if len(requests) == 1 else -1]
 
-    assert [reply.response for reply in ask(Short("x"), [request(n) for n in range(3)])] == ["x"] * 3
+    assert [reply.response for reply in ask(Short("x"), [request(n) for n in range(3)])] == [
+        "x"
+    ] * 3

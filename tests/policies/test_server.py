@@ -37,7 +37,10 @@ def api(monkeypatch):
 
 
 def policy_of(api: Api, name: str = "openai:tiny", **options: object) -> ServerPolicy:
-    return make_policy(name, PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options}))
+    return make_policy(
+        name,
+        PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options}),
+    )
 
 
 def ask(api: Api, *requests: Request, **options: object) -> list[Reply | Failure]:
@@ -71,12 +74,20 @@ def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api):
     others_are_there.set()
     answers |= dict(policy.collect(30))
     policy.close()
-    assert {i: reply.response for i, reply in answers.items()} == {i: f"<action>{i}</action>" for i in range(60)}
+    assert {i: reply.response for i, reply in answers.items()} == {
+        i: f"<action>{i}</action>" for i in range(60)
+    }
 
 
 def test_the_request_body(api):
     query = "?api-version=2&api_key=abcdefgh"
-    sampling = {"temperature": 0.4, "top_p": 0.9, "stop": ["</action>"], "extra": {"top_k": 5}, "logprobs": True}
+    sampling = {
+        "temperature": 0.4,
+        "top_p": 0.9,
+        "stop": ["</action>"],
+        "extra": {"top_k": 5},
+        "logprobs": True,
+    }
     ask(api, request(3, seed=1 << 40 | 3), base_url=f"{api.url}{query}", **sampling)
     (body,) = api.bodies
     sent = {name: value for name, value in sampling.items() if name != "extra"}
@@ -97,7 +108,11 @@ def test_tokens_and_log_probabilities_are_read(api):
     body["prompt_token_ids"] = [1, 2]
     reply = asked_once(api, status, body, logprobs=True, token_ids=True)
     assert reply.response_logprobs == [-0.5]
-    assert (reply.prompt_token_ids, reply.response_token_ids, reply.finish_reason) == ([1, 2], [7], "length")
+    assert (reply.prompt_token_ids, reply.response_token_ids, reply.finish_reason) == (
+        [1, 2],
+        [7],
+        "length",
+    )
     assert api.bodies[0]["return_token_ids"] is True
     body["choices"][0]["logprobs"] = {"content": [{"token": "a", "logprob": None}]}
     reply = asked_once(api, status, body, logprobs=True, token_ids=True)
@@ -108,14 +123,24 @@ TROUBLES = {
     "rate limit": (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.05"}),
     "overload": (503, {"error": {"message": "busy"}}, {}),
     "a gateway's page": (502, b"<html>Bad gateway</html>", {}),
-    "an error with status 200": (200, {"choices": None, "error": {"message": "lost", "code": 502}}, {}),
-    "an error in the choice": (200, {"choices": [{"error": {"message": "lost"}, "message": {"content": ""}}]}, {}),
+    "an error with status 200": (
+        200,
+        {"choices": None, "error": {"message": "lost", "code": 502}},
+        {},
+    ),
+    "an error in the choice": (
+        200,
+        {"choices": [{"error": {"message": "lost"}, "message": {"content": ""}}]},
+        {},
+    ),
     "a choice that ends with an error": completion("", "error"),
     "a body cut off": (200, b'{"choices": [{"message": {"content": "<act', {}),
     "a page with status 200": (200, b"<html>Bad gateway</html>", {}),
     "no choices": (200, {"choices": []}, {}),
     "cut before the answer": "cut",
-    "cut within the answer": lambda handler: start_answer(handler, "1000000", b'{"choices": [{"mess'),
+    "cut within the answer": lambda handler: start_answer(
+        handler, "1000000", b'{"choices": [{"mess'
+    ),
     "not HTTP": lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n") and close(handler),
 }
 
@@ -148,13 +173,29 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
     for answer, attempts, line in (
         (TROUBLES["rate limit"], 3, "HTTP 429: slow down"),
         (TROUBLES["a gateway's page"], 3, "HTTP 502: <html>Bad gateway</html>"),
-        (TROUBLES["cut before the answer"], 3, "the connection failed: ServerDisconnectedError: Server disconnected"),
+        (
+            TROUBLES["cut before the answer"],
+            3,
+            "the connection failed: ServerDisconnectedError: Server disconnected",
+        ),
         ((404, {"detail": "no such model"}, {}), 1, "HTTP 404: no such model"),
-        ((401, {"error": {"message": "Incorrect API key provided"}}, {}), 1, "HTTP 401: Incorrect API key provided"),
-        ((429, {"error": {"message": "no money", "code": "insufficient_quota"}}, {}), 1, "HTTP 429: no money"),
+        (
+            (401, {"error": {"message": "Incorrect API key provided"}}, {}),
+            1,
+            "HTTP 401: Incorrect API key provided",
+        ),
+        (
+            (429, {"error": {"message": "no money", "code": "insufficient_quota"}}, {}),
+            1,
+            "HTTP 429: no money",
+        ),
         ((501, {"error": {"message": "no such method"}}, {}), 1, "HTTP 501: no such method"),
         ((400, b"", {}), 1, "HTTP 400: Bad Request"),
-        ((200, {"error": {"message": "bad key", "code": 401}}, {}), 1, "the answer contains no reply: bad key"),
+        (
+            (200, {"error": {"message": "bad key", "code": 401}}, {}),
+            1,
+            "the answer contains no reply: bad key",
+        ),
     ):
         api.bodies.clear()
         api.answer = lambda body, attempt, answer=answer: answer
@@ -201,7 +242,16 @@ def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise():
 def too_long(limit: int) -> Callable[[dict, int], tuple]:
     def answer(body: dict, attempt: int) -> tuple:
         if len(body["messages"][0]["content"]) > limit:
-            return 400, {"error": {"message": f"This model's maximum context length is {limit}", "code": 400}}, {}
+            return (
+                400,
+                {
+                    "error": {
+                        "message": f"This model's maximum context length is {limit}",
+                        "code": 400,
+                    }
+                },
+                {},
+            )
         return completion("ok")
 
     return answer
@@ -210,7 +260,9 @@ def too_long(limit: int) -> Callable[[dict, int], tuple]:
 def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api):
     """And without history it is a failure."""
     api.answer = too_long(30)
-    (reply,) = ask(api, request(0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6))))
+    (reply,) = ask(
+        api, request(0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6)))
+    )
     assert isinstance(reply, Reply)
     assert (reply.prompt, reply.cut_pairs) == ("x" * 30, 5)
     (reply,) = ask(api, request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (50 + pairs)))
@@ -223,14 +275,19 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api):
 def test_a_limit_that_is_ignored_or_refused(api):
     status, body = completion("ok")
     body["usage"] = {"prompt_tokens": "2000", "completion_tokens": 4000.0}
-    with pytest.warns(UserWarning, match="counted 4000 tokens for a limit of 16: the server ignores"):
+    with pytest.warns(
+        UserWarning, match="counted 4000 tokens for a limit of 16: the server ignores"
+    ):
         reply = asked_once(api, status, body, max_response_tokens=16)
     assert (reply.prompt_tokens, reply.response_tokens) == (2000, 4000)
     with pytest.warns(
-        UserWarning, match="counted 2000 tokens for a prompt of 90000 characters: the server probably cuts"
+        UserWarning,
+        match="counted 2000 tokens for a prompt of 90000 characters: the server probably cuts",
     ):
         ask(api, request(0, "x" * 90_000), max_response_tokens=4000)
-    reason = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    reason = (
+        "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    )
     refused = (400, {"error": {"message": reason}}, {})
     api.bodies.clear()
     api.answer = lambda body, attempt: refused if "max_tokens" in body else completion("ok")
@@ -243,11 +300,27 @@ def test_a_limit_that_is_ignored_or_refused(api):
     [
         ("openai", {}, "expected a model"),
         ("openai:tinny", {}, "did you mean 'tiny'"),
-        ("openai:tiny", {"temprature": 1.0}, "unknown policy option 'temprature'; did you mean 'temperature'"),
+        (
+            "openai:tiny",
+            {"temprature": 1.0},
+            "unknown policy option 'temprature'; did you mean 'temperature'",
+        ),
         ("openai:tiny", {"top_p": 0.0}, "policy option top_p: expected float > 0.0, received 0.0"),
-        ("openai:tiny", {"concurrency": 0}, "policy option concurrency: expected int >= 1, received 0"),
-        ("openai:tiny", {"base_url": "http://127.0.0.1:9/v1"}, "no OpenAI-compatible server answers at http://127.0.0"),
-        ("openai:tiny", {"base_url": "https://api.example.com/v1", "api_key_env": "NOT_SET"}, "variable NOT_SET"),
+        (
+            "openai:tiny",
+            {"concurrency": 0},
+            "policy option concurrency: expected int >= 1, received 0",
+        ),
+        (
+            "openai:tiny",
+            {"base_url": "http://127.0.0.1:9/v1"},
+            "no OpenAI-compatible server answers at http://127.0.0",
+        ),
+        (
+            "openai:tiny",
+            {"base_url": "https://api.example.com/v1", "api_key_env": "NOT_SET"},
+            "variable NOT_SET",
+        ),
     ],
 )
 def test_permanent_errors_are_raised_before_the_first_rollout(api, spec, options, line):
@@ -313,7 +386,8 @@ def test_the_list_of_models(api):
         assert "\n" not in str(caught.value)
     policy_of(api, check_model=False).close()
     for models in (
-        (404, {"error": {"message": "no such page"}}),  # the first request shows whether the server has the model
+        # the first request shows whether the server has the model
+        (404, {"error": {"message": "no such page"}}),
         (200, {"data": []}),
         (200, {"data": [{"id": "tiny"}, 3, None, {}, {"id": 5}]}),
     ):
@@ -327,15 +401,36 @@ ODD_CHOICES = [
     ({}, "contains no reply"),
     ({"index": 0}, "expected a message with a text or parts, received None"),
     ({"message": 3}, "expected a message with a text or parts, received 3"),
-    ({"message": {"content": 3}}, "expected a message with a text or parts, received {'content': 3}"),
+    (
+        {"message": {"content": 3}},
+        "expected a message with a text or parts, received {'content': 3}",
+    ),
     ({"message": {}}, "expected a message with a text or parts, received {}"),
-    ({"delta": {"content": "a"}, "finish_reason": "stop"}, "expected a message with a text or parts, received None"),
-    ({"message": {"content": "", "error": {"message": "lost"}}, "finish_reason": "stop"}, "no reply: lost"),
-    ({"message": TEXT, "logprobs": {"content": [{"logprob": 0.5}]}}, "response_logprobs: expected numbers"),
+    (
+        {"delta": {"content": "a"}, "finish_reason": "stop"},
+        "expected a message with a text or parts, received None",
+    ),
+    (
+        {"message": {"content": "", "error": {"message": "lost"}}, "finish_reason": "stop"},
+        "no reply: lost",
+    ),
+    (
+        {"message": TEXT, "logprobs": {"content": [{"logprob": 0.5}]}},
+        "response_logprobs: expected numbers",
+    ),
     ({"message": {}, "finish_reason": "error"}, "the choice ends with 'error'"),
-    ({"message": TEXT, "logprobs": {"content": [{"logprob": "a"}]}}, "response_logprobs: expected numbers"),
-    ({"message": TEXT, "token_ids": [1 << 31]}, "response_token_ids: expected integers from 0 to 2147483647"),
-    ({"message": TEXT, "token_ids": [1], "logprobs": {"content": []}}, "expected one log-probability for each of 1"),
+    (
+        {"message": TEXT, "logprobs": {"content": [{"logprob": "a"}]}},
+        "response_logprobs: expected numbers",
+    ),
+    (
+        {"message": TEXT, "token_ids": [1 << 31]},
+        "response_token_ids: expected integers from 0 to 2147483647",
+    ),
+    (
+        {"message": TEXT, "token_ids": [1], "logprobs": {"content": []}},
+        "expected one log-probability for each of 1",
+    ),
 ]
 ODD_BODIES = [
     (b"", "is not a chat completion: Expecting value"),
@@ -343,7 +438,10 @@ ODD_BODIES = [
     (b"null", "contains no reply"),
     (b'{"choices": []}', "contains no reply"),
     (b'{"error": {"message": "no GPU is free", "code": 503}}', "contains no reply: no GPU is free"),
-    (b'[{"error": {"message": "no GPU is free", "code": 503}}]', "contains no reply: no GPU is free"),
+    (
+        b'[{"error": {"message": "no GPU is free", "code": 503}}]',
+        "contains no reply: no GPU is free",
+    ),
     (b"[" * 100_000, "is not a chat completion: "),
     (b'{"other": ' + b"[" * 100_000, "is not a chat completion: "),
 ]
@@ -351,15 +449,30 @@ FORMS = [
     (b'\xef\xbb\xbf{"choices": [{"message": {"content": "ok"}}]}', "ok"),
     (b'{"choices": [{"message": {"content": "\\ud800"}}]}', "\ufffd"),
     (b'{"choices": [{"message": {"content": ["o", "k"]}, "logprobs": []}]}', "ok"),
-    (b'{"choices": [{"message": {"content": "ok"}, "logprobs": {}}], "usage": {"prompt_tokens": null}}', "ok"),
-    (b'{"choices": [{"message": {"content": "ok"}, "logprobs": {"content": null}}], "error": {}}', "ok"),
+    (
+        b'{"choices": [{"message": {"content": "ok"}, "logprobs": {}}], "usage": {"prompt_tokens": null}}',
+        "ok",
+    ),
+    (
+        b'{"choices": [{"message": {"content": "ok"}, "logprobs": {"content": null}}], "error": {}}',
+        "ok",
+    ),
     (b'{"choices": [{"message": {"content": null, "refusal": "no"}}], "usage": []}', "no"),
     (b'{"choices": [{"message": null, "finish_reason": "length"}]}', ""),
     (b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}', ""),
     (b'{"choices": [{"text": "ok", "finish_reason": "stop"}]}', "ok"),
-    (b'{"choices": [null, {"index": 1, "message": {"content": "no"}}, {"index": 0, "message": "ok"}]}', "ok"),
-    (b'{"choices": [{"message": {"content": {"value": "ok"}}}], "usage": {"prompt_tokens": -1}}', "ok"),
-    (b'{"choices": [{"message": "ok", "logprobs": {"content": [null]}}], "usage": {"completion_tokens": 1e30}}', "ok"),
+    (
+        b'{"choices": [null, {"index": 1, "message": {"content": "no"}}, {"index": 0, "message": "ok"}]}',
+        "ok",
+    ),
+    (
+        b'{"choices": [{"message": {"content": {"value": "ok"}}}], "usage": {"prompt_tokens": -1}}',
+        "ok",
+    ),
+    (
+        b'{"choices": [{"message": "ok", "logprobs": {"content": [null]}}], "usage": {"completion_tokens": 1e30}}',
+        "ok",
+    ),
 ]
 
 
@@ -374,7 +487,9 @@ def test_the_forms_of_answers_that_servers_send(api):
 
 @pytest.mark.slow
 def test_an_invalid_answer_is_a_failure_with_its_reason(api):
-    choices = [({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES]
+    choices = [
+        ({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES
+    ]
     with contextlib.closing(policy_of(api, logprobs=True, token_ids=True, retries=0)) as policy:
         for body, reason in (*ODD_BODIES, *choices):
             api.answer = lambda *_, body=body: (200, body)
@@ -384,10 +499,14 @@ def test_an_invalid_answer_is_a_failure_with_its_reason(api):
             assert reason in answer.message
 
 
-@pytest.mark.parametrize("key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"])
+@pytest.mark.parametrize(
+    "key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"]
+)
 def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(api, monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(InputError, match="the key in OPENAI_API_KEY contains a character") as caught:
+    with pytest.raises(
+        InputError, match="the key in OPENAI_API_KEY contains a character"
+    ) as caught:
         ask(api, request())
     assert not any(part in str(caught.value) for part in (key, key[:8], key[-8:]))
 
@@ -410,8 +529,16 @@ def test_an_invalid_address_is_one_line_without_its_password(api):
     secret = api.url.replace("http://", "http://me:hunter-2222@")
     for model, url, line in (
         ("tinny", secret, "http://***@127.0.0.1"),
-        ("tiny", secret.removeprefix("http://"), "an address such as http://localhost:8000/v1, received 'me:***"),
-        ("tiny", "http://host:port/v1", "base_url: expected the address of a server, received 'http://host:port/v1'"),
+        (
+            "tiny",
+            secret.removeprefix("http://"),
+            "an address such as http://localhost:8000/v1, received 'me:***",
+        ),
+        (
+            "tiny",
+            "http://host:port/v1",
+            "base_url: expected the address of a server, received 'http://host:port/v1'",
+        ),
         ("tiny", "http://[::1/v1", "base_url: expected the address of a server"),
     ):
         with pytest.raises(InputError) as caught:
@@ -426,12 +553,16 @@ def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api):
         for status in (301, 302, 303, 307, 308):
             address = f"{other.url}/chat/completions"
             reply = asked_once(api, status, {}, {"Location": address})
-            assert reply == Failure("PolicyFailed", f"HTTP {status}: redirected to {address}; use that address")
+            assert reply == Failure(
+                "PolicyFailed", f"HTTP {status}: redirected to {address}; use that address"
+            )
         assert not other.paths
 
 
 def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
-    monkeypatch.setenv("http_proxy", api.url.replace("http://", "me:no-scheme-secret@").removesuffix("/v1"))
+    monkeypatch.setenv(
+        "http_proxy", api.url.replace("http://", "me:no-scheme-secret@").removesuffix("/v1")
+    )
     (reply,) = ask(api, request(), base_url="http://served.invalid/v1")
     assert isinstance(reply, Reply), reply
     assert redact("no-scheme-secret") == "***"
@@ -442,7 +573,9 @@ def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
     monkeypatch.setenv("no_proxy", "served.invalid:8000")
     assert http_client.environment_proxy(URL("http://served.invalid:8000/v1")) is None
     monkeypatch.setenv("http_proxy", "socks5://me:proxy-secret@127.0.0.1:1")
-    with pytest.raises(InputError, match=r"expected an HTTP proxy in the environment, received socks5://\*\*\*@"):
+    with pytest.raises(
+        InputError, match=r"expected an HTTP proxy in the environment, received socks5://\*\*\*@"
+    ):
         ask(api, request(), base_url="http://served.invalid/v1")
 
 

@@ -103,7 +103,12 @@ def bodies(message: str) -> list[object]:
         {"detail": message},
         {"detail": [{"loc": ["body"], "msg": message}]},
         {"object": "error", **error},
-        {"error": {"message": "Provider returned error", "metadata": {"raw": json.dumps({"error": error})}}},
+        {
+            "error": {
+                "message": "Provider returned error",
+                "metadata": {"raw": json.dumps({"error": error})},
+            }
+        },
     ]
 
 
@@ -131,12 +136,22 @@ def test_the_code_says_it_alone_and_a_repeated_request_says_nothing():
         "model_max_prompt_tokens_exceeded",
         "prompt_too_long",
     ):
-        assert read_error(json.dumps({"error": {"message": "Shorten it.", "code": code}}).encode(), 400).too_long
+        assert read_error(
+            json.dumps({"error": {"message": "Shorten it.", "code": code}}).encode(), 400
+        ).too_long
     repeated = {
-        "detail": [{"type": "missing", "msg": "Field required", "input": {"content": "the prompt is too long"}}]
+        "detail": [
+            {
+                "type": "missing",
+                "msg": "Field required",
+                "input": {"content": "the prompt is too long"},
+            }
+        ]
     }
     assert not read_error(json.dumps(repeated).encode(), 422).too_long
-    late = {"error": {"message": "A proxy failed. " * 300 + "The prompt exceeds the context length."}}
+    late = {
+        "error": {"message": "A proxy failed. " * 300 + "The prompt exceeds the context length."}
+    }
     assert read_error(json.dumps(late).encode(), 500).too_long
 
 
@@ -153,11 +168,25 @@ def test_the_code_says_it_alone_and_a_repeated_request_says_nothing():
         (200, {"message": "bad key", "code": "invalid_api_key"}, False),
         (200, {"message": "no money", "type": "insufficient_quota"}, False),
         # An account without money is no outage, whatever the status; the message alone does not say so.
-        (429, {"message": "You exceeded your quota, check your billing.", "type": "insufficient_quota"}, False),
-        (429, {"message": "Your account balance is empty.", "type": "exceeded_current_quota_error"}, False),
         (
             429,
-            {"message": "You exceeded your quota, check your billing.", "status": "RESOURCE_EXHAUSTED"},
+            {
+                "message": "You exceeded your quota, check your billing.",
+                "type": "insufficient_quota",
+            },
+            False,
+        ),
+        (
+            429,
+            {"message": "Your account balance is empty.", "type": "exceeded_current_quota_error"},
+            False,
+        ),
+        (
+            429,
+            {
+                "message": "You exceeded your quota, check your billing.",
+                "status": "RESOURCE_EXHAUSTED",
+            },
             True,
         ),
         (429, {"message": "slow down", "code": "rate_limit_exceeded"}, True),

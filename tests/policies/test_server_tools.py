@@ -19,7 +19,11 @@ FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 
 def call(arguments: str) -> dict:
-    return {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": arguments}}
+    return {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "find", "arguments": arguments},
+    }
 
 
 WRITTEN = '<tool_call>\n{"name": "find", "arguments": {"zip": "10"}}\n</tool_call>'
@@ -50,16 +54,32 @@ MALFORMED = {
 
 
 def played(
-    answer: Callable[[dict, int], tuple], path: object, tools: tuple = (FIND,), style: str = "memory", **options: object
+    answer: Callable[[dict, int], tuple],
+    path: object,
+    tools: tuple = (FIND,),
+    style: str = "memory",
+    **options: object,
 ) -> tuple[list[dict], list[dict]]:
     """Play a rollout of three steps in the house of doors. Return its rows and the bodies of the requests."""
-    handle = open_env("doors_env:HGPO-Test/Doors-v0", action_format="response", max_steps=3, prompt_style=style)
-    settings = replace(handle.settings, tools=tools, parse_response=parse_tool_calls if tools else parse)
+    handle = open_env(
+        "doors_env:HGPO-Test/Doors-v0", action_format="response", max_steps=3, prompt_style=style
+    )
+    settings = replace(
+        handle.settings, tools=tools, parse_response=parse_tool_calls if tools else parse
+    )
     with Api() as api:
         api.answer = answer
         context = PolicyContext("Doors", "response", {"base_url": api.url, "retries": 0, **options})
-        with StepWriter(path) as writer, contextlib.closing(make_policy("openai:tiny", context)) as policy:
-            collect_groups(replace(handle, settings=settings), policy, writer, RolloutSpec(tasks=1, group_size=1))
+        with (
+            StepWriter(path) as writer,
+            contextlib.closing(make_policy("openai:tiny", context)) as policy,
+        ):
+            collect_groups(
+                replace(handle, settings=settings),
+                policy,
+                writer,
+                RolloutSpec(tasks=1, group_size=1),
+            )
         return scan_steps(path).sort("step").collect().to_dicts(), api.bodies
 
 
@@ -73,16 +93,27 @@ def replying(message: dict, finish: str = "tool_calls") -> Callable[[dict, int],
     ("message", "expected"),
     [
         ({"content": None, "tool_calls": [call('{"zip": "10"}')]}, WRITTEN),
-        ({"content": "", "tool_calls": [call('{"zip": "10"}'), call('{"zip":"10"}')]}, f"{WRITTEN}\n{WRITTEN}"),
+        (
+            {"content": "", "tool_calls": [call('{"zip": "10"}'), call('{"zip":"10"}')]},
+            f"{WRITTEN}\n{WRITTEN}",
+        ),
         ({"content": "Wait.", "tool_calls": [call('{"zip": "10"}')]}, f"Wait.\n{WRITTEN}"),
-        ({"content": "Hi", "reasoning_content": "A guest.", "tool_calls": None}, "<think>\nA guest.\n</think>\n\nHi"),
-        ({"reasoning": "Hm.", "tool_calls": [call('{"zip": "10"}')]}, f"<think>\nHm.\n</think>\n\n{WRITTEN}"),
+        (
+            {"content": "Hi", "reasoning_content": "A guest.", "tool_calls": None},
+            "<think>\nA guest.\n</think>\n\nHi",
+        ),
+        (
+            {"reasoning": "Hm.", "tool_calls": [call('{"zip": "10"}')]},
+            f"<think>\nHm.\n</think>\n\n{WRITTEN}",
+        ),
     ],
 )
 def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(tmp_path, message, expected):
     """From the environment's tools to the request, and from the reply to the row."""
     rows, bodies = played(replying(message), tmp_path / "run")
-    assert [(row["response"], row["finish_reason"]) for row in rows] == [(expected, "tool_calls")] * 3
+    assert [(row["response"], row["finish_reason"]) for row in rows] == [
+        (expected, "tool_calls")
+    ] * 3
     assert [body["tools"] for body in bodies] == [[FIND]] * 3
     action = expected.partition("</think>\n\n")[2] or expected
     if message["tool_calls"]:
@@ -90,7 +121,9 @@ def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(tmp_path,
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_a_malformed_call_is_an_invalid_action_and_later_requests_have_arguments_of_objects(tmp_path, kind):
+def test_a_malformed_call_is_an_invalid_action_and_later_requests_have_arguments_of_objects(
+    tmp_path, kind
+):
     """Servers refuse conversations with other arguments."""
     first = [call('{"zip": 1}'), MALFORMED[kind]]
     rows, bodies = played(replying({"tool_calls": first}, "length"), tmp_path / "run", style="chat")
@@ -99,31 +132,52 @@ def test_a_malformed_call_is_an_invalid_action_and_later_requests_have_arguments
     assert tool_calls(rows[0]["action"]) is None
     sent = [message for message in bodies[2]["messages"] if message["role"] != "user"]
     for assistant, *results in (sent[:3], sent[3:]):
-        assert [result["tool_call_id"] for result in results] == [made["id"] for made in assistant["tool_calls"]]
-        assert all(isinstance(json.loads(made["function"]["arguments"]), dict) for made in assistant["tool_calls"])
+        assert [result["tool_call_id"] for result in results] == [
+            made["id"] for made in assistant["tool_calls"]
+        ]
+        assert all(
+            isinstance(json.loads(made["function"]["arguments"]), dict)
+            for made in assistant["tool_calls"]
+        )
         assert all(result["content"] for result in results)
 
 
 def test_a_call_of_a_tool_where_there_are_none_is_an_invalid_action(tmp_path):
     message = {"content": None, "tool_calls": [call('{"zip": "<action>look</action>"}')]}
     rows, _ = played(replying(message), tmp_path / "run", tools=())
-    assert [(row["action"], row["action_valid"], row["aborted"]) for row in rows] == [("", False, False)] * 3
+    assert [(row["action"], row["action_valid"], row["aborted"]) for row in rows] == [
+        ("", False, False)
+    ] * 3
     assert "<tool_call>" in rows[0]["response"]
 
 
 def test_tags_in_reasoning_are_not_read(tmp_path):
-    message = {"content": "<action>look</action>", "reasoning_content": "Not <action>open door</action> </think>"}
+    message = {
+        "content": "<action>look</action>",
+        "reasoning_content": "Not <action>open door</action> </think>",
+    }
     rows, _ = played(replying(message, "stop"), tmp_path / "run", tools=())
     assert {(row["action"], row["action_valid"]) for row in rows} == {("look", True)}
-    message = {"content": None, "reasoning": "<tool_call>x</tool_call> </think>", "tool_calls": [call("{}")]}
+    message = {
+        "content": None,
+        "reasoning": "<tool_call>x</tool_call> </think>",
+        "tool_calls": [call("{}")],
+    }
     rows, _ = played(replying(message), tmp_path / "calls")
-    assert {(row["action"], row["action_valid"]) for row in rows} == {(ToolCall("find", {}).text(), True)}
+    assert {(row["action"], row["action_valid"]) for row in rows} == {
+        (ToolCall("find", {}).text(), True)
+    }
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        {"content": None, "tool_calls": [{**call("{}"), "id": "aB3dE6gH9", "extra_content": {"google": {"s": "x"}}}]},
+        {
+            "content": None,
+            "tool_calls": [
+                {**call("{}"), "id": "aB3dE6gH9", "extra_content": {"google": {"s": "x"}}}
+            ],
+        },
         {"content": None, "reasoning_content": "Hm.", "tool_calls": [call("{}")]},
         {"content": [{"type": "text", "text": "Hi"}], "reasoning_details": [{"signature": "x"}]},
         {
@@ -149,14 +203,22 @@ def test_a_message_goes_back_as_it_came(tmp_path, message):
         {"tool_calls": [call({"note": "x" * 20_000})]},
         {"function_call": {"name": "find", "arguments": json.dumps({"note": "x" * 20_000})}},
         {"content": ToolCall("find", {"note": "x" * 20_000}).text()},
-        {"content": ToolCall("find", {"note": "x" * 20_000}).text().replace("arguments", "parameters")},
+        {
+            "content": ToolCall("find", {"note": "x" * 20_000})
+            .text()
+            .replace("arguments", "parameters")
+        },
         {"content": ToolCall("find", {"note": "</think>" + "x" * 19_992}).text()},
     ],
 )
 def test_the_whole_call_is_the_command(tmp_path, message):
     rows, bodies = played(replying(message), tmp_path / "run", style="chat")
     (made,) = tool_calls(rows[0]["action"])
-    assert (made.name, len(made.arguments["note"]), rows[0]["action_valid"]) == ("find", 20_000, True)
+    assert (made.name, len(made.arguments["note"]), rows[0]["action_valid"]) == (
+        "find",
+        20_000,
+        True,
+    )
     assert [sent["role"] for sent in bodies[1]["messages"]] == ["user", "assistant", "tool"]
 
 
@@ -173,5 +235,7 @@ def test_empty_texts_are_not_sent_back(tmp_path):
     for number, content in enumerate(("", "\n\n", [], [{"type": "text", "text": ""}])):
         for calls in ([], [call("{}")]):
             message = {"content": content, "tool_calls": calls}
-            _, bodies = played(replying(message, "stop"), tmp_path / f"{number}{len(calls)}", style="chat")
+            _, bodies = played(
+                replying(message, "stop"), tmp_path / f"{number}{len(calls)}", style="chat"
+            )
             assert bodies[1]["messages"][1].get("content") == (None if calls else "(empty)")

@@ -37,7 +37,9 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    shape = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    shape = TinyShape(
+        vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96
+    )
     source = DoorsSource(10)
     texts = [f"{source.task(name).instruction} open door, go on" for name in source.ids("train")]
     return save_tiny(tmp_path_factory.mktemp("tiny"), texts * 3, shape, seed=1)
@@ -50,7 +52,11 @@ def tokenizer(tiny):
 
 @pytest.fixture
 def model(tiny):
-    return load_model(ModelConfig(path=str(tiny), compute_dtype="float32", gradient_checkpointing=False, device="cpu"))
+    return load_model(
+        ModelConfig(
+            path=str(tiny), compute_dtype="float32", gradient_checkpointing=False, device="cpu"
+        )
+    )
 
 
 def prompts(count, seed=0):
@@ -65,10 +71,14 @@ OPTIONS = {"max_new_tokens": 8, "temperature": 0.7, "stop": (2,)}
 def test_logprobs_match_a_full_forward_pass(model, top_p):
     options = SamplingOptions(max_new_tokens=8, temperature=0.7, stop=(2,), top_p=top_p)
     asked = prompts(20)
-    for prompt, drawn in zip(asked, sample_responses(model, asked, list(range(20)), options), strict=True):
+    for prompt, drawn in zip(
+        asked, sample_responses(model, asked, list(range(20)), options), strict=True
+    ):
         whole = torch.tensor([[*prompt, *drawn.tokens.tolist()]])
         with torch.no_grad():
-            table = torch.log_softmax(model(whole).logits[0, len(prompt) - 1 : -1].double() / 0.7, -1)
+            table = torch.log_softmax(
+                model(whole).logits[0, len(prompt) - 1 : -1].double() / 0.7, -1
+            )
         for row, token, logprob in zip(table, drawn.tokens, drawn.logprobs, strict=True):
             more_likely = row[row > row[token]].exp().sum()
             assert more_likely < top_p + 1e-6
@@ -81,7 +91,9 @@ def test_a_response_does_not_depend_on_the_rest_of_the_batch(model):
     asked, seeds = prompts(17), list(range(17))
     together = sample_responses(model, asked, seeds, SamplingOptions(**OPTIONS))
     small = SamplingOptions(8, 0.7, (2,), max_batch_tokens=100)
-    for one, drawn, apart in zip(range(17), together, sample_responses(model, asked, seeds, small), strict=True):
+    for one, drawn, apart in zip(
+        range(17), together, sample_responses(model, asked, seeds, small), strict=True
+    ):
         alone = sample_responses(model, [asked[one]], [seeds[one]], SamplingOptions(**OPTIONS))[0]
         assert drawn.tokens.tolist() == alone.tokens.tolist() == apart.tokens.tolist()
         np.testing.assert_allclose(drawn.logprobs, alone.logprobs, atol=1e-5)
@@ -96,7 +108,8 @@ class Forwards:
 
     def count(self, _, __, given):
         rows, width = given["input_ids"].shape
-        cache = given["cache"] if "cache" in given else given["past_key_values"]  # renamed in Transformers 5.24
+        # renamed in Transformers 5.24
+        cache = given["cache"] if "cache" in given else given["past_key_values"]
         if (before := cache.get_seq_length()) == 0:
             self.prefill.append((rows, width))
         else:
@@ -119,7 +132,9 @@ def test_rows_that_have_ended_are_not_computed(model):
 @pytest.mark.parametrize("memory", [10, 300])
 def test_a_batch_stays_within_memory(model, memory):
     forwards = Forwards(model)
-    sample_responses(model, prompts(30), list(range(30)), SamplingOptions(**ENDING, max_batch_tokens=memory))
+    sample_responses(
+        model, prompts(30), list(range(30)), SamplingOptions(**ENDING, max_batch_tokens=memory)
+    )
     assert all(rows * width <= memory or rows == 1 for rows, width in forwards.decode)
 
 
@@ -157,16 +172,25 @@ def test_equal_prompts_are_computed_once(model):
 
 def test_sliding_windows_are_those_of_a_full_forward_pass():
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=384, num_key_value_heads=1, **shape, **window)).eval()
+    model = Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=384, num_key_value_heads=1, **shape, **window)
+    ).eval()
     assert model.config.layer_types == ["full_attention", "sliding_attention"]
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(8.0)  # attention that differs between positions
     asked = prompts(20)
     options = SamplingOptions(**ENDING, max_batch_tokens=300)
-    for prompt, drawn in zip(asked, sample_responses(model, asked, list(range(20)), options), strict=True):
+    for prompt, drawn in zip(
+        asked, sample_responses(model, asked, list(range(20)), options), strict=True
+    ):
         whole = torch.tensor([[*prompt, *drawn.tokens.tolist()]])
         with torch.no_grad():
             table = torch.log_softmax(model(whole).logits[0, len(prompt) - 1 : -1], -1)
@@ -184,7 +208,9 @@ def test_a_model_whose_cache_is_not_what_it_computes_is_refused(model, monkeypat
         return hidden if hidden.shape[1] == 1 else states
 
     monkeypatch.setattr(layer, "forward", forgetful)
-    with pytest.raises(InputError, match="received Qwen3ForCausalLM, which in-process sampling does not support"):
+    with pytest.raises(
+        InputError, match="received Qwen3ForCausalLM, which in-process sampling does not support"
+    ):
         check_sampling(model)
 
 
@@ -193,8 +219,12 @@ def test_greedy_sampling_matches_generate(model):
     for prompt in prompts(6):
         greedy = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": 2}
         mask = torch.ones(1, len(prompt))
-        expected = model.generate(torch.tensor([prompt]), attention_mask=mask, **greedy)[0, len(prompt) :]
-        assert sample_responses(model, [prompt], [0], options)[0].tokens.tolist() == expected.tolist()
+        expected = model.generate(torch.tensor([prompt]), attention_mask=mask, **greedy)[
+            0, len(prompt) :
+        ]
+        assert (
+            sample_responses(model, [prompt], [0], options)[0].tokens.tolist() == expected.tolist()
+        )
 
 
 @given(
@@ -203,7 +233,9 @@ def test_greedy_sampling_matches_generate(model):
     st.sampled_from([0.3, 0.9, 1.0]),
 )
 def test_draw_inverts_the_cumulative_distribution(logits, uniform, top_p):
-    token, logprob = sample_tokens(torch.tensor([logits]), torch.tensor([uniform], dtype=torch.float64), 1.0, top_p)
+    token, logprob = sample_tokens(
+        torch.tensor([logits]), torch.tensor([uniform], dtype=torch.float64), 1.0, top_p
+    )
     probability = np.exp(np.array(logits) - np.max(logits))
     probability /= probability.sum()
     assert np.exp(logprob.item()) >= probability[token.item()] - 1e-4
@@ -218,16 +250,25 @@ def test_replies_contain_the_prompt_and_response_tokens(model, tokenizer):
     for (_, reply), text in zip(policy.collect(None), ["open door", "go on"], strict=True):
         prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         assert tokenizer.decode(reply.prompt_token_ids) == prompt
-        assert tokenizer.decode(reply.response_token_ids, skip_special_tokens=True) == reply.response
+        assert (
+            tokenizer.decode(reply.response_token_ids, skip_special_tokens=True) == reply.response
+        )
         assert len(reply.response_logprobs) == len(reply.response_token_ids)
-        assert reply.finish_reason == ("stop" if reply.response_token_ids[-1] == tokenizer.eos_token_id else "length")
+        assert reply.finish_reason == (
+            "stop" if reply.response_token_ids[-1] == tokenizer.eos_token_id else "length"
+        )
 
 
 def test_prompts_over_the_budget_are_truncated(model, tokenizer):
-    long, few = request(1, "open door " * 50, step=3, shorter=lambda _: "go"), {"max_response_tokens": 2}
+    long, few = (
+        request(1, "open door " * 50, step=3, shorter=lambda _: "go"),
+        {"max_response_tokens": 2},
+    )
 
     def policy(**options):
-        return TransformersPolicy(model, tokenizer, GenerationOptions(max_prompt_tokens=20, **few, **options))
+        return TransformersPolicy(
+            model, tokenizer, GenerationOptions(max_prompt_tokens=20, **few, **options)
+        )
 
     (cut,) = policy().respond([long])
     assert len(cut.prompt_token_ids) == 20
@@ -262,9 +303,16 @@ def test_a_stop_text_can_begin_and_end_inside_of_tokens(model, tokenizer):
     assert stopped.finish_reason == "stop"
 
 
-@given(tokens=st.lists(st.integers(0, 383), max_size=20), stop=st.text("abcdego <|", min_size=1, max_size=2))
+@given(
+    tokens=st.lists(st.integers(0, 383), max_size=20),
+    stop=st.text("abcdego <|", min_size=1, max_size=2),
+)
 def test_the_first_stop_text_ends_a_response(tokenizer, tokens, stop):
-    ends = [n for n in range(1, len(tokens) + 1) if stop in tokenizer.decode(tokens[:n], skip_special_tokens=False)]
+    ends = [
+        n
+        for n in range(1, len(tokens) + 1)
+        if stop in tokenizer.decode(tokens[:n], skip_special_tokens=False)
+    ]
     assert stop_length(tokenizer, tokens, (stop,)) == (ends[0] if ends else None)
 
 
@@ -276,7 +324,13 @@ def test_a_file_replaces_the_chat_template_and_is_text_for_a_sandbox(tiny, tmp_p
         options = GenerationOptions(chat_template_options={"enable_thinking": thinking})
         (fitted,) = fit_prompts(theirs, [request(1, "go")], options)
         assert theirs.decode(fitted.tokens) == text
-    for bad in ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "{% if %}", "{{ 1 / 0 }}", b"\xff", None):
+    for bad in (
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{% if %}",
+        "{{ 1 / 0 }}",
+        b"\xff",
+        None,
+    ):
         path = tmp_path / ("missing.jinja" if bad is None else "bad.jinja")
         if bad is not None:
             path.write_bytes(bad if isinstance(bad, bytes) else bad.encode())
@@ -290,7 +344,13 @@ def test_a_rollout_is_not_resumed_with_another_chat_template(tiny, tmp_path):
     options = {"chat_template": str(path), "max_response_tokens": 1, "device": "cpu"}
 
     def play():
-        game = {"tasks": 1, "group_size": 1, "max_steps": 1, "policy_options": options, "progress": False}
+        game = {
+            "tasks": 1,
+            "group_size": 1,
+            "max_steps": 1,
+            "policy_options": options,
+            "progress": False,
+        }
         collect("doors_env:HGPO-Test/Doors-v0", f"transformers:{tiny}", tmp_path / "run", **game)
 
     path.write_text("{{ messages[0].content }}")
@@ -306,19 +366,30 @@ def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):
     template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0]['content'] }}"
     ours = copy.deepcopy(tokenizer)
     ours.chat_template = template
-    requests = [request(number, "look", tools=of) for number, of in enumerate(((), tools, tools, ()))]
+    requests = [
+        request(number, "look", tools=of) for number, of in enumerate(((), tools, tools, ()))
+    ]
     fitted = fit_prompts(ours, requests, GenerationOptions())
     texts = [ours.decode(prompt.tokens) for prompt in fitted]
     assert ["find_user" in text for text in texts] == [False, True, True, False]
     # A prompt that names the tools, or a template that renders the first alone, is not enough.
-    two = (*tools, {"type": "function", "function": {"name": "find_box", "description": "Find a box."}})
+    two = (
+        *tools,
+        {"type": "function", "function": {"name": "find_box", "description": "Find a box."}},
+    )
     named = [request(0, "Call one of the tools: find_user, find_box.", tools=two)]
     for template, missing in (
         ("{{ messages[0]['content'] }}", "find_user, find_box"),
-        ("{% if tools %}{{ tools[0] | tojson }}{% endif %}{{ messages[0]['content'] }}", "find_box"),
+        (
+            "{% if tools %}{{ tools[0] | tojson }}{% endif %}{{ messages[0]['content'] }}",
+            "find_box",
+        ),
     ):
         ours.chat_template = template
-        with pytest.raises(InputError, match=rf"the model's chat template does not render \({missing}\)"):
+        with pytest.raises(
+            InputError, match=rf"the model's chat template does not render \({missing}\)"
+        ):
             fit_prompts(ours, named, GenerationOptions())
     described = "find_user: Find a user.\nfind_box: Find a box."
-    fit_prompts(ours, [request(0, described, tools=two)], GenerationOptions())  # the prompt describes what is missing
+    # the prompt describes what is missing
+    fit_prompts(ours, [request(0, described, tools=two)], GenerationOptions())

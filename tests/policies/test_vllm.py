@@ -49,7 +49,19 @@ def requests(handle):
         episode = Episode(handle.shared, handle.settings)
         episode.start(task_id)
         task, state = episode.task, episode.state
-        made.append(Request(number, episode.prompt(), 99 + number, number, 0, task, state, None, lambda _: "short"))
+        made.append(
+            Request(
+                number,
+                episode.prompt(),
+                99 + number,
+                number,
+                0,
+                task,
+                state,
+                None,
+                lambda _: "short",
+            )
+        )
     return made
 
 
@@ -85,7 +97,11 @@ def gap(model: torch.nn.Module, replies: dict[int, Reply]) -> float:
         tokens = torch.tensor([[*reply.prompt_token_ids, *reply.response_token_ids]])
         with torch.no_grad():
             logits = model(tokens).logits[0, len(reply.prompt_token_ids) - 1 : -1].float()
-        own = torch.log_softmax(logits, -1).gather(-1, tokens[0, len(reply.prompt_token_ids) :, None]).squeeze(-1)
+        own = (
+            torch.log_softmax(logits, -1)
+            .gather(-1, tokens[0, len(reply.prompt_token_ids) :, None])
+            .squeeze(-1)
+        )
         widest = max(widest, (own - torch.tensor(reply.response_logprobs)).abs().max().item())
     return widest
 
@@ -101,7 +117,9 @@ def test_log_probabilities_agree_with_transformers(policy, requests, model_folde
     assert gap(loaded(model_folder), replies) < 0.01
 
 
-def test_a_stop_text_ends_a_response_after_the_token_that_completes_it(policy, requests, model_folder):
+def test_a_stop_text_ends_a_response_after_the_token_that_completes_it(
+    policy, requests, model_folder
+):
     decode = AutoTokenizer.from_pretrained(model_folder).decode
     free = answers(policy, requests[:1])[0]
     pieces = [decode([token]) for token in free.response_token_ids]
@@ -128,7 +146,9 @@ def test_responses_depend_on_seeds_and_length_limits_are_reported(policy, reques
     assert all(len(r.response_token_ids) <= OPTIONS.max_response_tokens for r in first.values())
 
 
-def test_new_weights_change_replies_and_clear_the_cache(policy, requests, model_folder, monkeypatch):
+def test_new_weights_change_replies_and_clear_the_cache(
+    policy, requests, model_folder, monkeypatch
+):
     before = answers(policy, requests[:6])
     model = loaded(model_folder)
     monkeypatch.delattr(PreTrainedModel, "save_pretrained")  # weights are not written to files
@@ -138,14 +158,17 @@ def test_new_weights_change_replies_and_clear_the_cache(policy, requests, model_
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)  # as large as the weights themselves
     policy.publish(model, version=1)
-    after = answers(policy, requests[:6])  # the same prompts: a stale prefix cache would be used now
+    # the same prompts: a stale prefix cache would be used now
+    after = answers(policy, requests[:6])
     assert gap(model, after) < 0.01
     assert [r.response for r in after.values()] != [r.response for r in before.values()]
     assert policy.version == 1
     model.load_state_dict(old)
     policy.publish(model, version=2)
     again = answers(policy, requests[:6])
-    assert [r.response_token_ids for r in again.values()] == [r.response_token_ids for r in before.values()]
+    assert [r.response_token_ids for r in again.values()] == [
+        r.response_token_ids for r in before.values()
+    ]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a GPU")
@@ -205,7 +228,10 @@ def test_adapters_are_served_as_adapters_and_replaced(model_folder, requests):
     ("settings", "expected"),
     [
         ('{"peft_type": "PREFIX_TUNING"}', "expected the model's name as base_model_name_or_path"),
-        ('{"peft_type": "PREFIX_TUNING", "base_model_name_or_path": "base"}', "vLLM serves no adapters of rank None"),
+        (
+            '{"peft_type": "PREFIX_TUNING", "base_model_name_or_path": "base"}',
+            "vLLM serves no adapters of rank None",
+        ),
         ('{"r": 4096, "base_model_name_or_path": "base"}', "vLLM serves no adapters of rank 4096"),
         ('{"r": 4, "base_model_name_or_path": "/no/such/folder"}', "no folder '/no/such/folder'"),
     ],
@@ -217,7 +243,9 @@ def test_a_folder_that_is_no_adapter_for_vllm_is_rejected(tmp_path, settings, ex
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
-def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(model_folder, requests, tmp_path, rank):
+def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
+    model_folder, requests, tmp_path, rank
+):
     from rich.console import Console
 
     from hgpo_train.models.checkpoint_files import list_checkpoints
@@ -230,11 +258,17 @@ def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(model_folder,
         Config(),
         iterations=2,
         environment={"id": "HGPO/ALFWorld-v0", "max_steps": 3},
-        model={"path": str(model_folder), "device": "cpu", "gradient_checkpointing": False, "lora": {"rank": rank}},
+        model={
+            "path": str(model_folder),
+            "device": "cpu",
+            "gradient_checkpointing": False,
+            "lora": {"rank": rank},
+        },
         rollout={"engine": "vllm", "engine_options": ENGINE, "tasks": 2, "group_size": 3}
         | {"max_prompt_tokens": 900, "max_response_tokens": 8},
         advantage={"parameters": {"invalid_action_penalty": 0.0, "reward": "score"}},
-        update={"entropy_weight": 1.0, "kl_weight": 0.0, "logit_chunk": 0},  # nothing is won: entropy moves the weights
+        # nothing is won: entropy moves the weights
+        update={"entropy_weight": 1.0, "kl_weight": 0.0, "logit_chunk": 0},
         optimiser={"learning_rate": 1e-3},
         evaluation={"every": 0},
         tracking={"tensorboard": False},
@@ -244,15 +278,22 @@ def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(model_folder,
     trainer.run()
     first, second = read_metrics(run / "metrics.jsonl")
     assert first["training/rollout_logprobs_abs_diff_mean"] < 0.01
-    assert second["training/rollout_logprobs_abs_diff_mean"] < 0.01  # weights that were published, not the first ones
+    # weights that were published, not the first ones
+    assert second["training/rollout_logprobs_abs_diff_mean"] < 0.01
     original = load_model(config.model, config.seed).parameters()
-    moved = [(new - old).abs().max().item() for new, old in zip(trainer.model.parameters(), original, strict=True)]
+    moved = [
+        (new - old).abs().max().item()
+        for new, old in zip(trainer.model.parameters(), original, strict=True)
+    ]
     assert max(moved) > 1e-3
     options = {"max_prompt_tokens": 900, "max_response_tokens": 8, "engine": ENGINE}
     trained = make_policy(f"vllm:{run}", PolicyContext("ALFWorld", "response", options))
     assert isinstance(trained, VLLMPolicy)
     try:
-        assert gap(loaded(list_checkpoints(run / "checkpoints")[-1]), answers(trained, requests[:6])) < 0.01
+        assert (
+            gap(loaded(list_checkpoints(run / "checkpoints")[-1]), answers(trained, requests[:6]))
+            < 0.01
+        )
     finally:
         trained.close()
 
@@ -262,9 +303,30 @@ def server(model_folder, policy):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_folder)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "bfloat16"]
-    command += ["--enforce-eager", "--max-model-len", "1000", "--logprobs-mode", "processed_logprobs"]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model_folder),
+    ]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--served-model-name",
+        "tiny",
+        "--dtype",
+        "bfloat16",
+    ]
+    command += [
+        "--enforce-eager",
+        "--max-model-len",
+        "1000",
+        "--logprobs-mode",
+        "processed_logprobs",
+    ]
     command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"]
     log = (model_folder / "server.log").open("w")
     process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

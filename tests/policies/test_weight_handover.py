@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def model():
     from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
 
-    shape = TinyShape(vocabulary=300, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    shape = TinyShape(
+        vocabulary=300, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96
+    )
     return make_model(train_tokenizer(["go to cabinet 1"] * 5, 300), shape, seed=3)
 
 
@@ -30,7 +32,9 @@ def received(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="vLLM and anonymous memory require Linux")
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="vLLM and anonymous memory require Linux"
+)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_another_process_receives_equal_tensors(model, device):
     import torch
@@ -47,7 +51,10 @@ def test_another_process_receives_equal_tensors(model, device):
             "scalar": torch.tensor(2.5, dtype=torch.float64),
             "empty": torch.empty(0, 4),
         }
-    with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
+    with (
+        shared(weights, by_device=True) as handle,
+        multiprocessing.get_context("spawn").Pool(1) as pool,
+    ):
         assert bool(handle["layouts"]) == (device == "cpu")  # on a GPU nothing is staged
         found = pool.apply(received, (handle,))
     assert found.keys() == weights.keys()
@@ -69,11 +76,15 @@ def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared():
         def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
             self.calls += 1
             if self.calls == 1:
-                raise RuntimeError("Call to collective_rpc method failed: pidfd_getfd: Operation not permitted")
+                raise RuntimeError(
+                    "Call to collective_rpc method failed: pidfd_getfd: Operation not permitted"
+                )
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
     policy._llm, policy.by_device = Engine(), True
-    with pytest.warns(RuntimeWarning, match="pidfd_getfd: Operation not permitted.*through the host's memory"):
+    with pytest.warns(
+        RuntimeWarning, match="pidfd_getfd: Operation not permitted.*through the host's memory"
+    ):
         policy._publish_weights({"weight": torch.ones(2)})
     policy._publish_weights({"weight": torch.ones(2)})
     assert policy._llm.calls == 3
@@ -91,7 +102,8 @@ def test_the_names_and_values_are_those_of_a_checkpoint(model, tmp_path):
     assert weights.keys() == saved.keys()  # the tied output layer is in neither
     assert all(torch.equal(weights[name], value) for name, value in saved.items())
     parameters = dict(model.named_parameters())
-    assert all(weights[name].data_ptr() == parameters[name].data_ptr() for name in weights)  # no copies
+    # no copies
+    assert all(weights[name].data_ptr() == parameters[name].data_ptr() for name in weights)
 
 
 def test_adapters_are_merged_in_float32_and_rounded_once(model):
@@ -100,7 +112,9 @@ def test_adapters_are_merged_in_float32_and_rounded_once(model):
     from hgpo_train.models.loading import add_adapters
     from hgpo_train.policies.weight_handover import checkpoint_weights
 
-    plain = {name: value.clone() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()}
+    plain = {
+        name: value.clone() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()
+    }
     adapted = add_adapters(model, LoraConfig(rank=4, alpha=8, targets=("q_proj", "down_proj")))
     generator = torch.Generator().manual_seed(0)
     factors = dict(adapted.named_parameters())
@@ -113,7 +127,9 @@ def test_adapters_are_merged_in_float32_and_rounded_once(model):
     for name, old in plain.items():
         layer = name.removesuffix(".weight")
         if layer.endswith(("q_proj", "down_proj")):
-            a, b = (factors[f"base_model.model.{layer}.lora_{part}.default.weight"] for part in "AB")
+            a, b = (
+                factors[f"base_model.model.{layer}.lora_{part}.default.weight"] for part in "AB"
+            )
             expected = old.float() + (8 / 4) * (b @ a)
             assert torch.allclose(exact[name], expected, rtol=0, atol=1e-9)
             assert torch.equal(rounded[name], exact[name].to(torch.bfloat16))

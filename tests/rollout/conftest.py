@@ -21,17 +21,26 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def handle(self, factory: str = "doors:DoorsSource", max_steps: int = 20, **arguments: object) -> EnvHandle:
+    def handle(
+        self, factory: str = "doors:DoorsSource", max_steps: int = 20, **arguments: object
+    ) -> EnvHandle:
         shared = open_shared(factory, **{"count": 50, **arguments})
         settings = settings_for("Doors", action_format="response", max_steps=max_steps)
         return EnvHandle("HGPO-Test/Doors-v0", shared, settings, Split(shared, "train"))
 
-    def collect(self, name: str, policy="random", handle=None, *, spec=None, execution=None, **others):
+    def collect(
+        self, name: str, policy="random", handle=None, *, spec=None, execution=None, **others
+    ):
         policy = make_policy(policy, CONTEXT) if isinstance(policy, str) else policy
         spec = spec or RolloutSpec(tasks=12, group_size=4, seed=3)
         with StepWriter(self.folder / name, run="a run", config={}) as writer:
             return collect_groups(
-                handle or self.handle(), policy, writer, spec, execution or ExecutionOptions(slots=16), **others
+                handle or self.handle(),
+                policy,
+                writer,
+                spec,
+                execution or ExecutionOptions(slots=16),
+                **others,
             )
 
     def steps(self, name: str):

@@ -34,7 +34,9 @@ class Nasty:
     def _fail(self, *_):
         raise RuntimeError("nasty")
 
-    __repr__ = __str__ = __len__ = __iter__ = __eq__ = __hash__ = __float__ = __index__ = __bool__ = _fail
+    __repr__ = __str__ = __len__ = __iter__ = __eq__ = __hash__ = __float__ = __index__ = (
+        __bool__
+    ) = _fail
 
 
 class Shouting(str):
@@ -68,7 +70,10 @@ class Wild(BatchPolicy):
     def respond(self, requests):
         replies = self._play.respond(requests)
         pairs = zip(requests, replies, strict=True)
-        return [spoilt(reply, self._garbage.get((request.task.id, request.step), {})) for request, reply in pairs]
+        return [
+            spoilt(reply, self._garbage.get((request.task.id, request.step), {}))
+            for request, reply in pairs
+        ]
 
 
 class WildEngine(DoorsEngine):
@@ -120,13 +125,28 @@ def sound() -> pl.DataFrame:
 
 
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=8)
-ODD = [2**31, -(2**31) - 1, 2**63, 10**400, -1, 0, 3, math.nan, math.inf, 1e308, np.float32("nan"), np.int64(7)]
+ODD = [
+    2**31,
+    -(2**31) - 1,
+    2**63,
+    10**400,
+    -1,
+    0,
+    3,
+    math.nan,
+    math.inf,
+    1e308,
+    np.float32("nan"),
+    np.int64(7),
+]
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
     st.floats(),
-    st.sampled_from([*ODD, np.bool_(True), np.array([math.nan]), np.array(["a"]), np.array(3), np.zeros((2, 2))]),
+    st.sampled_from(
+        [*ODD, np.bool_(True), np.array([math.nan]), np.array(["a"]), np.array(3), np.zeros((2, 2))]
+    ),
     TEXTS,
     st.binary(max_size=4),
     st.builds(Nasty),
@@ -138,7 +158,9 @@ WHERE = st.tuples(st.sampled_from([f"train-{n}" for n in range(20)]), st.integer
 
 def parts_of(kind: type) -> st.SearchStrategy[dict]:
     fields = st.sampled_from([field.name for field in dataclasses.fields(kind)])
-    return st.fixed_dictionaries({"whole": GARBAGE}) | st.dictionaries(fields, GARBAGE, min_size=1, max_size=3)
+    return st.fixed_dictionaries({"whole": GARBAGE}) | st.dictionaries(
+        fields, GARBAGE, min_size=1, max_size=3
+    )
 
 
 def check_spared(tally, steps: pl.DataFrame, sound: pl.DataFrame, tasks: set[str]) -> None:
@@ -166,7 +188,11 @@ def test_any_reply(sound, garbage):
     st.dictionaries(WHERE.map(lambda at: at[0]), parts_of(Task), max_size=2),
 )
 def test_any_state_and_any_task(sound, garbage, tasks):
-    check_spared(*play(Wild({}), WildSource(garbage, tasks)), sound, {task for task, _ in garbage} | set(tasks))
+    check_spared(
+        *play(Wild({}), WildSource(garbage, tasks)),
+        sound,
+        {task for task, _ in garbage} | set(tasks),
+    )
 
 
 class Odd(BatchPolicy):
@@ -186,7 +212,9 @@ class Odd(BatchPolicy):
         return self.collected
 
 
-@pytest.mark.parametrize("collected", [Nasty(), 3, [(1,)], ["ab"], [([], Reply("x"))], [("x", Reply("x"))], [None]])
+@pytest.mark.parametrize(
+    "collected", [Nasty(), 3, [(1,)], ["ab"], [([], Reply("x"))], [("x", Reply("x"))], [None]]
+)
 def test_a_policy_that_collects_no_pairs_fails_its_requests(collected):
     tally, steps = play(Odd(collected))
     assert tally.aborted == tally.trajectories == 12
@@ -203,15 +231,42 @@ def test_invalid_replies_name_the_value():
     for fields, line in (
         ({"response": 3}, "response: expected text, received int 3"),
         ({"prompt": b"x"}, "prompt: expected text, received bytes b'x'"),
-        ({"response_logprobs": [math.nan]}, "response_logprobs: expected numbers from -inf to 0.001, received list"),
-        ({"response_logprobs": [0, math.inf]}, "response_logprobs: expected numbers from -inf to 0.001, received"),
-        ({"response_logprobs": "-0.5"}, "response_logprobs: expected numbers from -inf to 0.001, received str"),
-        ({"response_token_ids": [1.5]}, "response_token_ids: expected integers from 0 to 2147483647, received list"),
-        ({"response_token_ids": [True]}, "response_token_ids: expected integers from 0 to 2147483647, received list"),
-        ({"prompt_token_ids": [2**31]}, "prompt_token_ids: expected integers from 0 to 2147483647, received list"),
-        ({"prompt_token_ids": {1: 2}}, "prompt_token_ids: expected integers from 0 to 2147483647, received dict"),
-        ({"response_token_ids": [1, 2], "response_logprobs": [-0.5]}, "expected one log-probability for each of 2 tok"),
-        ({"cut_tokens": 2.0}, "cut_tokens: expected an integer from 0 to 2147483647, received float 2.0"),
+        (
+            {"response_logprobs": [math.nan]},
+            "response_logprobs: expected numbers from -inf to 0.001, received list",
+        ),
+        (
+            {"response_logprobs": [0, math.inf]},
+            "response_logprobs: expected numbers from -inf to 0.001, received",
+        ),
+        (
+            {"response_logprobs": "-0.5"},
+            "response_logprobs: expected numbers from -inf to 0.001, received str",
+        ),
+        (
+            {"response_token_ids": [1.5]},
+            "response_token_ids: expected integers from 0 to 2147483647, received list",
+        ),
+        (
+            {"response_token_ids": [True]},
+            "response_token_ids: expected integers from 0 to 2147483647, received list",
+        ),
+        (
+            {"prompt_token_ids": [2**31]},
+            "prompt_token_ids: expected integers from 0 to 2147483647, received list",
+        ),
+        (
+            {"prompt_token_ids": {1: 2}},
+            "prompt_token_ids: expected integers from 0 to 2147483647, received dict",
+        ),
+        (
+            {"response_token_ids": [1, 2], "response_logprobs": [-0.5]},
+            "expected one log-probability for each of 2 tok",
+        ),
+        (
+            {"cut_tokens": 2.0},
+            "cut_tokens: expected an integer from 0 to 2147483647, received float 2.0",
+        ),
     ):
         failure = checked(Reply, Reply(**{"response": "look", **fields}))
         assert isinstance(failure, Failure)
@@ -228,7 +283,9 @@ def test_invalid_states_name_the_value():
         ({"score": 100}, "score: expected a number in [0, 1], received int 100"),
         ({"won": 1}, "won: expected true or false, received int 1"),
     ):
-        assert checked(State, State(**{"text": "here", "actions": [], **fields})) == Failure("EnvironmentFailed", line)
+        assert checked(State, State(**{"text": "here", "actions": [], **fields})) == Failure(
+            "EnvironmentFailed", line
+        )
 
 
 def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_characters():
@@ -236,11 +293,15 @@ def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_chara
     assert checked(Reply, reply) == reply
     numbers = Reply("look", None, np.arange(2), (np.int32(5),), np.array([-0.5], dtype=np.float32))
     assert checked(Reply, numbers) == Reply("look", None, [0, 1], [5], [-0.5])
-    state = State("here", ("look",), np.bool_(True), False, False, 1, np.float64(0.5), {"any": object()})
+    state = State(
+        "here", ("look",), np.bool_(True), False, False, 1, np.float64(0.5), {"any": object()}
+    )
     assert checked(State, state) == dataclasses.replace(state, reward=1.0)
     task = Task("t", "train", "do it", "kind", {"a": "1"})
     assert checked(Task, task) == task
-    assert checked(Reply, Reply("a\ud800b\udfff \ud83d\ude00")).response == "a\ufffdb\ufffd \U0001f600"
+    assert (
+        checked(Reply, Reply("a\ud800b\udfff \ud83d\ude00")).response == "a\ufffdb\ufffd \U0001f600"
+    )
     state = checked(State, State("\udc80", ["go \udfff"]))
     assert (state.text, state.actions) == ("\ufffd", ("go \ufffd",))
 
@@ -258,5 +319,8 @@ def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):
 def test_task_ids_that_are_not_text_are_refused(tmp_path, ids):
     source = WildSource()
     source.ids = lambda split: ids
-    with StepWriter(tmp_path / "run") as writer, pytest.raises(InputError, match="as a task id, received"):
+    with (
+        StepWriter(tmp_path / "run") as writer,
+        pytest.raises(InputError, match="as a task id, received"),
+    ):
         collect_groups(handle(source), Wild({}), writer, SPEC, EXECUTION)

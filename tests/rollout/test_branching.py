@@ -20,7 +20,9 @@ QUIET = {"progress": False}
 
 @pytest.fixture
 def saved(tmp_path):
-    return collect(DOORS_ID, "random", tmp_path / "saved", tasks=4, group_size=3, max_steps=7, **QUIET).path
+    return collect(
+        DOORS_ID, "random", tmp_path / "saved", tasks=4, group_size=3, max_steps=7, **QUIET
+    ).path
 
 
 def rows_of(run):
@@ -39,10 +41,17 @@ def test_a_branch_continues_its_parent_in_a_run_that_stands_alone(saved):
     assert starts.group_by("parent", "branch_step").len()["len"].unique().to_list() == [3]
     assert starts["branch_step"].min() > 0
     # Prompts show the parent's steps, and continuations differ from each other.
-    first = starts.join(roots, left_on=["parent", "branch_step"], right_on=["trajectory", "step"], suffix="_parent")
+    first = starts.join(
+        roots, left_on=["parent", "branch_step"], right_on=["trajectory", "step"], suffix="_parent"
+    )
     assert first.height == starts.height
     assert first["prompt"].equals(first["prompt_parent"], check_names=False)
-    assert starts.group_by("parent", "branch_step").agg(pl.col("response").n_unique())["response"].max() > 1
+    assert (
+        starts.group_by("parent", "branch_step")
+        .agg(pl.col("response").n_unique())["response"]
+        .max()
+        > 1
+    )
     # A rate is of rollouts.
     assert run.rollouts.height == 12 < rollout_table(run.steps, branches=True).collect().height
     assert run.tally.steps == rows.filter(IS_BRANCH).height
@@ -50,17 +59,24 @@ def test_a_branch_continues_its_parent_in_a_run_that_stands_alone(saved):
 
 @pytest.mark.parametrize("change", ["slots", "fork", "again"])
 def test_rows_do_not_depend_on_how_branches_are_played(saved, tmp_path, monkeypatch, change):
-    wanted = {"width": 2, "budget": 10_000, "seed": 1, **QUIET}  # every point, so that replays do not change the choice
+    # every point, so that replays do not change the choice
+    wanted = {"width": 2, "budget": 10_000, "seed": 1, **QUIET}
     expected = rows_of(branch_run(saved, out=tmp_path / "branched", **wanted))
     if change == "fork":  # instead of a replay
         monkeypatch.setattr(doors.DoorsEngine, "fork", copy.deepcopy, raising=False)
     if change == "again":
         policy = Interrupted()
         with pytest.raises(KeyboardInterrupt):
-            branch_run(saved, out=tmp_path / "other" / "branched", **{**wanted, "progress": policy, "slots": 4})
+            branch_run(
+                saved,
+                out=tmp_path / "other" / "branched",
+                **{**wanted, "progress": policy, "slots": 4},
+            )
         kept = scan_steps(tmp_path / "other" / "branched").collect()
         assert 0 < kept.height < expected.height
-    run = branch_run(saved, out=tmp_path / "other" / "branched", slots=2 if change == "slots" else None, **wanted)
+    run = branch_run(
+        saved, out=tmp_path / "other" / "branched", slots=2 if change == "slots" else None, **wanted
+    )
     assert rows_of(run).equals(expected)
 
 
@@ -81,7 +97,9 @@ def test_rollouts_branch_in_their_own_run(saved, tmp_path, after):
     wanted = {"tasks": 4, "group_size": 6, "max_steps": 7, "branch": "first-visits", "width": 2}
     if after is not None:  # while rollouts are played, and while branches are
         with pytest.raises(KeyboardInterrupt):
-            collect(DOORS_ID, "random", tmp_path / "run", **wanted, slots=4, progress=Interrupted(after))
+            collect(
+                DOORS_ID, "random", tmp_path / "run", **wanted, slots=4, progress=Interrupted(after)
+            )
         assert (scan_steps(tmp_path / "run").filter(IS_BRANCH).collect().height > 0) == (after > 12)
     run = collect(DOORS_ID, "random", tmp_path / "run", **wanted, **QUIET)
     expected = rows_of(branch_run(saved, "first-visits", width=2, **QUIET))
@@ -104,7 +122,9 @@ def test_too_many_failures_are_repeated_before_rollouts_branch(tmp_path):
     assert not scan_steps(tmp_path / "run").filter(IS_BRANCH).collect().height
     broken.clear()
     run = collect(DOORS_ID, policy, tmp_path / "run", **wanted)
-    assert rows_of(run).equals(rows_of(collect(DOORS_ID, policy, tmp_path / "whole" / "run", **wanted)))
+    assert rows_of(run).equals(
+        rows_of(collect(DOORS_ID, policy, tmp_path / "whole" / "run", **wanted))
+    )
 
 
 def test_failed_branches_are_played_again(saved, tmp_path):
@@ -126,9 +146,13 @@ def test_failed_branches_are_played_again(saved, tmp_path):
 
 
 def test_an_expert_takes_over_in_branches_of_branches(tmp_path):
-    run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=2, group_size=2, max_steps=12, **QUIET)
+    run = collect(
+        "HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=2, group_size=2, max_steps=12, **QUIET
+    )
     once = branch_run(run, width=2, budget=60, **QUIET)
-    twice = branch_run(once.path, width=1, budget=400, out=tmp_path / "twice", policy="expert", **QUIET)
+    twice = branch_run(
+        once.path, width=1, budget=400, out=tmp_path / "twice", policy="expert", **QUIET
+    )
     nested = rows_of(twice).filter(pl.col("parent").str.contains("/"))
     assert nested.height > 0
     assert nested["admissible_actions"].list.contains(nested["action"]).all()
@@ -140,14 +164,23 @@ def test_an_expert_takes_over_in_branches_of_branches(tmp_path):
 def table(*rollouts):
     """Steps of (trajectory, states, return)."""
     rows = [
-        {"iteration": 0, "task_id": "t", "group": 0, "trajectory": name, "step": step, "state_hash": ord(state)}
+        {
+            "iteration": 0,
+            "task_id": "t",
+            "group": 0,
+            "trajectory": name,
+            "step": step,
+            "state_hash": ord(state),
+        }
         | {"episode_return": value, "episode_length": len(states), "aborted": False}
         | {"entropy": ord(state) / 100 if state != "x" else None}
         for name, states, value in rollouts
         for step, state in enumerate(states)
     ]
     empty = {"parent": pl.String, "branch_step": pl.Int32}
-    return pl.LazyFrame(rows).with_columns(pl.lit(None, dtype).alias(name) for name, dtype in empty.items())
+    return pl.LazyFrame(rows).with_columns(
+        pl.lit(None, dtype).alias(name) for name, dtype in empty.items()
+    )
 
 
 STEPS = table(("p", "sabx", 1.0), ("q", "sbby", 0.0), ("r", "sa", 1.0))
@@ -156,7 +189,8 @@ STEPS = table(("p", "sabx", 1.0), ("q", "sbby", 0.0), ("r", "sa", 1.0))
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        ("first-visits", {("p", 1), ("q", 1), ("p", 3), ("q", 3)}),  # a and b at step 1; s is the start of the task
+        # a and b at step 1; s is the start of the task
+        ("first-visits", {("p", 1), ("q", 1), ("p", 3), ("q", 3)}),
         ("mixed-outcomes", {("q", 1)}),  # b was reached with both returns
         ("entropy", {("p", 1), ("p", 2), ("q", 1), ("q", 2), ("q", 3), ("r", 1)}),  # x has no score
         ("uniform", {("p", 1), ("p", 2), ("p", 3), ("q", 1), ("q", 2), ("q", 3), ("r", 1)}),
@@ -172,9 +206,13 @@ def test_rules(rule, expected):
 
 def test_a_budget_counts_the_steps_that_rollouts_take_on_average():
     """At step 1 rollouts still take (3 + 3 + 1) / 3 = 7/3 steps: 3 branches at q are 7 steps, and 10 with replays."""
-    first = branch_rules.BranchRule("b", lambda steps: steps.filter(step=1).with_columns(priority=pl.lit(1)))
+    first = branch_rules.BranchRule(
+        "b", lambda steps: steps.filter(step=1).with_columns(priority=pl.lit(1))
+    )
     for budget, replays, points in ((7, False, 1), (8, False, 2), (10, True, 1), (11, True, 2)):
-        found = branch_rules.choose_points(STEPS, first, width=3, budget=budget, seed=0, replays=replays)
+        found = branch_rules.choose_points(
+            STEPS, first, width=3, budget=budget, seed=0, replays=replays
+        )
         assert found.height == points
 
 
@@ -208,7 +246,10 @@ def test_wrong_input_is_named(saved, tmp_path):
 
 
 def test_code_that_a_run_names_needs_permission(tmp_path, hgpo):
-    config = {"env": {"id": DOORS_ID, "memory": "strangers_code:memory"}, "policy": {"name": "random"}}
+    config = {
+        "env": {"id": DOORS_ID, "memory": "strangers_code:memory"},
+        "policy": {"name": "random"},
+    }
     with StepWriter(tmp_path / "saved", config=config):
         pass
     line = "names the memory 'strangers_code:memory', which would run as code; if you trust it, add --allow"
@@ -219,12 +260,26 @@ def test_code_that_a_run_names_needs_permission(tmp_path, hgpo):
 
 
 def test_advantages_that_a_choice_by_outcomes_biases_are_named(hgpo, tmp_path):
-    steps = [{"step": number, "state": f"s{number}", "action": "go", "action_valid": True} for number in range(2)]
+    steps = [
+        {"step": number, "state": f"s{number}", "action": "go", "action_valid": True}
+        for number in range(2)
+    ]
     for outcomes in (True, False):
         run = tmp_path / str(outcomes)
-        with StepWriter(run, config={"branches": {"at": "mixed-outcomes", "outcomes": outcomes}}) as writer:
-            writer.add_group([{"task_id": "t", "group": 0, "trajectory": "a", "reward": 0.0} | row for row in steps])
-        for estimator, named in (("tree_loo", outcomes), ("tree_loo:fresh=true", False), ("grpo", False)):
+        with StepWriter(
+            run, config={"branches": {"at": "mixed-outcomes", "outcomes": outcomes}}
+        ) as writer:
+            writer.add_group(
+                [
+                    {"task_id": "t", "group": 0, "trajectory": "a", "reward": 0.0} | row
+                    for row in steps
+                ]
+            )
+        for estimator, named in (
+            ("tree_loo", outcomes),
+            ("tree_loo:fresh=true", False),
+            ("grpo", False),
+        ):
             code, output, errors = hgpo("advantages", run, "-e", estimator, "--overwrite")
             assert code == 0, errors
             assert ("which biases tree_loo" in output) == named

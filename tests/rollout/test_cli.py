@@ -38,7 +38,10 @@ def test_interrupted_and_resumed(tmp_path, how):
     process = start(*command, "--out", str(out))
     until = time.monotonic() + 60
     manifest = out / "manifest.jsonl"  # a line for the run, then one for each committed shard
-    while not (manifest.exists() and manifest.read_bytes().count(b"\n") > 1) and time.monotonic() < until:
+    while (
+        not (manifest.exists() and manifest.read_bytes().count(b"\n") > 1)
+        and time.monotonic() < until
+    ):
         time.sleep(0.01)
     process.send_signal(how)
     _, told = process.communicate(timeout=60)
@@ -52,9 +55,13 @@ def test_interrupted_and_resumed(tmp_path, how):
     assert f"4,000, {8 * (500 - done):,} of them new" in told
     assert finished(*command, "--out", str(straight))[0] == 0
     order = ["trajectory", "step"]
-    one, other = (scan_steps(folder).sort(order).drop("run").collect() for folder in (out, straight))
+    one, other = (
+        scan_steps(folder).sort(order).drop("run").collect() for folder in (out, straight)
+    )
     assert one.equals(other)
-    assert one.group_by("task_id", "group").agg(pl.col("trajectory").n_unique())["trajectory"].unique().to_list() == [8]
+    assert one.group_by("task_id", "group").agg(pl.col("trajectory").n_unique())[
+        "trajectory"
+    ].unique().to_list() == [8]
 
 
 @pytest.fixture
@@ -74,7 +81,11 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, command):
     out = small_disk / "run"
     play = [command, *DOORS[1:], "--max-steps", "40", "--out", str(out)]
-    play += ["--tasks", "300"] if command == "rollout" else ["--split", "train", "--seeds", "1,2,3,4,5,6"]
+    play += (
+        ["--tasks", "300"]
+        if command == "rollout"
+        else ["--split", "train", "--seeds", "1,2,3,4,5,6"]
+    )
     code, _, error = finished(*play)
     assert code == 1
     (line,) = [line for line in error.splitlines() if "error" in line.lower()]
@@ -96,7 +107,11 @@ def test_a_read_only_disk_is_one_line(small_disk):
         split = ["--split", "train"] if command == "eval" else []
         code, _, error = finished(command, *env, *split, "--out", str(small_disk / "run"))
         assert code in (1, 2)
-        assert (error.startswith("error: "), "read-only" in error, error.count("\n")) == (True, True, 1), error
+        assert (error.startswith("error: "), "read-only" in error, error.count("\n")) == (
+            True,
+            True,
+            1,
+        ), error
 
 
 SMALL = {"--tasks": 2, "--group-size": 2, "--max-steps": 3, "--seed": 1}
@@ -109,7 +124,9 @@ def play(hgpo, tmp_path):
 
     def run(*flags: object) -> tuple[pl.DataFrame, dict]:
         out = tmp_path / f"run {next(runs)}"
-        small = [part for name, value in SMALL.items() if name not in flags for part in (name, value)]
+        small = [
+            part for name, value in SMALL.items() if name not in flags for part in (name, value)
+        ]
         code, _, error = hgpo("rollout", *small, *flags, "--out", out)
         assert code == 0, error
         assert verify(out).ok
@@ -154,7 +171,9 @@ def test_every_flag_has_its_effect(play, tmp_path, hgpo):
     assert play("--workers", 2)[0].equals(base)
     assert play("--no-retry-failed", "--max-failed", 0)[0].equals(base)
     assert play("--without", "prompt")[0]["prompt"].null_count() == len(base)
-    code, _, error = hgpo("rollout", "--policy-option", "temperature=1", "--out", tmp_path / "refused")
+    code, _, error = hgpo(
+        "rollout", "--policy-option", "temperature=1", "--out", tmp_path / "refused"
+    )
     assert code == 2
     assert "policy random has no options, received temperature" in error
 

@@ -65,21 +65,43 @@ class Concurrent(AsyncPolicy):
 
 
 def play(policy, out: Path, **arguments) -> CollectedRun:
-    return collect(DOORS, policy, out, **{"tasks": 3, "group_size": 2, "max_steps": 4, "progress": False, **arguments})
+    return collect(
+        DOORS,
+        policy,
+        out,
+        **{"tasks": 3, "group_size": 2, "max_steps": 4, "progress": False, **arguments},
+    )
 
 
-KINDS = (first, lambda request: request.admissible_actions[0], soon, Responder(), Callable(), Batched(), Concurrent())
+KINDS = (
+    first,
+    lambda request: request.admissible_actions[0],
+    soon,
+    Responder(),
+    Callable(),
+    Batched(),
+    Concurrent(),
+)
 KINDS += (PolicySpec(lambda argument, context: Batched()), "test_collect_policies:first")
 
 
-@pytest.mark.parametrize("policy", KINDS, ids=lambda policy: getattr(policy, "__qualname__", type(policy).__name__))
+@pytest.mark.parametrize(
+    "policy", KINDS, ids=lambda policy: getattr(policy, "__qualname__", type(policy).__name__)
+)
 def test_every_kind_of_policy_plays_the_same(tmp_path, monkeypatch, policy):
     monkeypatch.chdir(tmp_path)
-    Path("test_collect_policies.py").write_text("def first(request):\n    return request.admissible_actions[0]\n")
+    Path("test_collect_policies.py").write_text(
+        "def first(request):\n    return request.admissible_actions[0]\n"
+    )
     expected = play(first, tmp_path / "expected").steps.sort("trajectory", "step")
     run = play(policy, tmp_path / "run", action_format="command")
     columns = ["task_id", "step", "state", "action", "action_valid", "reward"]
-    assert run.steps.sort("trajectory", "step").select(columns).collect().equals(expected.select(columns).collect())
+    assert (
+        run.steps.sort("trajectory", "step")
+        .select(columns)
+        .collect()
+        .equals(expected.select(columns).collect())
+    )
     assert run.summary["rollouts"] == 6
     assert run.summary["valid"] == 1.0
 
@@ -115,10 +137,15 @@ def test_a_function_receives_the_documented_fields(tmp_path):
 def test_actions_are_commands_for_functions_and_responses_for_names(tmp_path):
     assert "<action>" not in play(first, tmp_path / "function").steps.collect()["prompt"][0]
     assert "<action>" in play("random", tmp_path / "name").steps.collect()["prompt"][0]
-    assert "<action>" in play(first, tmp_path / "asked", action_format="response").steps.collect()["prompt"][0]
+    assert (
+        "<action>"
+        in play(first, tmp_path / "asked", action_format="response").steps.collect()["prompt"][0]
+    )
 
 
-@pytest.mark.parametrize("env", [lambda: open_env(DOORS, max_steps=4), lambda: gymnasium.make("HGPO-Test/Doors-v0")])
+@pytest.mark.parametrize(
+    "env", [lambda: open_env(DOORS, max_steps=4), lambda: gymnasium.make("HGPO-Test/Doors-v0")]
+)
 def test_an_open_environment_is_an_environment(tmp_path, env):
     open_env(DOORS)  # registers it
     run = collect(env(), first, tmp_path / "run", tasks=2, group_size=2, progress=False)
@@ -129,7 +156,11 @@ def test_the_run_is_a_path_and_is_resumed(tmp_path):
     run = play(first, tmp_path / "run")
     assert scan_steps(run).collect().equals(run.steps.collect())
     again = play(first, tmp_path / "run", tasks=5)
-    assert (again.summary["groups"], again.summary["rollouts"], again.tally.trajectories) == (5, 10, 4)
+    assert (again.summary["groups"], again.summary["rollouts"], again.tally.trajectories) == (
+        5,
+        10,
+        4,
+    )
     assert "5 groups, 10 rollouts, 0 failed" in repr(again)
 
 
@@ -146,7 +177,9 @@ def test_a_bug_is_raised_with_its_traceback_and_committed_groups_stay(tmp_path):
     def looks(request: Request) -> str:
         return "look"
 
-    played = play(looks, tmp_path / "look", tasks=12).steps.select(pl.col("task_id").unique(maintain_order=True))
+    played = play(looks, tmp_path / "look", tasks=12).steps.select(
+        pl.col("task_id").unique(maintain_order=True)
+    )
     LATE[:] = [played.collect()["task_id"][9]]
     with pytest.raises(ZeroDivisionError, match="a bug of mine") as caught:
         play(fails_late, tmp_path / "run", tasks=12, slots=2)
@@ -219,7 +252,14 @@ async def raises_soon(request: Request) -> str:
 
 
 @pytest.mark.parametrize(
-    "policy", [Raising(), Direct(), raises_soon, RaisingResponder(), PolicySpec(lambda argument, context: Raising())]
+    "policy",
+    [
+        Raising(),
+        Direct(),
+        raises_soon,
+        RaisingResponder(),
+        PolicySpec(lambda argument, context: Raising()),
+    ],
 )
 def test_bugs_of_every_kind_of_own_policy_are_raised_at_once(tmp_path, policy):
     with pytest.raises(KeyError, match="mine"):
@@ -243,7 +283,9 @@ def caused() -> Exception:
     return error
 
 
-@pytest.mark.parametrize("error", [ConnectionError("no route"), TimeoutError("slow"), caused()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ConnectionError("no route"), TimeoutError("slow"), caused()], ids=repr
+)
 def test_transient_errors_fail_their_rollout_only(tmp_path, error):
     def sometimes(request: Request) -> str:
         if request.rng.random() < 0.02:
@@ -277,7 +319,9 @@ def test_slow_groups_are_committed_as_they_finish(tmp_path):
     for shard_s, shards in ((1e-9, 3), (None, 1), (60.0, 1)):
         with StepWriter(tmp_path / f"{shard_s}") as writer:
             execution = ExecutionOptions(slots=1, shard_s=shard_s)
-            collect_groups(env, own_policy(first), writer, RolloutSpec(tasks=3, group_size=2), execution)
+            collect_groups(
+                env, own_policy(first), writer, RolloutSpec(tasks=3, group_size=2), execution
+            )
         assert len(list((tmp_path / f"{shard_s}" / "steps").iterdir())) == shards
 
 
@@ -288,13 +332,19 @@ def test_changed_code_of_a_function_is_reported(tmp_path):
     last.name = "first"  # type: ignore[attr-defined]
     play(first, tmp_path / "run")
     play(first, tmp_path / "run")
-    with pytest.warns(UserWarning, match="was played with other code of the policy first; its groups are not played"):
+    with pytest.warns(
+        UserWarning,
+        match="was played with other code of the policy first; its groups are not played",
+    ):
         assert play(last, tmp_path / "run", tasks=4).summary["groups"] == 4
 
 
 @pytest.mark.parametrize(
     ("number", "line"),
-    [(1, "^Nothing was kept, because no group had ended"), (5, "^1 finished group is kept in .*run;")],
+    [
+        (1, "^Nothing was kept, because no group had ended"),
+        (5, "^1 finished group is kept in .*run;"),
+    ],
 )
 def test_an_interruption_says_what_is_kept(tmp_path, number, line):
     """Ctrl-C at a request, with groups of two rollouts of two steps, one after the other."""
@@ -319,7 +369,9 @@ def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
         with Api() as api, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             options = {"base_url": api.url}
-            collect(DOORS, "openai:tiny", tmp_path / "run", tasks=1, max_steps=3, policy_options=options)
+            collect(
+                DOORS, "openai:tiny", tmp_path / "run", tasks=1, max_steps=3, policy_options=options
+            )
         reported = [warning for warning in caught if "is now resumed with" in str(warning.message)]
         assert [warning.filename for warning in reported] == [__file__] * again
 
@@ -342,9 +394,18 @@ def responder(respond):
             responder(lambda _: "look"),
             "policy Mine: expected `respond` to return a list of 6 .* received str 'look'",
         ),
-        (responder(lambda _: None), "policy Mine: expected `respond` to return a list of 6 .* received NoneType None"),
-        (responder(lambda _: ["look"]), "policy Mine: expected `respond` to return .*, one per request, received 1"),
-        (responder(lambda _: [3] * 6), r"policy Mine: expected a text \(str\) or a Reply, received int 3"),
+        (
+            responder(lambda _: None),
+            "policy Mine: expected `respond` to return a list of 6 .* received NoneType None",
+        ),
+        (
+            responder(lambda _: ["look"]),
+            "policy Mine: expected `respond` to return .*, one per request, received 1",
+        ),
+        (
+            responder(lambda _: [3] * 6),
+            r"policy Mine: expected a text \(str\) or a Reply, received int 3",
+        ),
     ],
 )
 def test_wrong_policies_are_one_line(tmp_path, policy, line):
@@ -367,7 +428,9 @@ def test_wrong_arguments_are_one_line(tmp_path):
 @pytest.mark.slow
 def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkeypatch):
     estimator = "def late(steps):\n    return steps.with_columns(advantage={}['scale'])\n"
-    (tmp_path / "mine.py").write_text(f"def bug(request):\n    return request.observation[10**6]\n{estimator}")
+    (tmp_path / "mine.py").write_text(
+        f"def bug(request):\n    return request.observation[10**6]\n{estimator}"
+    )
     monkeypatch.chdir(tmp_path)
     code, _, error = finished("rollout", "--env", DOORS, "--policy", "mine:bug", "--out", "run")
     assert code == 1
@@ -377,9 +440,15 @@ def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkey
     assert "IndexError: string index out of range" in error
     assert lines[-1].startswith("Raised by the policy bug at step 0 of task")
     play(first, tmp_path / "steps")
-    code, _, error = finished("advantages", "steps", "--estimator", "mine:late", "--out", "x.parquet")
+    code, _, error = finished(
+        "advantages", "steps", "--estimator", "mine:late", "--out", "x.parquet"
+    )
     lines = error.splitlines()
-    assert (code, lines[1].endswith('mine.py", line 4, in late'), lines[-1]) == (1, True, '''KeyError: "'scale'"''')
+    assert (code, lines[1].endswith('mine.py", line 4, in late'), lines[-1]) == (
+        1,
+        True,
+        '''KeyError: "'scale'"''',
+    )
 
 
 def test_progress_in_a_file_is_a_line_now_and_then(tmp_path: Path, capsys, monkeypatch) -> None:

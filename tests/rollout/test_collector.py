@@ -43,8 +43,11 @@ class Slow(AsyncPolicy):
 def test_the_same_rows_from_any_number_of_environments_and_in_any_order_of_replies(runs):
     spec = RolloutSpec(tasks=40, group_size=4, seed=1)
     for slots in (1, 13, 1024):
-        runs.collect(f"{slots}", spec=spec, execution=ExecutionOptions(slots=slots, groups_per_shard=16))
-        assert len(list((runs.folder / f"{slots}/steps").glob("*.parquet"))) == 3  # of 16, 16 and 8 groups
+        runs.collect(
+            f"{slots}", spec=spec, execution=ExecutionOptions(slots=slots, groups_per_shard=16)
+        )
+        # of 16, 16 and 8 groups
+        assert len(list((runs.folder / f"{slots}/steps").glob("*.parquet"))) == 3
     slow = Slow()
     runs.collect("slow", slow, spec=spec)
     slow.close()
@@ -68,7 +71,9 @@ def test_finished_groups_are_committed_while_another_hangs(runs):
         committed[:] = (runs.folder / "run/steps").glob("*.parquet")
 
     spec = RolloutSpec(tasks=12, group_size=2, order="sweep")
-    runs.collect("run", policy, spec=spec, execution=ExecutionOptions(groups_per_shard=3), progress=progress)
+    runs.collect(
+        "run", policy, spec=spec, execution=ExecutionOptions(groups_per_shard=3), progress=progress
+    )
     policy.close()
     assert runs.steps("run").select("task_id").n_unique() == 12
 
@@ -79,7 +84,12 @@ def test_rows_are_what_was_played(runs):
     assert tally.steps == steps.height
     assert tally.trajectories == steps["trajectory"].n_unique() == 48
     assert tally.won == steps["won"].sum()
-    assert steps.group_by("task_id", "group").agg(pl.col("trajectory").n_unique())["trajectory"].to_list() == [4] * 12
+    assert (
+        steps.group_by("task_id", "group")
+        .agg(pl.col("trajectory").n_unique())["trajectory"]
+        .to_list()
+        == [4] * 12
+    )
     last = steps.group_by("trajectory", maintain_order=True).last()
     assert (last["terminated"] | last["truncated"]).all()
     assert last["next_state"].null_count() == 0
@@ -89,14 +99,25 @@ def test_rows_are_what_was_played(runs):
         engine = handle.shared.source.engine()
         state = engine.start(rows["task_id"][0])
         for row in rows.sort("step").iter_rows(named=True):
-            assert (row["state"], row["admissible_actions"]) == (state.text, list(state.actions)), trajectory
+            assert (row["state"], row["admissible_actions"]) == (state.text, list(state.actions)), (
+                trajectory
+            )
             assert row["response"] == f"<think></think><action>{row['action']}</action>"
             assert row["state"] in row["prompt"]
             state = engine.act(row["action"])
-            assert (row["reward"], row["won"], row["score"]) == (state.reward, state.won, state.score)
+            assert (row["reward"], row["won"], row["score"]) == (
+                state.reward,
+                state.won,
+                state.score,
+            )
     first = steps.row(0, named=True)
-    assert (first["split"], first["env_version"], first["run"]) == ("train", '{"house": "1"}', "a run")
-    assert first["environment_s"] is None  # nothing of the clock in the table of a reproducible policy
+    assert (first["split"], first["env_version"], first["run"]) == (
+        "train",
+        '{"house": "1"}',
+        "a run",
+    )
+    # nothing of the clock in the table of a reproducible policy
+    assert first["environment_s"] is None
 
 
 def test_members_of_a_group_differ_and_seeds_count(runs):
@@ -111,8 +132,14 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
     class Talking(Slow):
         async def reply(self, request):
             answer = await super().reply(request)
-            tokens = {"response_token_ids": [3, 4, 5], "response_logprobs": [-0.5, -0.25, -1.0], "cut_pairs": 2}
-            return Reply(answer.response, "as it was read", [1, 2], finish_reason="length", **tokens)
+            tokens = {
+                "response_token_ids": [3, 4, 5],
+                "response_logprobs": [-0.5, -0.25, -1.0],
+                "cut_pairs": 2,
+            }
+            return Reply(
+                answer.response, "as it was read", [1, 2], finish_reason="length", **tokens
+            )
 
     policy = Talking(reproducible=False)
     policy.version = 7
@@ -139,13 +166,17 @@ def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     assert 3 < broken.height == tally.aborted < 40
     assert broken["action"].null_count() == broken.height
     assert broken["prompt"].null_count() == 0
-    line = "PolicyFailed: said so" if how == "said so" else "PolicyFailed: ConnectionError: no route"
+    line = (
+        "PolicyFailed: said so" if how == "said so" else "PolicyFailed: ConnectionError: no route"
+    )
     assert broken["error"].unique().to_list() == [line]
     whole = faulty.join(broken, on="trajectory", how="anti")
     assert whole.equals(sound.join(broken, on="trajectory", how="anti"))
     kept = faulty.join(broken, on="trajectory", how="semi").filter(~pl.col("aborted"))
     there = sound.join(kept, on=["trajectory", "step"], how="semi")
-    assert kept.select("state", "prompt", "action").equals(there.select("state", "prompt", "action"))
+    assert kept.select("state", "prompt", "action").equals(
+        there.select("state", "prompt", "action")
+    )
 
 
 def test_a_policy_that_raises_fails_its_open_requests(runs):
@@ -162,14 +193,18 @@ def test_a_policy_that_raises_fails_its_open_requests(runs):
     assert tally.aborted == 8
     assert tally.trajectories == 48
     assert len(runs.steps("run")) == tally.steps
-    assert set(runs.steps("run").filter("aborted")["error"]) == {"PolicyFailed: OSError: device lost"}
+    assert set(runs.steps("run").filter("aborted")["error"]) == {
+        "PolicyFailed: OSError: device lost"
+    }
 
 
 def test_a_failing_environment_aborts_only_its_trajectory(runs):
     plan = (("train-3", 1, "raise"), ("train-5", 0, "raise"))
     spec = RolloutSpec(tasks=50, group_size=2, seed=3)
     runs.collect("sound", spec=spec)
-    tally = runs.collect("fragile", handle=runs.handle("fragile:FragileSource", plan=plan), spec=spec)
+    tally = runs.collect(
+        "fragile", handle=runs.handle("fragile:FragileSource", plan=plan), spec=spec
+    )
     sound = runs.steps("sound")
     fragile = runs.steps("fragile")
     assert tally.aborted == 4
@@ -188,7 +223,9 @@ def test_the_run_stops_after_consecutive_failures(runs):
     policy = Failing(lambda _: "said so" if next(calls) > 400 else None)
     spec = RolloutSpec(40, 4, seed=3)
     execution = ExecutionOptions(slots=4, max_consecutive_failures=20, groups_per_shard=3)
-    with pytest.raises(RolloutError, match=r"stopped after 2[0-3] failures in a row: .* × PolicyFailed: sa"):
+    with pytest.raises(
+        RolloutError, match=r"stopped after 2[0-3] failures in a row: .* × PolicyFailed: sa"
+    ):
         runs.collect("run", policy, spec=spec, execution=execution)
     assert runs.steps("run")["task_id"].n_unique() > 5  # what was whole is there
     runs.collect("run", "random", spec=spec)  # and is resumed
@@ -200,7 +237,9 @@ def test_stopping_commits_finished_groups_and_resuming_repeats_none(runs):
     spec = RolloutSpec(tasks=30, group_size=4, seed=3)
     turns = iter(range(10_000))
     execution = ExecutionOptions(slots=8, groups_per_shard=4)
-    tally = runs.collect("run", spec=spec, execution=execution, should_stop=lambda: next(turns) > 60)
+    tally = runs.collect(
+        "run", spec=spec, execution=execution, should_stop=lambda: next(turns) > 60
+    )
     first = runs.steps("run")
     groups = first.select("task_id", "group").n_unique()
     assert 0 < groups < 30
@@ -218,7 +257,9 @@ def test_iterations_continue_the_task_order(runs):
     handle = runs.handle()
     with StepWriter(runs.folder / "run") as writer:
         for iteration in range(3):
-            spec = RolloutSpec(tasks=5, group_size=2, seed=9, iteration=iteration, skip=5 * iteration)
+            spec = RolloutSpec(
+                tasks=5, group_size=2, seed=9, iteration=iteration, skip=5 * iteration
+            )
             collect_groups(handle, policy, writer, spec)
     steps = runs.steps("run")
     assert steps["iteration"].unique(maintain_order=True).to_list() == [0, 1, 2]
@@ -237,13 +278,20 @@ def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs)
 
     def told(name: str) -> pl.DataFrame:
         groups = runs.steps(name).group_by("task_id", "group")
-        return groups.agg(said=pl.col("episode_return").n_unique() > 1, at=pl.col("trajectory").min()).sort("at")
+        return groups.agg(
+            said=pl.col("episode_return").n_unique() > 1, at=pl.col("trajectory").min()
+        ).sort("at")
 
     assert told("one")["said"].sum() == 6
     assert told("one")["said"][-1]  # not one more than was needed
     assert told("one").height > 6
     turns = iter(range(10_000))
-    runs.collect("resumed", spec=spec, execution=ExecutionOptions(slots=2), should_stop=lambda: next(turns) > 30)
+    runs.collect(
+        "resumed",
+        spec=spec,
+        execution=ExecutionOptions(slots=2),
+        should_stop=lambda: next(turns) > 30,
+    )
     assert 0 < told("resumed").height < told("one").height
     runs.collect("resumed", spec=spec)
     assert told("resumed").equals(told("one"))
@@ -262,12 +310,14 @@ def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
         policy = make_policy("mixture:explorer=0.5,random=0.3,outdated=0.2", context)
         runs.collect(action_format, policy, handle, spec=RolloutSpec(tasks=8, seed=1))
     played = {name: runs.steps(name).sort("trajectory", "step") for name in ACTION_FORMATS}
-    same = ("trajectory", "step", "state", pl.col("action").str.to_lowercase(), "score", "won")  # responses are lowered
+    # responses are lowered
+    same = ("trajectory", "step", "state", pl.col("action").str.to_lowercase(), "score", "won")
     assert played["number"].select(same).equals(played["command"].select(same))
     assert played["response"].select(same).equals(played["command"].select(same))
     written = played["number"]["response"]
     assert (played["command"]["response"] == played["command"]["action"]).all()
-    assert 0.5 < written.str.contains(r"^\d+$").mean() < 1  # searches and outdated actions have no number
+    # searches and outdated actions have no number
+    assert 0.5 < written.str.contains(r"^\d+$").mean() < 1
 
 
 def test_bad_collections():

@@ -50,17 +50,30 @@ class Table:
             self.ends.setdefault(position, {})[member] = None if row.aborted else row.reward
 
     def failed(self) -> set[tuple[int, int]]:
-        return {(at, member) for at, ends in self.ends.items() for member, end in ends.items() if end is None}
+        return {
+            (at, member)
+            for at, ends in self.ends.items()
+            for member, end in ends.items()
+            if end is None
+        }
 
     def says(self, position: int) -> bool:
         return len({end for end in self.ends[position].values() if end is not None}) > 1
 
     def earlier(self) -> tuple[dict[Key, bool], dict[Key, FailedGroup]]:
         hurt = {position for position, _ in self.failed()}
-        done = {group(position).key: self.says(position) for position in self.ends if position not in hurt}
+        done = {
+            group(position).key: self.says(position)
+            for position in self.ends
+            if position not in hurt
+        }
         failed = {
             group(position).key: FailedGroup(
-                frozenset(group(position).trajectory(member) for at, member in self.failed() if at == position),
+                frozenset(
+                    group(position).trajectory(member)
+                    for at, member in self.failed()
+                    if at == position
+                ),
                 [end for end in self.ends[position].values() if end is not None],
             )
             for position in hurt
@@ -72,7 +85,9 @@ def group(position: int) -> PlannedGroup:
     return PlannedGroup(position, 0, f"task {position}", 0, SIZE)
 
 
-def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5) -> None:
+def play(
+    table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5
+) -> None:
     """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
     spec = RolloutSpec(wanted, SIZE, dynamic=most)
@@ -102,7 +117,9 @@ CUT = st.one_of(st.just(10_000), st.integers(0, 30))
 
 @pytest.mark.slow
 @given(ENDS, st.integers(1, 5), st.integers(0, 12), FAILING, CUT, st.data())
-def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
+def test_a_retried_run_contains_what_an_undisturbed_one_does(
+    ends, wanted, spare, failing, cut, data
+):
     """With dynamic sampling, a resumed run may contain surplus groups, but never more than `dynamic`."""
 
     def choose(number: int) -> int:
@@ -128,7 +145,9 @@ def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare
 
 @pytest.mark.slow
 @given(ENDS, st.integers(1, 12), FAILING, CUT, st.data())
-def test_without_dynamic_sampling_a_retried_run_is_the_undisturbed_one(ends, wanted, failing, cut, data):
+def test_without_dynamic_sampling_a_retried_run_is_the_undisturbed_one(
+    ends, wanted, failing, cut, data
+):
     def choose(number: int) -> int:
         return data.draw(st.integers(0, number - 1))
 

@@ -48,7 +48,9 @@ def test_a_world_that_the_agents_action_ends_is_lost_and_not_aborted(runs, ends)
 
 def test_an_engine_that_fails_for_an_unknown_reason_aborts(runs):
     handle = runs.handle("mortal:MortalSource", ends="unknown")
-    tally = runs.collect("run", handle=handle, spec=SPEC, execution=ExecutionOptions(max_consecutive_failures=40))
+    tally = runs.collect(
+        "run", handle=handle, spec=SPEC, execution=ExecutionOptions(max_consecutive_failures=40)
+    )
     assert tally.aborted > 5
 
 
@@ -58,9 +60,17 @@ def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hol
     spec = RolloutSpec(tasks=50, group_size=8, seed=3)
     policy = Failing(lambda request: request.seed % 20 == 0)
     runs.collect("sound", spec=spec)
-    runs.collect("flaky", policy, spec=spec, execution=ExecutionOptions(max_consecutive_failures=400))
-    truth, flaky = (success(rollout_table(runs.steps(name).lazy()).collect()) for name in ("sound", "flaky"))
-    assert (truth.aborted, truth.if_aborted_lost, truth.if_aborted_won) == (0, truth.share, truth.share)
+    runs.collect(
+        "flaky", policy, spec=spec, execution=ExecutionOptions(max_consecutive_failures=400)
+    )
+    truth, flaky = (
+        success(rollout_table(runs.steps(name).lazy()).collect()) for name in ("sound", "flaky")
+    )
+    assert (truth.aborted, truth.if_aborted_lost, truth.if_aborted_won) == (
+        0,
+        truth.share,
+        truth.share,
+    )
     assert truth.aborted_by_length == ()
     assert flaky.aborted > 40
     assert flaky.if_aborted_lost <= truth.share <= flaky.if_aborted_won
@@ -79,9 +89,19 @@ def test_the_bounds_by_hand():
     assert (found.rollouts, found.aborted, found.unknown) == (6, 2, 1)
     assert (found.share, found.if_aborted_lost, found.if_aborted_won) == (2 / 3, 2 / 6, 5 / 6)
     assert found.interval == wilson_interval(2 / 3, 2), "results are known of two tasks"
-    assert found.aborted_by_length == (("1–5", 1, 0), ("6–10", 2, 0), ("11–20", 2, 1), ("21–50", 1, 1))
+    assert found.aborted_by_length == (
+        ("1–5", 1, 0),
+        ("6–10", 2, 0),
+        ("11–20", 2, 1),
+        ("21–50", 1, 1),
+    )
     aborted = success(table.filter("aborted"))
-    assert (aborted.share, aborted.interval, aborted.if_aborted_lost, aborted.if_aborted_won) == (None, None, 0.0, 1.0)
+    assert (aborted.share, aborted.interval, aborted.if_aborted_lost, aborted.if_aborted_won) == (
+        None,
+        None,
+        0.0,
+        1.0,
+    )
     unknown = success(table.filter(pl.col("won").is_null()))
     assert (unknown.share, unknown.describe()) == (None, "unknown")
 
@@ -89,15 +109,21 @@ def test_the_bounds_by_hand():
 @pytest.mark.slow
 def test_outcomes_of_rows_and_of_tables_are_the_same(runs):
     """In WebShop a rollout without success can have a score: by success alone its group is not informative."""
-    handle = open_env("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
-    policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command"))
+    handle = open_env(
+        "HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human"
+    )
+    policy = make_policy(
+        "mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command")
+    )
     runs.collect("run", policy, handle, spec=RolloutSpec(tasks=6, group_size=3, seed=2))
     steps = runs.steps("run")
     informative = {}
     for name, outcome in OUTCOMES.items():
         ends = defaultdict(set)
         for (task, _), rows in steps.group_by("task_id", "trajectory"):
-            ends[task].add(outcome([SimpleNamespace(**row) for row in rows.sort("step").iter_rows(named=True)]))
+            ends[task].add(
+                outcome([SimpleNamespace(**row) for row in rows.sort("step").iter_rows(named=True)])
+            )
         informative[name] = {task for task, values in ends.items() if len(values) > 1}
         found = groups_with_mixed_outcomes(steps.lazy(), name).collect()["task_id"]
         assert set(found) == informative[name]
@@ -108,7 +134,15 @@ def test_unknown_results_flow_to_the_tables_and_are_no_outcome(runs, monkeypatch
     class Silent(type(runs.handle().shared.source.engine())):
         def _state(self, text: str, valid: bool) -> State:
             state = super()._state(text, valid)
-            return State(state.text, state.actions, state.valid, state.terminated, None, state.reward, state.score)
+            return State(
+                state.text,
+                state.actions,
+                state.valid,
+                state.terminated,
+                None,
+                state.reward,
+                state.score,
+            )
 
     handle = runs.handle()
     tasks = handle.shared.source._tasks

@@ -11,7 +11,13 @@ from chat_server import Api, by_seed
 from command import DOORS, finished, hgpo
 
 from hgpo_datasets import scan_steps, verify
-from hgpo_train.rollout.failures import MAX_FAILED, FailureSummary, RolloutError, failures_of_steps, raise_if_too_many
+from hgpo_train.rollout.failures import (
+    MAX_FAILED,
+    FailureSummary,
+    RolloutError,
+    failures_of_steps,
+    raise_if_too_many,
+)
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 
 MACHINE = ExecutionOptions(slots=7, groups_per_shard=3, max_consecutive_failures=64)
@@ -32,7 +38,9 @@ def content(runs, name: str) -> pl.DataFrame:
 def test_only_failed_rollouts_are_retried(runs, share):
     runs.collect("sound", Failing(), **ASKED)
     sound = content(runs, "sound")
-    first = runs.collect("run", Failing(lambda request: request.step == 1 and request.seed % share == 0), **ASKED)
+    first = runs.collect(
+        "run", Failing(lambda request: request.step == 1 and request.seed % share == 0), **ASKED
+    )
     before = content(runs, "run")
     assert first.aborted == before.filter("aborted").height > 3
     assert runs.collect("run", Failing(), **ASKED).trajectories == 0  # unless it is asked for
@@ -65,7 +73,8 @@ def test_a_rollout_that_fails_again_stores_the_new_reason_and_is_retried(runs):
 def test_the_share_of_failures_from_which_a_run_fails():
     for rollouts, failed, most in ((0, 0, 0.0), (10, 0, 0.0), (10, 1, MAX_FAILED), (10, 9, 1.0)):
         raise_if_too_many(FailureSummary(rollouts, failed, (("x.", failed),)), most)
-    for rollouts, failed, most in ((10, 2, MAX_FAILED), (1, 1, MAX_FAILED), (10, 10, 1.0)):  # all is always too much
+    # all is always too much
+    for rollouts, failed, most in ((10, 2, MAX_FAILED), (1, 1, MAX_FAILED), (10, 10, 1.0)):
         line = rf"^{failed} of {rollouts} rollouts failed \(.*%\): {failed} × x\. A"
         with pytest.raises(RolloutError, match=line):
             raise_if_too_many(FailureSummary(rollouts, failed, (("x.", failed),)), most, "Advice.")
@@ -99,7 +108,12 @@ def run(command: list[str]) -> tuple[int, str]:
 def table(out: Path) -> pl.DataFrame:
     report = verify(out)
     assert report.ok, report.problems
-    return scan_steps(out).drop("run", "policy_s", "environment_s").sort("trajectory", "step").collect()
+    return (
+        scan_steps(out)
+        .drop("run", "policy_s", "environment_s")
+        .sort("trajectory", "step")
+        .collect()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +164,9 @@ def test_a_killed_retry_is_resumed(tmp_path, undisturbed):
             api.answer = by_seed
             process = hgpo(*server_command(api, out))
             until = time.monotonic() + 60
-            while len(api.bodies) < requests and process.poll() is None and time.monotonic() < until:
+            while (
+                len(api.bodies) < requests and process.poll() is None and time.monotonic() < until
+            ):
                 time.sleep(0.002)
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)

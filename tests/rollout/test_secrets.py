@@ -37,12 +37,17 @@ PLANTED = [  # by default each kind in two places
 
 def searched(folder: Path, printed: str) -> dict[str, bytes]:
     """Everything that was printed or stored: as bytes, and tables as the values that are in them."""
-    found = {"printed": printed.encode(), "printed, lines joined": re.sub(r"\s+", "", printed).encode()}
+    found = {
+        "printed": printed.encode(),
+        "printed, lines joined": re.sub(r"\s+", "", printed).encode(),
+    }
     for path in folder.rglob("*"):
         if path.is_file():
             found[str(path)] = path.read_bytes()
             if path.suffix == ".parquet":
-                found[f"{path}, rows"] = json.dumps(pl.read_parquet(path).to_dicts(), default=str).encode()
+                found[f"{path}, rows"] = json.dumps(
+                    pl.read_parquet(path).to_dicts(), default=str
+                ).encode()
                 found[f"{path}, metadata"] = json.dumps(pl.read_parquet_metadata(path)).encode()
     return found
 
@@ -53,16 +58,24 @@ def echo(api: Api, kind: str):
     def answer(body, attempt):
         sent = api.headers[-1].get("authorization", "")
         token = sent.partition(" ")[2]
-        decoded = base64.b64decode(token + "==").decode("utf-8", "replace") if sent.startswith("Basic") else token
+        decoded = (
+            base64.b64decode(token + "==").decode("utf-8", "replace")
+            if sent.startswith("Basic")
+            else token
+        )
         told = f"you sent {sent} that is {decoded} or {quote(decoded, safe='')} or {json.dumps(decoded)} {api.url}"
         if kind == "error":
             return 400, {"error": {"message": told, "code": decoded}}, {}
         if kind == "header":
             return 400, {"error": {"message": "no"}}, {"x-request-id": quote(decoded)}
         if kind == "text":
-            return completion(f"<think></think><action>go {decoded}</action> {told}", finish=token or "stop")
+            return completion(
+                f"<think></think><action>go {decoded}</action> {told}", finish=token or "stop"
+            )
         if kind == "type":
-            return 200, {"choices": [{"message": {"content": {"key": told}}, "finish_reason": [token]}]}
+            return 200, {
+                "choices": [{"message": {"content": {"key": told}}, "finish_reason": [token]}]
+            }
         return by_seed(body)
 
     return answer
@@ -78,15 +91,39 @@ def echo(api: Api, kind: str):
         'extra={{"user_token": "{}", "headers": {{"cookie": ["{}"]}}}}',
     ],
 )
-@pytest.mark.parametrize("secret", ["sk-live_0a1B2c3D4e5F", "AKIAIOSFODNN7SECRET1", "hf_abcdEFGHijkl1234"])
+@pytest.mark.parametrize(
+    "secret", ["sk-live_0a1B2c3D4e5F", "AKIAIOSFODNN7SECRET1", "hf_abcdEFGHijkl1234"]
+)
 def test_an_option_of_a_server_is_nowhere(tmp_path, hgpo, monkeypatch, option, secret):
     """A key in place of the name of its variable, a fragment, and names that the user chose."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     given = option.replace("{}", secret).replace("{{", "{").replace("}}", "}")
-    options = ["--policy-option", given, "--policy-option", "retries=0", "--tasks", "1", "--group-size", "1"]
-    shown = hgpo("rollout", "--env", "HGPO/ALFWorld-v0", "--policy", "openai:m", *options, "--out", tmp_path / "run")
+    options = [
+        "--policy-option",
+        given,
+        "--policy-option",
+        "retries=0",
+        "--tasks",
+        "1",
+        "--group-size",
+        "1",
+    ]
+    shown = hgpo(
+        "rollout",
+        "--env",
+        "HGPO/ALFWorld-v0",
+        "--policy",
+        "openai:m",
+        *options,
+        "--out",
+        tmp_path / "run",
+    )
     if option.startswith("extra"):
-        table = json.dumps({"user_token": secret}).replace(":", " =").replace('"user_token"', "user_token")
+        table = (
+            json.dumps({"user_token": secret})
+            .replace(":", " =")
+            .replace('"user_token"', "user_token")
+        )
         settings = ["--set", f"rollout.engine_options={table}", "--print-config"]
         printed = hgpo("train", "tiny-alfworld", *settings)
         assert printed[0] == 0
@@ -98,7 +135,9 @@ def test_an_option_of_a_server_is_nowhere(tmp_path, hgpo, monkeypatch, option, s
 @pytest.mark.parametrize(("kind", "where"), PLANTED)
 def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
     draw = random.Random(f"{kind} {where}")
-    secret = "".join(draw.choice(AWKWARD if where in ("key", "password") else PLAIN) for _ in range(24))
+    secret = "".join(
+        draw.choice(AWKWARD if where in ("key", "password") else PLAIN) for _ in range(24)
+    )
     environment = {"OPENAI_API_KEY": "none", "OPENAI_LOG": "debug"}
     with Api() as api:
         api.answer = echo(api, kind)
@@ -112,7 +151,16 @@ def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
             url = url.replace("http://", f"http://{user}@")
         command = [
             *DOORS,
-            *["--policy", "openai:tiny", "--tasks", "2", "--group-size", "2", "--policy-option", "retries=0"],
+            *[
+                "--policy",
+                "openai:tiny",
+                "--tasks",
+                "2",
+                "--group-size",
+                "2",
+                "--policy-option",
+                "retries=0",
+            ],
         ]
         for option in ("retries=0", "check_model=false", f"base_url={url}"):
             command += ["--policy-option", option]
@@ -125,7 +173,9 @@ def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
     assert stored or where == "query"
 
 
-@pytest.mark.parametrize("fault", ["config", "unknown option", "crash", "chained crash", "warning", "log", "thread"])
+@pytest.mark.parametrize(
+    "fault", ["config", "unknown option", "crash", "chained crash", "warning", "log", "thread"]
+)
 def test_a_secret_in_an_error_of_the_program_itself_is_not_printed(tmp_path, fault):
     """The last door: tracebacks, warnings, logs, threads, whatever holds the key by then."""
     secret = "Zk" + "".join(random.Random(fault).choice(PLAIN) for _ in range(24))

@@ -36,11 +36,17 @@ def test_a_crash_at_any_step_aborts_only_its_trajectory(runs):
         ("train-1", 0, "kill"): "WorkerDied: the environment's process ended with signal SIGKILL",
         ("train-2", 1, "exit"): "WorkerDied: the environment's process ended with exit code 3",
         ("train-3", 1, "raise"): "EnvironmentFailed: RuntimeError: the house burns (task train-3)",
-        ("train-4", 1, "unpicklable"): "EnvironmentFailed: its state cannot be sent between processes: ",
+        (
+            "train-4",
+            1,
+            "unpicklable",
+        ): "EnvironmentFailed: its state cannot be sent between processes: ",
     }
     runs.collect("sound", spec=SPEC)
     handle = runs.handle("fragile:FragileSource", plan=tuple(reasons))
-    tally = runs.collect("run", handle=handle, spec=SPEC, execution=ExecutionOptions(slots=4, workers=True))
+    tally = runs.collect(
+        "run", handle=handle, spec=SPEC, execution=ExecutionOptions(slots=4, workers=True)
+    )
     sound = runs.steps("sound")
     run = runs.steps("run")
     broken = run.filter("aborted")
@@ -58,7 +64,11 @@ def slots(runs, monkeypatch):
     """Return two slots, and a clock that a test advances: no test waits for a time-out, and none occurs by chance."""
     ahead = [0.0]
     monkeypatch.setattr(workers, "perf_counter", lambda: time.perf_counter() + ahead[0])
-    slots = WorkerSlots(runs.handle("fragile:FragileSource", plan=(("train-1", 1, "hang"),)).shared, 2, timeout_s=3600)
+    slots = WorkerSlots(
+        runs.handle("fragile:FragileSource", plan=(("train-1", 1, "hang"),)).shared,
+        2,
+        timeout_s=3600,
+    )
     slots.ahead = ahead
     yield slots
     slots.close()
@@ -93,7 +103,8 @@ def test_workers_that_hang_stop_or_die_are_replaced_and_block_no_other(slots):
     ended = Failure("WorkerDied", "the environment's process ended with signal SIGKILL")
     assert outcome(slots, 1, "act", "look") == ended
     assert "You are in the hall" in outcome(slots, 1, "start", "train-3")
-    os.kill(slots._workers[1].process.pid, signal.SIGKILL)  # between two rollouts: it aborts neither
+    # between two rollouts: it aborts neither
+    os.kill(slots._workers[1].process.pid, signal.SIGKILL)
     slots._workers[1].process.join(30)
     assert "You are in the hall" in outcome(slots, 1, "start", "train-4")
 
@@ -141,7 +152,10 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
     script.write_text(OUTLIVED)
     path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(
-        [sys.executable, str(script)], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         numbers = list(map(int, process.stdout.readline().split()))
@@ -173,7 +187,9 @@ def alive(number: int) -> bool:
 def test_a_source_that_cannot_be_pickled_is_refused_before_the_run():
     source = DoorsSource()
     source.lock = threading.Lock()
-    with pytest.raises(InputError, match=r"cannot be sent to worker processes .*; remove --workers"):
+    with pytest.raises(
+        InputError, match=r"cannot be sent to worker processes .*; remove --workers"
+    ):
         WorkerSlots(SharedSource(source), 1)
 
 
@@ -186,7 +202,9 @@ def test_the_command_plays_every_environment_in_workers(tmp_path, env_id):
         assert code == 0, out + error
         assert verify(tmp_path / name).ok
     order = ["trajectory", "step"]
-    here, there = (scan_steps(tmp_path / name).drop("run").sort(order).collect() for name in ("here", "there"))
+    here, there = (
+        scan_steps(tmp_path / name).drop("run").sort(order).collect() for name in ("here", "there")
+    )
     assert there.equals(here)
     assert not there["aborted"].any()
 
@@ -249,7 +267,9 @@ def test_engines_wait_at_the_same_time() -> None:
     for slot in range(3):
         slots.call(slot, "start", f"t{slot}")
     found = collected(slots)
-    assert {slot: result.outcome.text for slot, result in found.items()} == {n: f"started t{n}" for n in range(3)}
+    assert {slot: result.outcome.text for slot, result in found.items()} == {
+        n: f"started t{n}" for n in range(3)
+    }
     assert slots.busy == 0
     assert not slots.collect(0)
     slots.close()
@@ -282,8 +302,18 @@ def test_closing_ends_calls_that_wait() -> None:
 def test_rollouts_play_at_most_as_many_as_the_source_allows(asked: int, tmp_path: Path) -> None:
     source = WaitingSource()
     shared = SharedSource(source)
-    handle = EnvHandle("Waiting-v0", shared, settings_for("Waiting", max_steps=2), Split(shared, "train"))
-    run = collect(handle, lambda _: "look", tmp_path / "run", tasks=2, group_size=4, slots=asked, progress=False)
+    handle = EnvHandle(
+        "Waiting-v0", shared, settings_for("Waiting", max_steps=2), Split(shared, "train")
+    )
+    run = collect(
+        handle,
+        lambda _: "look",
+        tmp_path / "run",
+        tasks=2,
+        group_size=4,
+        slots=asked,
+        progress=False,
+    )
     assert run.summary["rollouts"] == 8
     assert run.summary["failed"] == 0
     assert len(source.engines) == min(asked, 3)

@@ -32,7 +32,10 @@ def texts() -> list[str]:
     for task in source.ids("train"):
         engine: DoorsEngine = source.engine()
         states = [engine.start(task), *(engine.act(command) for command in solution(task))]
-        found += [f"{source.task(task).instruction} {state.text} {', '.join(state.actions)}" for state in states]
+        found += [
+            f"{source.task(task).instruction} {state.text} {', '.join(state.actions)}"
+            for state in states
+        ]
     return found
 
 
@@ -40,7 +43,9 @@ def texts() -> list[str]:
 def tiny(tmp_path_factory):
     from hgpo_train.models.tiny import TinyShape, save_tiny
 
-    shape = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    shape = TinyShape(
+        vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96
+    )
     return save_tiny(tmp_path_factory.mktemp("tiny"), texts() * 3, shape, seed=1)
 
 
@@ -59,7 +64,12 @@ def config(tiny, template):
         name="doors",
         iterations=3,
         environment=environment | {"prompt_template": str(template)},
-        model={"path": str(tiny), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"},
+        model={
+            "path": str(tiny),
+            "compute_dtype": "float32",
+            "gradient_checkpointing": False,
+            "device": "cpu",
+        },
         rollout={"tasks": 3, "group_size": 4, "max_prompt_tokens": 200, "max_response_tokens": 6},
         update={"mini_batch_size": 20, "logit_chunk": 0, "kl_weight": 0.01},
         optimiser={"learning_rate": 1e-3},

@@ -28,8 +28,18 @@ def served(model, tokenizer, context):
 @pytest.fixture
 def ahead(config, monkeypatch):
     monkeypatch.setattr(trainer_module._target(), "trainable_factory", lambda *_: served)
-    rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3, "engine": "served", "ahead": True}
-    changes = {"environment": {"max_steps": 3}, "evaluation": {"every": 0}, "checkpoint": {"every": 1}}
+    rollout = {
+        "tasks": 2,
+        "group_size": 2,
+        "max_response_tokens": 3,
+        "engine": "served",
+        "ahead": True,
+    }
+    changes = {
+        "environment": {"max_steps": 3},
+        "evaluation": {"every": 0},
+        "checkpoint": {"every": 1},
+    }
     return replace(config, rollout=rollout, update={"rollout_is": "token"}, **changes)
 
 
@@ -55,11 +65,17 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
     trainer = runs.train(ahead)
     assert overlaps == [True, True, False]  # nothing is collected after the last iteration
     steps = scan_steps(trainer.folder / "steps").collect()
-    assert sorted(steps.select("iteration", "policy_version").unique().rows()) == [(0, 0), (1, 0), (2, 1)]
+    assert sorted(steps.select("iteration", "policy_version").unique().rows()) == [
+        (0, 0),
+        (1, 0),
+        (2, 1),
+    ]
     lines = read_metrics(trainer.folder / "metrics.jsonl")
     assert [line["training/policy_lag"] for line in lines] == [0, 1, 1]
     assert ["timing_s/gen_wait" in line for line in lines] == [True, True, False]
-    assert all(line["timing_s/gen"] > 0 and "rollout_corr/rollout_is_mean" in line for line in lines)
+    assert all(
+        line["timing_s/gen"] > 0 and "rollout_corr/rollout_is_mean" in line for line in lines
+    )
     assert (trainer.state.tasks_drawn, trainer.state.environment_steps) == (6, steps.height)
 
 
@@ -85,7 +101,9 @@ def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monk
     with monkeypatch.context() as patch:
         patch.setattr(module.stages, "update", stops)
         patch.setattr(module.stages, "collect", fails)
-        with pytest.raises((RolloutError, RuntimeError), match=r"the update failed|too many failures"):
+        with pytest.raises(
+            (RolloutError, RuntimeError), match=r"the update failed|too many failures"
+        ):
             runs.train(ahead)
     trainer = runs.train(ahead, resume=True)
     assert (trainer.state.iteration, trainer.state.tasks_drawn) == (3, 6)

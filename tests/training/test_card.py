@@ -20,7 +20,9 @@ evaluation_result = Lazy("hgpo_train.training.evaluations:evaluation_result")
 @pytest.fixture
 def run(config, runs):
     """Two iterations with an evaluation each; whatever it measured, the first one is the best."""
-    config = replace(config, iterations=2, evaluation={"every": 1}, checkpoint={"every": 1, "keep": 0})
+    config = replace(
+        config, iterations=2, evaluation={"every": 1}, checkpoint={"every": 1, "keep": 0}
+    )
     config = replace(config, rollout={"tasks": 2, "group_size": 2, "max_response_tokens": 3})
     folder = runs.train(config).folder
     for checkpoint in list_checkpoints(folder / "checkpoints"):
@@ -30,7 +32,9 @@ def run(config, runs):
 
 
 @pytest.mark.slow
-def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run, config, hgpo, tmp_path):
+def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
+    run, config, hgpo, tmp_path
+):
     best = json.loads((list_checkpoints(run / "checkpoints")[-1] / STATE).read_text())["best"]
     trained = run / "checkpoints" / f"{best:06d}"
     code, output, errors = hgpo("card", run, "-o", tmp_path / "card.md")
@@ -44,13 +48,24 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run,
     assert "base_model" not in header  # a folder of this machine
     assert "/tmp" not in text
     size = f"iterations of the checkpoint = {best}, of the run = 2, planned = 2, tasks = 2, group size = 2"
-    for line in ("Doors", "the estimator hgpo", "alpha = 1.0", "| 0 | ", size, "hgpo eval", "this model"):
+    for line in (
+        "Doors",
+        "the estimator hgpo",
+        "alpha = 1.0",
+        "| 0 | ",
+        size,
+        "hgpo eval",
+        "this model",
+    ):
         assert line in text, line
     played = scan_steps(run / "evaluation").filter(pl.col("iteration") == best)
     won = played.group_by("task_id").agg(pl.col("episode_won").mean()).collect()["episode_won"]
     low, high = wilson_interval(won.mean(), len(won))
     size = counted(len(won), "task")
-    assert f"Iteration {best}: success {won.mean():.1%} ({low:.1%} to {high:.1%}) on {size} of split" in text
+    assert (
+        f"Iteration {best}: success {won.mean():.1%} ({low:.1%} to {high:.1%}) on {size} of split"
+        in text
+    )
 
     code, output, errors = hgpo("card", "check", tmp_path / "card.md", "--run", run)
     assert code == 0, output
@@ -62,20 +77,35 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run,
     assert changed[1:].replace("alpha = 2.0", "alpha = 1.0") == expected[1:]
 
     command = next(line for line in text.splitlines() if "hgpo eval" in line).partition(" #")[0]
-    names = {"FOLDER": trained, "runs/eval": tmp_path / "eval", "short.j2": config.environment.prompt_template}
+    names = {
+        "FOLDER": trained,
+        "runs/eval": tmp_path / "eval",
+        "short.j2": config.environment.prompt_template,
+    }
     for name, path in names.items():
         command = command.replace(name, str(path))
     code, _, errors = hgpo(*shlex.split(command)[1:])
     assert code == 0, errors
-    prompts = [scan_steps(path).select("prompt").collect().item(0, 0) for path in (run, tmp_path / "eval")]
+    prompts = [
+        scan_steps(path).select("prompt").collect().item(0, 0) for path in (run, tmp_path / "eval")
+    ]
     assert all(prompt.startswith("light the lamp") for prompt in prompts)  # as the template does
 
-    assert f"{run}/checkpoints/000001" in hgpo("card", run, "--iteration", 1, "-o", tmp_path / "first.md")[1]
+    assert (
+        f"{run}/checkpoints/000001"
+        in hgpo("card", run, "--iteration", 1, "-o", tmp_path / "first.md")[1]
+    )
     hgpo("card", run, "--iteration", 1, "--json", "-o", tmp_path / "first.json")
     shown = json.loads((tmp_path / "first.json").read_text())
-    assert shown["rollouts"]["training"]["planned"] == shown["rollouts"]["training"]["stored"] == 2 * 2 * 2
+    assert (
+        shown["rollouts"]["training"]["planned"]
+        == shown["rollouts"]["training"]["stored"]
+        == 2 * 2 * 2
+    )
     assert list(shown["by_seed"]) == ["0", "1", "2"]
-    assert shown["tasks"] == sorted(scan_steps(run / "evaluation").select("task_id").unique().collect()["task_id"])
+    assert shown["tasks"] == sorted(
+        scan_steps(run / "evaluation").select("task_id").unique().collect()["task_id"]
+    )
     assert hgpo("card", "check", tmp_path / "first.json", "--run", run)[0] == 0
     code, _, errors = hgpo("card", run, "--iteration", 7)
     assert code == 2
@@ -85,9 +115,19 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run,
 def evaluation_of(won: int, tasks: int) -> EvaluationReport:
     success = [1.0] * won + [0.0] * (tasks - won)
     episodes = pl.DataFrame({"task_id": [str(task) for task in range(tasks)], "success": success})
-    columns = {"env_id": "", "seed": 0, "task_type": "", "aborted": False, "length": 3, "score": 0.0, "invalid": 0}
+    columns = {
+        "env_id": "",
+        "seed": 0,
+        "task_type": "",
+        "aborted": False,
+        "length": 3,
+        "score": 0.0,
+        "invalid": 0,
+    }
     table = episodes.with_columns(*(pl.lit(value).alias(name) for name, value in columns.items()))
-    return evaluation_reports(table.with_columns(admissible=3, judged=3, won=pl.col("success") == 1))[0]
+    return evaluation_reports(
+        table.with_columns(admissible=3, judged=3, won=pl.col("success") == 1)
+    )[0]
 
 
 def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_given(config):

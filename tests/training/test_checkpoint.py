@@ -65,7 +65,9 @@ def save(tokenizer, tmp_path):
         kept = CheckpointConfig(**{"keep": 0, **kept})
         for iteration in iterations:
             state = TrainingState(iteration, versions={"torch": "1"})
-            folder = save_checkpoint(tmp_path / "checkpoints", state, model, tokenizer, optimiser, kept)
+            folder = save_checkpoint(
+                tmp_path / "checkpoints", state, model, tokenizer, optimiser, kept
+            )
         return folder
 
     return save
@@ -86,7 +88,11 @@ def names(folder):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_the_newest_checkpoints_are_kept_and_the_last_can_be_resumed_from(save, tmp_path):
@@ -98,7 +104,11 @@ def test_the_newest_checkpoints_are_kept_and_the_last_can_be_resumed_from(save, 
     assert newest_valid_checkpoint(tmp_path / "checkpoints", to_resume=True) == last
     save(4, 5, keep=2)
     assert names(tmp_path / "checkpoints") == ["000004", "000005"]
-    assert {path.suffix for path in last.rglob("*") if path.is_file()} <= {".safetensors", ".json", ".jinja"}
+    assert {path.suffix for path in last.rglob("*") if path.is_file()} <= {
+        ".safetensors",
+        ".json",
+        ".jinja",
+    }
     assert resolve_model(str(tmp_path)).endswith("000005")
     assert resolve_model("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
 
@@ -140,7 +150,9 @@ def test_another_model_is_refused_and_unchanged(save, tokenizer, tmp_path):
 def test_changed_package_versions_are_warned_about(save, tokenizer, tmp_path):
     save(3)
     with pytest.warns(CheckpointWarning, match="computed with torch 1 and is resumed with 2"):
-        state = resume_checkpoint(tmp_path / "checkpoints", *trained(tokenizer), CheckpointConfig(keep=1))
+        state = resume_checkpoint(
+            tmp_path / "checkpoints", *trained(tokenizer), CheckpointConfig(keep=1)
+        )
     assert (state.iteration, state.versions["torch"][0]) == (3, "2")
 
 
@@ -170,7 +182,9 @@ def resumed_from(folder):
     return newest.name, bool(shown)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", OPTIMISER, STATE, MANIFEST, "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", OPTIMISER, STATE, MANIFEST, "tokenizer.json"]
+)
 def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(pair, tmp_path, name):
     for number, damage in enumerate(DAMAGES.values()):
         folder = tmp_path / str(number) / "checkpoints"
@@ -179,7 +193,8 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(pair, tmp_path,
         if name == OPTIMISER:  # it still loads as a model
             assert resolve_model(str(folder.parent)).endswith("000002")
         elif name != MANIFEST:
-            with pytest.raises(InputError, match="is damaged") as caught:  # as `hgpo eval --policy transformers:…`
+            # as `hgpo eval --policy transformers:…`
+            with pytest.raises(InputError, match="is damaged") as caught:
                 resolve_model(str(folder / "000002"))
             assert "\n" not in str(caught.value)
         # The optimiser's state may have been removed: `checkpoint.optimiser = "last"`.
@@ -190,7 +205,9 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(pair, tmp_path,
         assert resumed_from(folder) == ("000001", False)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_a_flipped_bit_in_any_file_is_detected(pair, tmp_path_factory, data):
     name, whole = data.draw(st.sampled_from(sorted(contents(pair / "000002").items())))
@@ -209,7 +226,9 @@ def test_without_a_valid_checkpoint_resuming_fails_and_changes_nothing(pair, tmp
     for iteration in (1, 2):
         (folder / f"00000{iteration}" / "model.safetensors").write_bytes(b"")
     before = contents(folder)
-    with pytest.raises(InputError, match=r"no checkpoint that can be used: .*000002.*model\.safetensors.*000001"):
+    with pytest.raises(
+        InputError, match=r"no checkpoint that can be used: .*000002.*model\.safetensors.*000001"
+    ):
         newest_valid_checkpoint(folder, to_resume=True)
     with pytest.raises(InputError, match="no checkpoint that can be used"):
         resolve_model(str(tmp_path))

@@ -15,7 +15,14 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages.registry import get
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.settings import build, field_docs, read_toml, to_toml
-from hgpo_train.training.config import Config, SftConfig, configured_estimator, load_config, replace, shipped
+from hgpo_train.training.config import (
+    Config,
+    SftConfig,
+    configured_estimator,
+    load_config,
+    replace,
+    shipped,
+)
 from hgpo_train.training.data import env_options
 from tools import configurations_page
 
@@ -25,7 +32,8 @@ def test_shipped_configurations_are_valid():
         config = load_config(name)
         estimator = get(config.advantage.estimator)
         parameters = estimator.with_parameters(**config.advantage.parameters).parameters
-        if estimator.name == "hgpo" and not name.startswith("tiny"):  # in the papers, prompts and contexts match
+        # in the papers, prompts and contexts match
+        if estimator.name == "hgpo" and not name.startswith("tiny"):
             assert parameters.history_length == config.environment.history_length
         assert ("webshop" in name) == (config.environment.id == "HGPO/WebShop-v0")
 
@@ -33,7 +41,15 @@ def test_shipped_configurations_are_valid():
 def test_the_configurations_of_the_paper_are_shipped():
     for environment in ("alfworld", "webshop"):
         for size in ("1.5b", "7b"):
-            for method in ("hgpo-k2", "hgpo-k4", "gigpo", "grpo", "g2po", "graphgpo", "hgpo-k2-lora"):
+            for method in (
+                "hgpo-k2",
+                "hgpo-k4",
+                "gigpo",
+                "grpo",
+                "g2po",
+                "graphgpo",
+                "hgpo-k2-lora",
+            ):
                 assert f"{environment}-{size}-{method}" in shipped()
     config = load_config("webshop-1.5b-hgpo-k4")
     assert config.advantage.parameters["mode"] == "mean_norm"
@@ -58,7 +74,11 @@ def test_every_field_has_a_docstring(cls):
     st.text(max_size=30),
     st.floats(1e-9, 1e9),
     st.one_of(st.none(), st.floats(1.5, 10)),
-    st.dictionaries(st.text(max_size=8), st.one_of(st.integers(0, 9), st.booleans(), st.text(max_size=8)), max_size=3),
+    st.dictionaries(
+        st.text(max_size=8),
+        st.one_of(st.integers(0, 9), st.booleans(), st.text(max_size=8)),
+        max_size=3,
+    ),
 )
 def test_written_settings_are_read_back_equal(name, rate, dual_clip, options):
     config = Config(
@@ -128,13 +148,20 @@ def test_invalid_values_are_reported_in_one_line():
 )
 def test_engine_options_do_not_change_what_settings_determine(engine, option, setting):
     (name,) = option
-    with pytest.raises(InputError, match=rf"^setting rollout\.engine_options\.{name}: .*\({setting}") as caught:
+    with pytest.raises(
+        InputError, match=rf"^setting rollout\.engine_options\.{name}: .*\({setting}"
+    ) as caught:
         replace(Config(), rollout={"engine": engine, "engine_options": option})
     assert "\n" not in str(caught.value)
 
 
 def test_engine_options_of_the_engine_alone_are_accepted():
-    options = {"max_model_len": 4096, "generation_config": "vllm", "max_batch_tokens": 9, "request_seeds": True}
+    options = {
+        "max_model_len": 4096,
+        "generation_config": "vllm",
+        "max_batch_tokens": 9,
+        "request_seeds": True,
+    }
     assert replace(Config(), rollout={"engine_options": options}).rollout.engine_options == options
 
 
@@ -143,13 +170,28 @@ def test_invalid_values_are_rejected_in_python_as_well():
     for make, line in (
         (lambda: Config(iterations=-1), "setting iterations: expected int >= 1, received -1"),
         (lambda: Config(iterations="x"), "setting iterations: expected int, received 'x'"),
-        (lambda: dataclasses.replace(Config().update, epochs=0), "setting epochs: expected int >= 1, received 0"),
-        (lambda: replace(SftConfig(), update={"epochs": 0}), "setting update.epochs: expected int >= 1, received 0"),
+        (
+            lambda: dataclasses.replace(Config().update, epochs=0),
+            "setting epochs: expected int >= 1, received 0",
+        ),
+        (
+            lambda: replace(SftConfig(), update={"epochs": 0}),
+            "setting update.epochs: expected int >= 1, received 0",
+        ),
         (lambda: Config(update=3), "setting update: expected a table, received 3"),
-        (lambda: GenerationOptions(temperature=-1), "policy option temperature: expected float >= 0.0, received -1"),
-        (lambda: GenerationOptions(temperature=float("inf")), "policy option temperature: expected float <= 1.7"),
+        (
+            lambda: GenerationOptions(temperature=-1),
+            "policy option temperature: expected float >= 0.0, received -1",
+        ),
+        (
+            lambda: GenerationOptions(temperature=float("inf")),
+            "policy option temperature: expected float <= 1.7",
+        ),
         (lambda: get_hgpo(gamma=1.5), "parameter gamma: expected float <= 1.0, received 1.5"),
-        (lambda: get_hgpo(alpha=math.nan), "parameter alpha: expected a finite number, received nan"),
+        (
+            lambda: get_hgpo(alpha=math.nan),
+            "parameter alpha: expected a finite number, received nan",
+        ),
     ):
         with pytest.raises(InputError, match=re.escape(line)):
             make()
@@ -160,7 +202,8 @@ def test_a_configuration_extends_another(tmp_path):
     (tmp_path / "run.toml").write_text('extends = "base.toml"\n[update]\nepochs = 4\n')
     assert read_toml(tmp_path / "run.toml") == {"update": {"epochs": 4, "clip_high": 0.3}}
     content = (tmp_path / "run.toml").read_bytes()
-    (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf" + content)  # a byte order mark, as editors on Windows write it
+    # a byte order mark, as editors on Windows write it
+    (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf" + content)
     assert read_toml(tmp_path / "run.toml") == {"update": {"epochs": 4, "clip_high": 0.3}}
     (tmp_path / "base.toml").write_text('extends = "run.toml"\n')
     with pytest.raises(InputError, match="extends itself"):
@@ -183,7 +226,10 @@ def test_files_that_are_not_configurations_are_reported(tmp_path):
         ("seed = 1".encode("utf-16"), "is not TOML in UTF-8"),
         (b"extends = 3", "expected extends to name a file"),
         (b'extends = ["a", 1]', "expected extends to name a file"),
-        (b"[optimiser]\nlearning_rate = 1" + b"0" * 400, "optimiser.learning_rate: expected a smaller number"),
+        (
+            b"[optimiser]\nlearning_rate = 1" + b"0" * 400,
+            "optimiser.learning_rate: expected a smaller number",
+        ),
         (b"seed = " + b"9" * 5000, "is not TOML"),
         (b"[environment]\noptions = " + b"[" * 3000, "is not TOML"),
     ):
@@ -200,7 +246,9 @@ ON_PURPOSE = {"checkpoint.every", "advantage: step_weight", "model.gradient_chec
 
 def test_the_page_has_the_values_of_the_configurations():
     page = (Path(__file__).parents[2] / "docs/configurations.md").read_text("utf-8")
-    assert configurations_page.rewrite(page) == page, "run: python -m tools.configurations_page docs/configurations.md"
+    assert configurations_page.rewrite(page) == page, (
+        "run: python -m tools.configurations_page docs/configurations.md"
+    )
 
 
 def test_there_are_28_configurations_and_nothing_differs_by_accident():
@@ -212,7 +260,10 @@ def test_there_are_28_configurations_and_nothing_differs_by_accident():
             if ours != official:
                 different.setdefault(title, []).append(name)
     assert different.keys() == ON_PURPOSE
-    assert all(name.split("-")[2] in ("grpo", "gigpo", "g2po", "graphgpo") for name in different["checkpoint.every"])
+    assert all(
+        name.split("-")[2] in ("grpo", "gigpo", "g2po", "graphgpo")
+        for name in different["checkpoint.every"]
+    )
     assert different["advantage: step_weight"] == ["webshop-1.5b-g2po", "webshop-7b-g2po"]
 
 
@@ -227,11 +278,15 @@ def test_configurations_without_an_official_script_say_so():
 @pytest.mark.parametrize(
     ("world", "command"), [("alfworld", "hgpo data fetch alfworld"), ("webshop", "hgpo data build")]
 )
-def test_without_the_official_data_a_run_stops_with_the_command(world, command, tmp_path, monkeypatch):
+def test_without_the_official_data_a_run_stops_with_the_command(
+    world, command, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
     config = load_config(f"{world}-1.5b-grpo")
-    with pytest.raises(InputError, match=f"official tasks of .* are not on this machine.*{command}"):
+    with pytest.raises(
+        InputError, match=f"official tasks of .* are not on this machine.*{command}"
+    ):
         env_options(config, config.environment.split)
     bundled = load_config(f"{world}-1.5b-grpo", ["environment.data=bundled"])
     assert "data" not in env_options(bundled, "train")
@@ -253,7 +308,9 @@ def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatc
 
 
 def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
-    dropped = load_config("tiny-alfworld", ["advantage.parameters.gamma=0.9", "advantage.estimator=grpo"]).advantage
+    dropped = load_config(
+        "tiny-alfworld", ["advantage.parameters.gamma=0.9", "advantage.estimator=grpo"]
+    ).advantage
     assert dropped.estimator == "grpo"
     assert dropped.parameters == {
         "reward": "success", "reward_scale": 10.0, "invalid_action_penalty": 0.0, "gamma": 0.9
@@ -265,9 +322,12 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
         with pytest.raises(InputError, match=r"advantage\.parameters of rloo: unknown parameter"):
             configured_estimator(load_config(own, [override]))
     penalty = ["advantage.parameters.overlong_penalty=1", "rollout.max_response_tokens=8"]
-    with pytest.raises(InputError, match=r"expected overlong_limit = 8, the value of rollout.max_response_tokens"):
+    with pytest.raises(
+        InputError, match=r"expected overlong_limit = 8, the value of rollout.max_response_tokens"
+    ):
         configured_estimator(load_config(own, penalty))
-    own.write_text('[advantage]\nestimator = "elsewhere:mine"\n')  # a run of another machine can be read
+    # a run of another machine can be read
+    own.write_text('[advantage]\nestimator = "elsewhere:mine"\n')
     assert load_config(own).advantage.estimator == "elsewhere:mine"
 
 
@@ -283,7 +343,9 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
         ('extends = "other.toml"\n[advantage]\nestimator = "evil:estimate"', "evil:estimate"),
     ],
 )
-def test_the_configuration_of_a_run_of_others_runs_no_code(tmp_path, monkeypatch, hgpo, settings, name):
+def test_the_configuration_of_a_run_of_others_runs_no_code(
+    tmp_path, monkeypatch, hgpo, settings, name
+):
     """Whether the run is resumed or its configuration is named: one line says what to add, and nothing is imported."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('started').touch()\n")

@@ -31,12 +31,20 @@ def test_the_command_runs_on_a_cpu(config, tmp_path, hgpo):
     code, output, errors = hgpo("check", "gpu", path, "--json")
     findings = {finding["check"]: finding for finding in json.loads(output)}
     failed = {name: finding for name, finding in findings.items() if finding["verdict"] == "fail"}
-    expected = {"/dev/shm"} | ({"device"} if torch.version.cuda else set())  # containers often have 64 MB of it
+    # containers often have 64 MB of it
+    expected = {"/dev/shm"} | ({"device"} if torch.version.cuda else set())
     assert failed.keys() <= expected, errors
     assert code == bool(failed)
     passed = {name for name, finding in findings.items() if finding["verdict"] == "pass"}
-    assert passed >= {"KL and ratio, 64 tokens", "KL and ratio, 4096 tokens", "one update of CONFIG"}
-    assert (findings["free memory"]["verdict"], findings["free memory"]["value"]) == ("skip", "needs CUDA")
+    assert passed >= {
+        "KL and ratio, 64 tokens",
+        "KL and ratio, 4096 tokens",
+        "one update of CONFIG",
+    }
+    assert (findings["free memory"]["verdict"], findings["free memory"]["value"]) == (
+        "skip",
+        "needs CUDA",
+    )
     assert "is not built for CUDA" in findings["device"]["value"] or torch.version.cuda
     assert "tokens/s" in findings["one update of CONFIG"]["value"]
 
@@ -55,10 +63,15 @@ def test_a_wrong_reference_is_found(monkeypatch):
 def test_an_exception_is_a_finding_and_the_other_checks_run():
     raises = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access\nmore"))
     skips = Mock(side_effect=gpu_check.Skipped("needs CUDA"))
-    checks = [("first", "update", raises), ("second", "", skips), ("third", "", lambda: (True, "1", "2"))]
+    checks = [
+        ("first", "update", raises),
+        ("second", "", skips),
+        ("third", "", lambda: (True, "1", "2")),
+    ]
     first, second, third = gpu_check._findings(checks)
     assert (
-        " ".join(first.line().split()) == "FAIL first RuntimeError: CUDA error: an illegal memory access more → update"
+        " ".join(first.line().split())
+        == "FAIL first RuntimeError: CUDA error: an illegal memory access more → update"
     )
     assert (second.verdict, third.verdict) == ("skip", "pass")
 
@@ -69,7 +82,9 @@ class StandIn:
     by_device = False
 
     def __init__(self, model, tokenizer, *, publishes: bool) -> None:
-        self._policy = TransformersPolicy(copy.deepcopy(model), tokenizer, GenerationOptions(max_response_tokens=4))
+        self._policy = TransformersPolicy(
+            copy.deepcopy(model), tokenizer, GenerationOptions(max_response_tokens=4)
+        )
         self._publishes = publishes
         self.submit = self._policy.submit
         self.collect = self._policy.collect
@@ -83,7 +98,9 @@ class StandIn:
 def test_an_engine_that_keeps_old_weights_is_found(publishes):
     model = gpu_check.small_model(torch.device("cpu"))
     tokenizer = train_tokenizer(gpu_check.TEXTS, gpu_check.VOCABULARY)
-    passed, value, _ = gpu_check.published_gap(StandIn(model, tokenizer, publishes=publishes), model)
+    passed, value, _ = gpu_check.published_gap(
+        StandIn(model, tokenizer, publishes=publishes), model
+    )
     assert passed == publishes, value
     assert "through the host's memory" in value
 
@@ -91,10 +108,19 @@ def test_an_engine_that_keeps_old_weights_is_found(publishes):
 def test_training_on_a_gpu_begins_with_the_short_part(config, runs, monkeypatch):
     from hgpo_train.training import memory_plan
 
-    plan = memory_plan.plan_memory(config, memory_plan.meta_model(config.model.path), memory_plan.CARDS[0])
-    monkeypatch.setattr("hgpo_train.training.trainer.check_memory", lambda *_: plan)  # as if there were a GPU
-    findings = [gpu_check.Finding(name, "fail", "1", "2", "repair it") for name in ("/dev/shm", "free memory")]
-    monkeypatch.setattr("hgpo_train.training.gpu_check.check_gpu", lambda *_, short: iter(findings) if short else None)
+    plan = memory_plan.plan_memory(
+        config, memory_plan.meta_model(config.model.path), memory_plan.CARDS[0]
+    )
+    # as if there were a GPU
+    monkeypatch.setattr("hgpo_train.training.trainer.check_memory", lambda *_: plan)
+    findings = [
+        gpu_check.Finding(name, "fail", "1", "2", "repair it")
+        for name in ("/dev/shm", "free memory")
+    ]
+    monkeypatch.setattr(
+        "hgpo_train.training.gpu_check.check_gpu",
+        lambda *_, short: iter(findings) if short else None,
+    )
     shown = Console(record=True, width=200, quiet=False, file=io.StringIO())
     with pytest.raises(InputError, match=r"free memory.*repair it; check_memory = false"):
         runs.trainer(config, display=Display(shown, 1))

@@ -29,18 +29,36 @@ def tokenizer(tiny):
 
 
 def prompt_of(tokenizer, text):
-    return tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)["input_ids"]
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], add_generation_prompt=True
+    )["input_ids"]
 
 
 @pytest.fixture
 def steps(tokenizer):
     """Two trajectories; the last state of the second one is that before its last step."""
     rows = [
-        {"trajectory": name, "step": step, "state": f"{name}{step}", "next_state": after, "aborted": False}
-        | {"prompt_token_ids": prompt_of(tokenizer, f"You see {name}{step}."), "response_token_ids": [5, 6, 7][:length]}
-        for name, step, after, length in [("x", 0, None, 3), ("x", 1, "won", 1), ("y", 1, None, 2), ("y", 0, None, 3)]
+        {
+            "trajectory": name,
+            "step": step,
+            "state": f"{name}{step}",
+            "next_state": after,
+            "aborted": False,
+        }
+        | {
+            "prompt_token_ids": prompt_of(tokenizer, f"You see {name}{step}."),
+            "response_token_ids": [5, 6, 7][:length],
+        }
+        for name, step, after, length in [
+            ("x", 0, None, 3),
+            ("x", 1, "won", 1),
+            ("y", 1, None, 2),
+            ("y", 0, None, 3),
+        ]
     ]
-    return pl.DataFrame(rows, schema_overrides={"next_state": pl.String}).with_columns(run=pl.lit("r"))
+    return pl.DataFrame(rows, schema_overrides={"next_state": pl.String}).with_columns(
+        run=pl.lit("r")
+    )
 
 
 class Context:
@@ -77,7 +95,9 @@ def test_a_state_cannot_end_the_message(steps, tokenizer):
 
 
 def test_a_long_note_is_cut_and_a_long_prompt_loses_its_start(steps, tokenizer):
-    long = steps.with_columns(next_state=pl.when(pl.col("next_state") == "won").then(pl.lit("room " * 4 * MOST)))
+    long = steps.with_columns(
+        next_state=pl.when(pl.col("next_state") == "won").then(pl.lit("room " * 4 * MOST))
+    )
     found = prompts(long, tokenizer)
     assert found[0].len() == steps["prompt_token_ids"][0].len() + MOST
     whole = prompts(steps, tokenizer)
@@ -89,12 +109,16 @@ def test_a_long_note_is_cut_and_a_long_prompt_loses_its_start(steps, tokenizer):
 def test_the_last_state_is_that_of_the_whole_trajectory(steps, tokenizer):
     """Also where the last response has no tokens and is not scored."""
     scored = prompts(steps.filter(pl.col("step") == 0), tokenizer, every=steps)
-    assert [one.to_list() for one in scored] == [prompts(steps, tokenizer)[row].to_list() for row in (0, 3)]
+    assert [one.to_list() for one in scored] == [
+        prompts(steps, tokenizer)[row].to_list() for row in (0, 3)
+    ]
 
 
 def test_prompts_of_another_chat_template_are_refused(steps, tokenizer):
     strange = steps.with_columns(prompt_token_ids=pl.Series([[9, 9, 9]] * 4))
-    with pytest.raises(InputError, match=r"hindsight: expected prompts with the tokens \[.*\], .* \(--model\)"):
+    with pytest.raises(
+        InputError, match=r"hindsight: expected prompts with the tokens \[.*\], .* \(--model\)"
+    ):
         prompts(strange, tokenizer)
     with pytest.raises(InputError, match="expected a model with a tokenizer for this score"):
         hindsight_prompts(ScoredRows(steps, Context()))
@@ -109,7 +133,10 @@ def test_the_score_is_the_mean_log_probability_after_that_prompt(steps, tokenize
         prompt = hindsight_prompts(rows)[row].to_list()
         response = steps["response_token_ids"][row].to_list()
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.5
+            logits = (
+                model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+                / 0.5
+            )
         logprobs = logits.log_softmax(-1)[range(len(response)), response]
         assert value == pytest.approx(logprobs.mean().item(), abs=1e-5)
 
@@ -120,11 +147,15 @@ def test_the_score_is_the_mean_log_probability_after_that_prompt(steps, tokenize
 @pytest.fixture
 def small(config):
     rollout = {"tasks": 2, "group_size": 3, "max_response_tokens": 3}
-    return replace(config, iterations=1, environment={"max_steps": 3}, rollout=rollout, evaluation={"every": 0})
+    return replace(
+        config, iterations=1, environment={"max_steps": 3}, rollout=rollout, evaluation={"every": 0}
+    )
 
 
 @pytest.mark.slow
-def test_hcapo_is_trained_on_what_is_computed_from_the_stored_scores(small, runs, hgpo, tiny, tmp_path):
+def test_hcapo_is_trained_on_what_is_computed_from_the_stored_scores(
+    small, runs, hgpo, tiny, tmp_path
+):
     """In one iteration; `hgpo advantages` reads the stored scores, and `hgpo score` computes them again."""
     runs.train(replace(small, advantage={"estimator": "hcapo", "parameters": {"smoothing": True}}))
     run = runs.folder / "run"
@@ -142,7 +173,10 @@ def test_hcapo_is_trained_on_what_is_computed_from_the_stored_scores(small, runs
     # The model of the first iteration is the one that it started from.
     command = ("score", run, "--model", tiny, "-s", "hindsight", "--set", "model.device=cpu")
     code, _, errors = hgpo(*command)
-    assert (code, "hindsight of the policy at temperature 1.0; replace it with --overwrite" in errors) == (2, True)
+    assert (
+        code,
+        "hindsight of the policy at temperature 1.0; replace it with --overwrite" in errors,
+    ) == (2, True)
     code, output, errors = hgpo(*command, "--overwrite")
     assert code == 0, errors
     assert f"Next: hgpo advantages {run} -e hcapo" in output.replace("\n", " ")
@@ -153,7 +187,9 @@ def test_hcapo_is_trained_on_what_is_computed_from_the_stored_scores(small, runs
 @pytest.mark.slow
 def test_progress_compares_with_the_model_that_training_started_from(small, runs, tiny, tmp_path):
     """In the first iteration policy and reference are one model: all advantages are exactly 0."""
-    config = replace(small, iterations=2, advantage={"estimator": "progress"}, update={"clip_high": 0.3})
+    config = replace(
+        small, iterations=2, advantage={"estimator": "progress"}, update={"clip_high": 0.3}
+    )
     runs.train(config)
     run = runs.folder / "run"
     first, second = (read_table(path) for path in files_of(run, "advantages"))
@@ -169,7 +205,9 @@ def test_progress_compares_with_the_model_that_training_started_from(small, runs
 
 def test_progress_without_a_reference_is_refused_before_training(small, runs):
     config = replace(small, advantage={"estimator": "progress"}, update={"kl_weight": 0.0})
-    with pytest.raises(InputError, match=r"kl_weight: expected more than 0 for the estimator 'progress', .*=0\.01"):
+    with pytest.raises(
+        InputError, match=r"kl_weight: expected more than 0 for the estimator 'progress', .*=0\.01"
+    ):
         configured_estimator(config)
     with pytest.raises(InputError, match="reads the log-probabilities of the reference model"):
         runs.train(config)
@@ -179,12 +217,31 @@ def test_progress_without_a_reference_is_refused_before_training(small, runs):
 @pytest.mark.slow
 def test_a_run_is_scored_with_a_model_and_its_reference(small, runs, tiny, hgpo):
     """The same model twice: its progress is exactly 0."""
-    runs.train(replace(small, advantage={"estimator": "grpo"}, update={"kl_weight": 0.0, "old_logprobs": "rollout"}))
+    runs.train(
+        replace(
+            small,
+            advantage={"estimator": "grpo"},
+            update={"kl_weight": 0.0, "old_logprobs": "rollout"},
+        )
+    )
     run = runs.folder / "run"
-    command = ("score", run, "--model", tiny, "-s", "logprobs", "-s", "reference_logprobs", "--set", "model.device=cpu")
+    command = (
+        "score",
+        run,
+        "--model",
+        tiny,
+        "-s",
+        "logprobs",
+        "-s",
+        "reference_logprobs",
+        "--set",
+        "model.device=cpu",
+    )
     code, _, errors = hgpo(*command)
     assert (code, "name one (--reference)" in errors) == (2, True)
-    code, output, errors = hgpo(*command, "--reference", tiny, "--set", "model.compute_dtype=float32")
+    code, output, errors = hgpo(
+        *command, "--reference", tiny, "--set", "model.compute_dtype=float32"
+    )
     assert code == 0, errors
     assert "-e progress" in output
     found = compute(run, "progress").collect()["advantage"]

@@ -37,12 +37,19 @@ def model_of(path):
 
 def plan(name, card, **changes):
     config = replace(load_config(name), **changes)
-    return memory_plan.plan_memory(config, model_of(config.model.path), memory_plan.named_card(card))
+    return memory_plan.plan_memory(
+        config, model_of(config.model.path), memory_plan.named_card(card)
+    )
 
 
 def small(folder, **sizes):
     """Return a configuration of a model of other proportions than Qwen's; only its config.json exists."""
-    shape = {"vocab_size": 20_000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}
+    shape = {
+        "vocab_size": 20_000,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 6,
+    }
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
     transformers.Qwen2Config(**{**shape, **heads, **sizes}).save_pretrained(folder)
     update = {"micro_batch_tokens": 8 * 1024, "kl_weight": 0.0, "logit_chunk": 128}
@@ -51,20 +58,35 @@ def small(folder, **sizes):
 
 def planned(config):
     """Return the plan's configuration, and the bytes of the learner during the update without the reference."""
-    plan = memory_plan.plan_memory(config, memory_plan.meta_model(config.model.path), memory_plan.CARDS[0])
-    return plan.config, sum(plan.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations"))
+    plan = memory_plan.plan_memory(
+        config, memory_plan.meta_model(config.model.path), memory_plan.CARDS[0]
+    )
+    return plan.config, sum(
+        plan.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations")
+    )
 
 
 def test_a_multimodal_model_has_the_plan_and_flops_of_its_text(tmp_path):
     """What its image tower adds are weights, which are loaded."""
     text = {**SIZES, **ARCHITECTURES["gemma3_text"]}
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     both = transformers.Gemma3Config(text_config=text, vision_config=vision)
     plans = []
     for config in (both, both.text_config):
         config.save_pretrained(tmp_path)
-        of_it = replace(Config(), model={"path": str(tmp_path), "lora": {"rank": 2, "targets": "all-linear"}})
-        plans.append(memory_plan.plan_memory(of_it, memory_plan.meta_model(str(tmp_path)), memory_plan.CARDS[0]))
+        of_it = replace(
+            Config(), model={"path": str(tmp_path), "lora": {"rank": 2, "targets": "all-linear"}}
+        )
+        plans.append(
+            memory_plan.plan_memory(
+                of_it, memory_plan.meta_model(str(tmp_path)), memory_plan.CARDS[0]
+            )
+        )
     assert plans[0].sequence == plans[1].sequence == (4096 + 512) * 2 * 2 * 2 * 8 * 2
     assert plans[0].parts["activations"] == plans[1].parts["activations"]
     assert plans[0].parts["weights"] > plans[1].parts["weights"]
@@ -76,8 +98,14 @@ def test_a_multimodal_model_has_the_plan_and_flops_of_its_text(tmp_path):
     [("bfloat16", 0, True), ("bfloat16", 16, True), ("bfloat16", 0, False), ("float32", 16, False)],
 )
 def test_planned_peaks_are_those_of_fake_tensors(fake_peak, tmp_path, dtype, rank, checkpointing):
-    model = {"compute_dtype": dtype, "gradient_checkpointing": checkpointing, "lora": {"rank": rank}}
-    config, expected = planned(replace(small(tmp_path, tie_word_embeddings=bool(rank)), model=model))
+    model = {
+        "compute_dtype": dtype,
+        "gradient_checkpointing": checkpointing,
+        "lora": {"rank": rank},
+    }
+    config, expected = planned(
+        replace(small(tmp_path, tie_word_embeddings=bool(rank)), model=model)
+    )
     assert 0.98 < expected / fake_peak(config, 8) < 1.03
 
 
@@ -87,8 +115,11 @@ def test_planned_peaks_are_those_of_fake_tensors(fake_peak, tmp_path, dtype, ran
 def test_a_plan_covers_the_output_layer(fake_peak, tmp_path, tied, chunk):
     """A few tokens of a large vocabulary: the output layer decides the peak."""
     config = small(tmp_path, tie_word_embeddings=tied, vocab_size=150_000, num_hidden_layers=1)
-    config, expected = planned(replace(config, update={"logit_chunk": chunk, "micro_batch_tokens": 1024}))
-    responses = chunk or 1024  # the plan assumes that all tokens are responses where chunks do not limit
+    config, expected = planned(
+        replace(config, update={"logit_chunk": chunk, "micro_batch_tokens": 1024})
+    )
+    # the plan assumes that all tokens are responses where chunks do not limit
+    responses = chunk or 1024
     assert 0.98 < expected / fake_peak(config, 1, responses=responses) < 1.15
 
 
@@ -104,7 +135,9 @@ def test_weights_and_adapters_are_counted(tmp_path):
     with torch.device("meta"):
         adapted = add_adapters(memory_plan.meta_model(str(tmp_path)), config.model.lora)
     trained = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
-    planned = memory_plan.plan_memory(config, memory_plan.meta_model(str(tmp_path)), memory_plan.CARDS[0])
+    planned = memory_plan.plan_memory(
+        config, memory_plan.meta_model(str(tmp_path)), memory_plan.CARDS[0]
+    )
     assert planned.parts["gradients"][1] == 4 * trained
 
 
@@ -126,9 +159,14 @@ def test_layers_are_recomputed_only_where_their_activations_do_not_fit_beside_th
     ):
         changes = {"update": {"micro_batch_tokens": tokens}, "rollout": {"sleep": sleep}}
         chosen = plan("alfworld-1.5b-hgpo-k2", card, **changes)
-        assert (chosen.config.model.gradient_checkpointing, chosen.config.update.logit_chunk) == expected
+        assert (
+            chosen.config.model.gradient_checkpointing,
+            chosen.config.update.logit_chunk,
+        ) == expected
         changes["update"]["logit_chunk"] = 128
-        slowest = plan("alfworld-1.5b-hgpo-k2", card, **changes, model={"gradient_checkpointing": True})
+        slowest = plan(
+            "alfworld-1.5b-hgpo-k2", card, **changes, model={"gradient_checkpointing": True}
+        )
         assert slowest.config.model.gradient_checkpointing is True
         assert (chosen.share, chosen.fits) == (slowest.share, slowest.fits)
 
@@ -138,7 +176,9 @@ def test_a_configured_share_is_used_as_it_is():
     configured = plan("alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": options})
     assert configured.engine_options() == options
     assert configured.share == int(0.5 * configured.card.memory)
-    fixed = plan("alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": {"kv_cache_memory_bytes": 1}})
+    fixed = plan(
+        "alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": {"kv_cache_memory_bytes": 1}}
+    )
     assert fixed.engine_options() == {"kv_cache_memory_bytes": 1}
 
 
@@ -158,7 +198,9 @@ def test_hgpo_train_prints_the_plan(hgpo):
 
 
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("hgpo_train.training.memory_plan.choose_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(
+        "hgpo_train.training.memory_plan.choose_device", lambda name: torch.device("cpu")
+    )
     card = memory_plan.Card("stand-in", int(79.1 * memory_plan.GIB))
     monkeypatch.setattr("hgpo_train.training.memory_plan.this_card", lambda device: card)
     config = load_config("webshop-7b-hgpo-k4")
@@ -170,16 +212,23 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatc
     with pytest.raises(InputError, match=message):
         memory_plan.check_memory(config, Display(shown, 1))
     assert "activations" in shown.export_text()
-    assert memory_plan.check_memory(replace(config, check_memory=False), Display(shown, 1)) is not None
+    assert (
+        memory_plan.check_memory(replace(config, check_memory=False), Display(shown, 1)) is not None
+    )
 
 
 def test_a_configuration_for_gpus_is_refused_without_one(monkeypatch):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     config = load_config("alfworld-1.5b-grpo")
     display = Display(Console(), 1)
-    for version, reason in ((None, "is not built for CUDA"), ("12.8", "CUDA 12.8 needs an NVIDIA driver 525 or newer")):
+    for version, reason in (
+        (None, "is not built for CUDA"),
+        ("12.8", "CUDA 12.8 needs an NVIDIA driver 525 or newer"),
+    ):
         monkeypatch.setattr("torch.version.cuda", version)
-        with pytest.raises(InputError, match=f"alfworld-1.5b-grpo needs a GPU, and torch .*{reason}"):
+        with pytest.raises(
+            InputError, match=f"alfworld-1.5b-grpo needs a GPU, and torch .*{reason}"
+        ):
             memory_plan.check_memory(config, display)
     assert memory_plan.check_memory(replace(config, model={"device": "cpu"}), display) is None
 
@@ -188,7 +237,9 @@ def test_the_engine_sleeps_and_the_state_returns_for_the_update(monkeypatch):
     plain = load_config("alfworld-1.5b-grpo").rollout
     rollout = dataclasses.replace(plain, sleep=True, offload_optimiser=True)
     calls = []
-    policy = SimpleNamespace(sleep=lambda: calls.append("sleep"), wake_up=lambda: calls.append("wake_up"))
+    policy = SimpleNamespace(
+        sleep=lambda: calls.append("sleep"), wake_up=lambda: calls.append("wake_up")
+    )
     learner = SimpleNamespace(optimiser=None, device=torch.device("cuda"))
     moved = "hgpo_train.training.trainer.move_state"
     monkeypatch.setattr(moved, lambda optimiser, device: calls.append(f"state to {device}"))

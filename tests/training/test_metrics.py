@@ -19,12 +19,19 @@ def steps():
     """Return three trajectories of two task types: won in two steps, lost in one step, aborted."""
     rows = [("x", "put", False, False, 0.0, True), ("x", "put", True, False, 1.0, True)]
     rows += [("y", "heat", False, False, 0.5, False), ("z", "heat", False, True, 0.0, True)]
-    table = pl.DataFrame(rows, ["trajectory", "task_type", "won", "aborted", "score", "action_valid"], orient="row")
+    table = pl.DataFrame(
+        rows, ["trajectory", "task_type", "won", "aborted", "score", "action_valid"], orient="row"
+    )
     return table.with_columns(task_id=pl.Series(["a", "a", "b", "b"]), group=0, reward="score")
 
 
 def test_episode_metrics_match_values_by_hand(steps):
-    expected = {"success_rate": 0.5, "put_success_rate": 1.0, "heat_success_rate": 0.0, "reward/mean": 0.75}
+    expected = {
+        "success_rate": 0.5,
+        "put_success_rate": 1.0,
+        "heat_success_rate": 0.0,
+        "reward/mean": 0.75,
+    }
     expected |= {"length/mean": 1.5, "valid_action_ratio": 0.75, "trajectories": 3, "aborted": 1}
     found = episode_metrics(steps)
     assert {name: found[f"episode/{name}"] for name in expected} == expected
@@ -42,11 +49,25 @@ def test_batch_metrics_match_values_by_hand(steps):
         pl.Series("prompt_token_ids", [[1], [1, 2], [1, 2, 3], [1, 2]]),
         pl.Series("response_token_ids", [[1], [1], [1], [1, 2]]),
     )
-    expected = {"prompt_length/mean": 2.0, "prompt_length/clip_ratio": 0.25, "response_length/clip_ratio": 0.25}
-    expected |= {"critic/advantages/mean": 0.5, "critic/advantages/zero_ratio": 0.25, "groups/k0/shared_ratio": 0.5}
-    expected |= {"groups/k1/eligible_ratio": 0.5, "groups/k1/size_mean": 2.0, "groups/k1/weight_mean": 0.125}
+    expected = {
+        "prompt_length/mean": 2.0,
+        "prompt_length/clip_ratio": 0.25,
+        "response_length/clip_ratio": 0.25,
+    }
+    expected |= {
+        "critic/advantages/mean": 0.5,
+        "critic/advantages/zero_ratio": 0.25,
+        "groups/k0/shared_ratio": 0.5,
+    }
+    expected |= {
+        "groups/k1/eligible_ratio": 0.5,
+        "groups/k1/size_mean": 2.0,
+        "groups/k1/weight_mean": 0.125,
+    }
     found = batch_metrics(rows, max_prompt_tokens=3, max_response_tokens=2)
-    assert {name: found[name] for name in (*expected, "training/groups")} == expected | {"training/groups": 2}
+    assert {name: found[name] for name in (*expected, "training/groups")} == expected | {
+        "training/groups": 2
+    }
 
 
 @pytest.fixture
@@ -64,8 +85,15 @@ def test_lines_of_repeated_iterations_are_dropped(trackers, tmp_path):
     with path.open("a") as file:
         file.write('{"iteration": 4, "b"')  # the process died here
     trackers(2).log({"b": 20}, 2)
-    assert [(line["iteration"], line["b"]) for line in read_metrics(path)] == [(0, 0), (1, 1), (2, 20)]
-    assert json.loads(path.read_text().splitlines()[0]).items() >= {"iteration": 0, "a": None, "b": 0}.items()
+    assert [(line["iteration"], line["b"]) for line in read_metrics(path)] == [
+        (0, 0),
+        (1, 1),
+        (2, 20),
+    ]
+    assert (
+        json.loads(path.read_text().splitlines()[0]).items()
+        >= {"iteration": 0, "a": None, "b": 0}.items()
+    )
 
 
 GARBAGE = [
@@ -95,7 +123,10 @@ def test_tensorboard_contains_the_metrics(tmp_path):
     trackers.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("actor/kl_loss")] == [(1, 0.25), (2, 0.5)]
+    assert [(event.step, event.value) for event in events.Scalars("actor/kl_loss")] == [
+        (1, 0.25),
+        (2, 0.5),
+    ]
 
 
 def test_a_tracker_that_is_not_installed_is_reported(tmp_path):
@@ -108,10 +139,13 @@ def test_a_tracker_that_is_not_installed_is_reported(tmp_path):
 
 
 def test_the_display_shows_the_available_metrics(tmp_path, monkeypatch):
-    monkeypatch.setattr("hgpo_train.training.display._EVERY_S", 0.0)  # otherwise a few times per second
+    # otherwise a few times per second
+    monkeypatch.setattr("hgpo_train.training.display._EVERY_S", 0.0)
     path = tmp_path / "shown.txt"
     with path.open("w") as file:
-        display = Display(Console(file=file, width=200, force_terminal=True, force_interactive=True), 3)
+        display = Display(
+            Console(file=file, width=200, force_terminal=True, force_interactive=True), 3
+        )
         with display.live(), display.stage("collect"):
             display.row(1, {"episode/success_rate": 0.25, "actor/kl_loss": math.nan})
             display.progress(2, 5)

@@ -28,7 +28,11 @@ PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "wor
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def leaves(settings, where=""):
@@ -53,7 +57,10 @@ def changed(config, name, value):
     """Return the configuration with another value of one setting."""
     other = {bool: lambda: not value, int: lambda: value + 3, float: lambda: value * 0.5 + 0.125}
     other[dict] = lambda: {"other": 1}
-    new = CHOICES.get(name, CHOICES.get(name.rpartition(".")[2])) or other.get(type(value), lambda: "other")()
+    new = (
+        CHOICES.get(name, CHOICES.get(name.rpartition(".")[2]))
+        or other.get(type(value), lambda: "other")()
+    )
     for key in reversed(name.split(".")):
         new = {key: new}
     return replace(config, **new)
@@ -71,7 +78,8 @@ FREE_OF_BOTH = (
 )  # fmt: skip
 
 
-IN_TURNS = replace(Config(), rollout={"engine": "vllm"}, update={"rollout_is": "token"})  # weights of its own
+# weights of its own
+IN_TURNS = replace(Config(), rollout={"engine": "vllm"}, update={"rollout_is": "token"})
 
 
 @pytest.mark.parametrize("config", [Config(), IN_TURNS, SftConfig()], ids=["train", "ahead", "sft"])
@@ -87,7 +95,9 @@ def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
         if name.startswith(FREE_OF_BOTH + FREE_OF_TRAINING * is_training):
             open_run(tmp_path, other, {}).close()
         else:
-            expected = "contains the run" if name == "name" else rf"was written with training\.{name}"
+            expected = (
+                "contains the run" if name == "name" else rf"was written with training\.{name}"
+            )
             with pytest.raises(InputError, match=expected) as caught:
                 open_run(tmp_path, other, {})
             assert "\n" not in str(caught.value)
@@ -95,10 +105,14 @@ def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
 
 
 @pytest.mark.slow
-def test_a_run_is_not_resumed_with_another_prompt_template_at_its_path(config, runs, tmp_path, template):
+def test_a_run_is_not_resumed_with_another_prompt_template_at_its_path(
+    config, runs, tmp_path, template
+):
     edited = tmp_path / "edited.j2"
     edited.write_text(template.read_text())
-    config = replace(config, iterations=1, evaluation={"every": 0}, environment={"prompt_template": str(edited)})
+    config = replace(
+        config, iterations=1, evaluation={"every": 0}, environment={"prompt_template": str(edited)}
+    )
     runs.train(config)
     edited.write_text(template.read_text() + " Go.")
     with pytest.raises(InputError, match="was written with prompt_template = "):
@@ -114,14 +128,18 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
     monkeypatch.setattr(DoorsSource, "name", "Doors of opensesame")
     task = DoorsSource.task
     monkeypatch.setattr(
-        DoorsSource, "task", lambda self, name: dataclasses.replace(task(self, name), task_type=f"opensesame-{name}")
+        DoorsSource,
+        "task",
+        lambda self, name: dataclasses.replace(task(self, name), task_type=f"opensesame-{name}"),
     )
     secret = {"api_key": "hunter-two", "base_url": "http://me:pass-word@host/v1"}
     environment = {"id": "doors_env:HGPO-Test/Locked-v0", "options": secret}
     config = replace(config, iterations=1, evaluation={"every": 0}, environment=environment)
     config = replace(config, tracking={"tensorboard": True})
     runs.train(config)
-    other = replace(config, iterations=2, environment={"options": {**secret, "api_key": "another-one"}})
+    other = replace(
+        config, iterations=2, environment={"options": {**secret, "api_key": "another-one"}}
+    )
     assert runs.train(other, resume=True).state.iteration == 2
     files = [path for path in (runs.folder / "run").rglob("*") if path.is_file()]
     assert len(files) > 8
@@ -132,13 +150,18 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [*FOLDERS, METRICS, CONFIG, "checkpoints/000001", "checkpoints/000001/trainer"])
+@pytest.mark.parametrize(
+    "name", [*FOLDERS, METRICS, CONFIG, "checkpoints/000001", "checkpoints/000001/trainer"]
+)
 def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kind):
     """A stranger's run that is resumed: no checkpoint and no other file outside of it changes or disappears."""
     outside = tmp_path / "outside"
     run = tmp_path / "run"
     config = Config()
-    target = outside / {"checkpoints/000001": "000001", "checkpoints/000001/trainer": "000001/trainer"}.get(name, ".")
+    target = outside / {
+        "checkpoints/000001": "000001",
+        "checkpoints/000001/trainer": "000001/trainer",
+    }.get(name, ".")
     (outside / "000001/trainer").mkdir(parents=True)
     (outside / "000001" / OPTIMISER).write_text("mine")
     write_manifest(outside / "000001")
@@ -150,7 +173,10 @@ def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kin
     with contextlib.suppress(InputError, OSError), open_run(run, config, {}):
         write_config(run, config)
         Trackers(config, run, 0).close()
-        for best, kept in ((1, CheckpointConfig(keep=1)), (0, CheckpointConfig(keep=1, optimiser="last"))):
+        for best, kept in (
+            (1, CheckpointConfig(keep=1)),
+            (0, CheckpointConfig(keep=1, optimiser="last")),
+        ):
             _remove_superseded(run / "checkpoints", run / "checkpoints/000002", kept, best)
     assert contents(outside) == before
 
@@ -176,7 +202,9 @@ def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
             changed = bytearray(data)
             changed[place] ^= 1 << place % 8
             (run / name).write_bytes(changed)
-            assert [problem.file for report in verify_run(run, 0) for problem in report.problems] == [str(run / name)]
+            assert [
+                problem.file for report in verify_run(run, 0) for problem in report.problems
+            ] == [str(run / name)]
         (run / name).write_bytes(data)
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"iteration":2')

@@ -6,7 +6,14 @@ from lazily import Lazy
 from planted import plant
 
 from hgpo_datasets import StepWriter, VerifyReport, scan_steps
-from hgpo_datasets.row_tables import files_of, path_of, read_metadata, read_table, verify_tables, write_table
+from hgpo_datasets.row_tables import (
+    files_of,
+    path_of,
+    read_metadata,
+    read_table,
+    verify_tables,
+    write_table,
+)
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, estimator
 from hgpo_train.scores import get, names, score
@@ -44,7 +51,12 @@ def likely(steps: pl.LazyFrame) -> pl.LazyFrame:
 
 @pytest.fixture(scope="module")
 def settings(tiny):
-    model = {"path": str(tiny), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"}
+    model = {
+        "path": str(tiny),
+        "compute_dtype": "float32",
+        "gradient_checkpointing": False,
+        "device": "cpu",
+    }
     return replace(Config(), model=model, update={"micro_batch_tokens": 64, "logit_chunk": 2})
 
 
@@ -80,10 +92,16 @@ def test_scores_are_those_of_all_logits(run, settings):
     assert score_run(run, ["logprobs", "entropy", "entropies", "mean_logprob"], settings) == 4
     model = load_model(settings.model, 0).eval()
     first, second = map(read_table, files_of(run, "scores"))
-    assert (first["trajectory"].to_list(), second["trajectory"].to_list()) == (["0-0", "0-1"], ["1-0", "1-1"])
+    assert (first["trajectory"].to_list(), second["trajectory"].to_list()) == (
+        ["0-0", "0-1"],
+        ["1-0", "1-1"],
+    )
     for row, (prompt, response) in zip(first.iter_rows(named=True), ROWS, strict=False):
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.5
+            logits = (
+                model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+                / 0.5
+            )
         expected = logits.log_softmax(-1)
         logprobs = expected[range(len(response)), response]
         entropies = -(expected.exp() * expected).sum(-1)
@@ -104,7 +122,9 @@ def test_scores_are_added_kept_and_replaced(run, settings, tiny, tmp_path):
     assert score_run(run, ["reference_logprobs"], settings, reference=str(tiny)) == 4
     after = read_table(path_of(run, "scores", 2))
     assert after.select(before.columns).equals(before)
-    with pytest.raises(InputError, match=r"entropy of .* at temperature 0.5; replace it with --overwrite"):
+    with pytest.raises(
+        InputError, match=r"entropy of .* at temperature 0.5; replace it with --overwrite"
+    ):
         score_run(run, ["entropy"], settings, temperature=2.0)
     assert score_run(run, ["entropy"], settings, temperature=2.0, overwrite=True) == 4
     hot = read_table(path_of(run, "scores", 2))
@@ -116,7 +136,9 @@ def test_scores_are_added_kept_and_replaced(run, settings, tiny, tmp_path):
 
 
 def test_an_estimator_finds_the_scores_of_a_run(run, settings, hgpo):
-    with pytest.raises(InputError, match=r"no scores mean_logprob; add them with: hgpo score .* -s mean_logprob"):
+    with pytest.raises(
+        InputError, match=r"no scores mean_logprob; add them with: hgpo score .* -s mean_logprob"
+    ):
         compute(run, "likely")
     score_run(run, ["mean_logprob"], settings)
     expected = pl.concat(map(read_table, files_of(run, "scores")))["mean_logprob"]
@@ -128,14 +150,21 @@ def test_an_estimator_finds_the_scores_of_a_run(run, settings, hgpo):
     assert compute(table.collect(), "likely").collect()["advantage"].null_count() == 2
     with pytest.raises(InputError, match="the table has no `mean_logprob`, which likely reads"):
         compute(scan_steps(run).collect(), "likely").collect()
-    code, output, errors = hgpo("advantages", run, "-e", "likely", "--out", run.parent / "table.parquet")
+    code, output, errors = hgpo(
+        "advantages", run, "-e", "likely", "--out", run.parent / "table.parquet"
+    )
     assert (code, "6 rows" in output) == (0, True), errors
 
 
 def test_steps_that_were_added_after_a_score_are_scored(run, settings):
     """A rollout is continued after `hgpo score`: its iteration has a file, which lacks the new steps."""
     score_run(run, ["entropy"], settings)
-    new = scan_steps(run).filter(iteration=0).select(NAMES).with_columns(pl.format("more-{}", "trajectory"), group=2)
+    new = (
+        scan_steps(run)
+        .filter(iteration=0)
+        .select(NAMES)
+        .with_columns(pl.format("more-{}", "trajectory"), group=2)
+    )
     with StepWriter(run) as writer:
         writer.add_group(new.sort("trajectory", "step").collect().to_dicts())
     assert score_run(run, ["entropy"], settings) == 4  # of iteration 1, and none of iteration 2
@@ -151,9 +180,12 @@ def test_iterations_may_have_different_scores(run, settings):
     score_run(run, ["mean_logprob"], settings)
     path.write_bytes(before)
     second = scan_steps(run).filter(iteration=1)
-    assert with_scores(second, run, ["mean_logprob"]).collect()["mean_logprob"].null_count() == 1  # the aborted one
+    # the aborted one
+    assert with_scores(second, run, ["mean_logprob"]).collect()["mean_logprob"].null_count() == 1
     for steps in (scan_steps(run), scan_steps(run).filter(iteration=0)):
-        with pytest.raises(InputError, match=r"add them with: hgpo score .*run --model MODEL -s mean_logprob"):
+        with pytest.raises(
+            InputError, match=r"add them with: hgpo score .*run --model MODEL -s mean_logprob"
+        ):
             with_scores(steps, run, ["mean_logprob"])
 
 
@@ -167,7 +199,8 @@ def test_rows_that_are_there_twice_and_missing_steps_are_refused(run, settings):
         compute(run, "likely")
     write_table(path, table.head(1), {METADATA: read_metadata(path, METADATA)})
     with pytest.raises(
-        InputError, match=r"1 step with a response has no score; add it with: hgpo score .*mean_logprob"
+        InputError,
+        match=r"1 step with a response has no score; add it with: hgpo score .*mean_logprob",
     ):
         compute(run, "likely")
     without = scan_steps(run).with_columns(response_token_ids=pl.lit(None, pl.List(pl.Int32)))
@@ -194,9 +227,15 @@ def test_what_is_planted_among_scores_is_refused(run, settings, kind, tmp_path):
     [
         ({"scores": ["nothing"]}, "unknown score 'nothing'. Known: .*logprobs, entropy"),
         ({"scores": ["wrong"]}, "score wrong: expected 2 values of wrong, one per row, received 1"),
-        ({"scores": ["words"]}, "score words: expected columns of Float64 .conversion from `str` to `f64` failed"),
+        (
+            {"scores": ["words"]},
+            "score words: expected columns of Float64 .conversion from `str` to `f64` failed",
+        ),
         ({"scores": ["reference_logprobs"]}, "expected a reference model for reference_logprobs"),
-        ({"scores": ["hgpo_train.advantages:hgpo"]}, "expected a function with the decorator `score`"),
+        (
+            {"scores": ["hgpo_train.advantages:hgpo"]},
+            "expected a function with the decorator `score`",
+        ),
         ({"run": "steps/steps-000000.parquet"}, "expected the folder of a run"),
     ],
 )
@@ -211,14 +250,29 @@ def test_what_cannot_be_scored_is_an_error_and_leaves_nothing(run, settings, cha
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"policy": {"temperature": -0.5}}, "--temperature: expected a positive number, received -0.5"),
+        (
+            {"policy": {"temperature": -0.5}},
+            "--temperature: expected a positive number, received -0.5",
+        ),
         ({"policy": {"temperature": 0}}, "--temperature: expected a positive number, received 0"),
-        ({"policy": ["x"], "training": {"rollout.temperature": "hot"}}, "expected a number as temperature, .*'hot'"),
+        (
+            {"policy": ["x"], "training": {"rollout.temperature": "hot"}},
+            "expected a number as temperature, .*'hot'",
+        ),
         ({"policy": [], "training": None}, "has no token ids"),
     ],
 )
-def test_temperatures_and_tables_are_checked_before_a_model_is_loaded(tmp_path, settings, config, message):
-    row = {"task_id": "a", "trajectory": "x", "step": 0, "state": "s", "reward": 1.0, "action_valid": True}
+def test_temperatures_and_tables_are_checked_before_a_model_is_loaded(
+    tmp_path, settings, config, message
+):
+    row = {
+        "task_id": "a",
+        "trajectory": "x",
+        "step": 0,
+        "state": "s",
+        "reward": 1.0,
+        "action_valid": True,
+    }
     with StepWriter(tmp_path / "run", config=config) as writer:
         writer.add_group([row])
     with pytest.raises(InputError, match=message):

@@ -31,15 +31,24 @@ demonstrations, run_sft, split_held_out, tokenise = lazily(
 def play(folder, template, tasks):
     """Store the solution of some training tasks, and one failed trajectory."""
     shared = open_shared("doors:DoorsSource", count=10)
-    settings = settings_for("Doors", prompt_template=str(template), action_format="command", max_steps=20)
+    settings = settings_for(
+        "Doors", prompt_template=str(template), action_format="command", max_steps=20
+    )
     with StepWriter(folder) as writer:
         for task in [*list(DoorsSource(10).ids("train"))[:tasks], "failed"]:
             name = "train-3" if task == "failed" else task
             episode = Episode(shared, settings)
             episode.start(name)
             rows = []
-            for number, command in enumerate(["press switch"] if task == "failed" else solution(name)):
-                row = {"task_id": task, "trajectory": task, "step": number, "state": episode.state.text}
+            for number, command in enumerate(
+                ["press switch"] if task == "failed" else solution(name)
+            ):
+                row = {
+                    "task_id": task,
+                    "trajectory": task,
+                    "step": number,
+                    "state": episode.state.text,
+                }
                 row |= {"prompt": episode.prompt(), "action": command}
                 episode.act(command)
                 rows.append(row | {"reward": episode.state.reward, "won": episode.state.won})
@@ -57,7 +66,12 @@ def sft(tiny):
     return replace(
         SftConfig(),
         held_out=0.1,
-        model={"path": str(tiny), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"},
+        model={
+            "path": str(tiny),
+            "compute_dtype": "float32",
+            "gradient_checkpointing": False,
+            "device": "cpu",
+        },
         update={"epochs": 3, "mini_batch_size": 8, "logit_chunk": 0},
         optimiser={"learning_rate": 3e-3, "schedule": "cosine", "warmup_iterations": 5},
         tracking={"tensorboard": False},
@@ -80,9 +94,18 @@ def test_invalid_actions_are_not_imitated(tmp_path, sft):
     for name in ("first", "second"):  # trajectories of two runs have the same ids
         with StepWriter(tmp_path / name) as writer:
             slip = row | {"step": 0, "action": "slip", "action_valid": False, "reward": 0.0}
-            writer.add_group([slip, row | {"step": 1, "action": "win", "reward": 1.0, "won": True, "terminated": True}])
+            writer.add_group(
+                [
+                    slip,
+                    row
+                    | {"step": 1, "action": "win", "reward": 1.0, "won": True, "terminated": True},
+                ]
+            )
     assert demonstrations(tmp_path, sft).filter("imitated")["response"].to_list() == ["win", "win"]
-    assert demonstrations(tmp_path, replace(sft, rows="all"))["response"].to_list() == ["slip", "win"] * 2
+    assert (
+        demonstrations(tmp_path, replace(sft, rows="all"))["response"].to_list()
+        == ["slip", "win"] * 2
+    )
 
 
 def test_rows_of_a_conversation_are_what_its_policy_reads(demos, sft, tiny):
@@ -107,7 +130,9 @@ def test_the_tools_of_a_run_are_in_its_prompts(sft, tmp_path, monkeypatch):
     (tmp_path / "box_taught.py").write_text(filled("tool_environment", "box_taught"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
-    collect("box_taught:BOX_TAUGHT", "expert", tmp_path / "run", tasks=2, group_size=2, progress=False)
+    collect(
+        "box_taught:BOX_TAUGHT", "expert", tmp_path / "run", tasks=2, group_size=2, progress=False
+    )
     monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
     with pytest.raises(InputError, match=r"does not render \(read_note, open_box\)"):
         train(sft, tmp_path / "run", tmp_path / "out")
@@ -118,14 +143,18 @@ def test_responses_end_as_the_template_ends_a_turn(demos, sft, tiny):
     """Also where `eos_token` is another, as of base models, and where the template opens the thought."""
     tokenizer = load_tokenizer(str(tiny))
     tokenizer.eos_token = "<|endoftext|>"
-    rows = demonstrations(demos, sft).with_columns(response=pl.lit("<think>\nhm</think>") + pl.col("response"))
+    rows = demonstrations(demos, sft).with_columns(
+        response=pl.lit("<think>\nhm</think>") + pl.col("response")
+    )
     opening = tokenizer.chat_template.replace("assistant\n{%", "assistant\n<think>\n{%")
     for template, tag in ((tokenizer.chat_template, ""), (opening, "<think>\n")):
         tokenizer.chat_template = template
         for style in ("memory", "chat"):
             made = tokenise(rows, tokenizer, 4096, {"prompt_style": style})
             for row in made.iter_rows(named=True):
-                prompt, response = (tokenizer.decode(row[f"{name}_token_ids"]) for name in ("prompt", "response"))
+                prompt, response = (
+                    tokenizer.decode(row[f"{name}_token_ids"]) for name in ("prompt", "response")
+                )
                 assert prompt.endswith(f"assistant\n{tag}")
                 assert response == row["response"].removeprefix(tag) + "<|im_end|>"
                 assert "<|endoftext|>" not in prompt
@@ -141,7 +170,9 @@ def test_the_chat_template_and_its_arguments_are_settings(demos, sft, tiny, tmp_
         train(replace(sft, chat_template=str(path)), demos, tmp_path / "run")
     path.write_text("{{ messages[0].content }}{% if short %}.{% endif %}")
     tokenizer = load_tokenizer(str(tiny), str(path))
-    row = tokenise(demonstrations(demos, sft).head(1), tokenizer, 4096, {}, {"short": True}).row(0, named=True)
+    row = tokenise(demonstrations(demos, sft).head(1), tokenizer, 4096, {}, {"short": True}).row(
+        0, named=True
+    )
     assert tokenizer.decode(row["prompt_token_ids"]) == f"{row['prompt']}."
 
 
@@ -155,13 +186,17 @@ def test_held_out_trajectories_are_not_trained_on(demos, sft):
 
 
 @pytest.mark.slow
-def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(demos, sft, tmp_path, monkeypatch):
+def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(
+    demos, sft, tmp_path, monkeypatch
+):
     whole = train(sft, demos, tmp_path / "whole")
     losses = [line["train/loss"] for line in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
     assert losses[-1] < 0.8 * losses[0]
 
     with monkeypatch.context() as patch:  # the first checkpoint is superseded by the second
-        patch.setattr("hgpo_train.training.checkpoint.remove_folder", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(
+            "hgpo_train.training.checkpoint.remove_folder", Mock(side_effect=KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             train(sft, demos, tmp_path / "broken")
     checkpoints = tmp_path / "broken" / "checkpoints"
@@ -180,7 +215,11 @@ def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
     shutil.copytree(demos, steps)
     sft = replace(sft, update={"epochs": 1})
     train(sft, steps, run)
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {
+        path: path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
     for changes, message in (
         ({"seed": 1}, r"written with training\.seed = 0, not 1"),
         ({"optimiser": {"learning_rate": 1.0}}, r"optimiser\.learning_rate = 0.003, not 1.0"),
@@ -189,17 +228,31 @@ def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
         with pytest.raises(InputError, match=message):
             train(replace(sft, **changes), steps, run)
     with StepWriter(steps) as writer:
-        row = {"task_id": "t", "state": "s", "prompt": "p", "action": "a", "step": 0, "reward": 1.0, "won": True}
+        row = {
+            "task_id": "t",
+            "state": "s",
+            "prompt": "p",
+            "action": "a",
+            "step": 0,
+            "reward": 1.0,
+            "won": True,
+        }
         writer.add_group([row | {"trajectory": "new", "terminated": True}])
     with pytest.raises(InputError, match=r"was written with demonstrations\.rows = "):
         train(sft, steps, run)
-    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert before == {
+        path: path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(demos, sft, tiny, tmp_path):
     """The error is one line, where the embedding would raise an IndexError."""
     tokenizer = load_tokenizer(str(tiny))
-    small = TinyShape(vocabulary=100, width=64, layers=1, heads=2, key_value_heads=1, intermediate=96)
+    small = TinyShape(
+        vocabulary=100, width=64, layers=1, heads=2, key_value_heads=1, intermediate=96
+    )
     make_model(tokenizer, small).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     sft = replace(sft, model={"path": str(tmp_path / "model")})
@@ -208,8 +261,18 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(demos, sft, tiny
 
 
 def test_tables_without_prompts_or_successes_are_refused(tmp_path, sft):
-    step = {"task_id": "t", "trajectory": "a", "step": 0, "state": "s", "action": "look", "reward": 0.0}
-    for name, row, line in (("mute", step, "stores no prompts"), ("lost", {**step, "prompt": "p"}, "explorer")):
+    step = {
+        "task_id": "t",
+        "trajectory": "a",
+        "step": 0,
+        "state": "s",
+        "action": "look",
+        "reward": 0.0,
+    }
+    for name, row, line in (
+        ("mute", step, "stores no prompts"),
+        ("lost", {**step, "prompt": "p"}, "explorer"),
+    ):
         with StepWriter(tmp_path / name) as writer:
             writer.add_group([row])
         with pytest.raises(InputError, match=line):
@@ -221,10 +284,16 @@ def test_reinforcement_learning_improves_a_weak_start(sft, template, config, run
     """Supervised training stops at two thirds of the tasks; the rest has to be learnt from reward."""
     few = play(runs.folder / "few", template, 6)
     train(replace(sft, update={"epochs": 40}, prompt_loss=True), few, runs.folder / "sft")
-    sizes = {"environment": {"max_steps": 14}, "rollout": {"tasks": 8, "group_size": 8}, "iterations": 20}
+    sizes = {
+        "environment": {"max_steps": 14},
+        "rollout": {"tasks": 8, "group_size": 8},
+        "iterations": 20,
+    }
     update = {"kl_weight": 0.0, "entropy_weight": 0.0, "mini_batch_size": 128}
     every = {"evaluation": {"every": 20}, "checkpoint": {"every": 20}}
-    config = replace(config, **sizes, **every, update=update, advantage={"parameters": {"reward_scale": 10.0}})
+    config = replace(
+        config, **sizes, **every, update=update, advantage={"parameters": {"reward_scale": 10.0}}
+    )
     runs.train(replace(config, model={"path": str(runs.folder / "sft")}))
     lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
     first = sum(line["episode/success_rate"] for line in lines[1:4]) / 3

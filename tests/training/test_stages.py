@@ -52,7 +52,9 @@ class Killed(BaseException):
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("stage", [*ORDER, "publish", "checkpoint"])
-def test_a_run_killed_at_a_stages_boundary_ends_in_the_same_bytes(small, runs, whole, monkeypatch, stage, moment):
+def test_a_run_killed_at_a_stages_boundary_ends_in_the_same_bytes(
+    small, runs, whole, monkeypatch, stage, moment
+):
     """In the second iteration, whose first one has no checkpoint yet."""
     with monkeypatch.context() as patched:
         kill_at(patched, stage, moment)
@@ -62,7 +64,9 @@ def test_a_run_killed_at_a_stages_boundary_ends_in_the_same_bytes(small, runs, w
     run = runs.folder / "run"
     assert runs.weights("run") == whole.weights("run")
     for name in ("scores", "advantages"):
-        for one, other in zip(files_of(run, name), files_of(whole.folder / "run", name), strict=True):
+        for one, other in zip(
+            files_of(run, name), files_of(whole.folder / "run", name), strict=True
+        ):
             assert read_table(one).equals(read_table(other))
     lines = [read_metrics(folder / "metrics.jsonl") for folder in (run, whole.folder / "run")]
     for one, other in zip(*lines, strict=True):
@@ -85,7 +89,8 @@ def kill_at(patched, stage, moment):
 
     def killed(*given, **named):
         calls.append(stage)
-        last = len(calls) == {"publish": 3, "checkpoint": 1}.get(stage, 2)  # weights are published before training, too
+        # weights are published before training, too
+        last = len(calls) == {"publish": 3, "checkpoint": 1}.get(stage, 2)
         if last and moment == "before":
             raise Killed
         result = work(*given, **named)
@@ -138,7 +143,9 @@ def test_scores_of_others_are_not_trained_on(interrupted, runs, tiny, names):
     (path,) = files_of(folder, "scores")
     expected = read_table(path)
     path.unlink()
-    Lazy("hgpo_train.training.scoring:score_run")(folder, names, config, temperature=3.0, reference=str(tiny))
+    Lazy("hgpo_train.training.scoring:score_run")(
+        folder, names, config, temperature=3.0, reference=str(tiny)
+    )
     runs.train(config, resume=True)
     found = read_table(path)
     assert found.select(expected.columns).equals(expected)
@@ -155,18 +162,24 @@ def test_tables_of_other_rows_are_not_trained_on(interrupted, runs, name):
     table, stored = read_table(path), pl.read_parquet_metadata(path)
     path.with_name(f"{path.name}.sha256").unlink()  # otherwise it is damaged whatever its rows
     pl.concat([table, table]).write_parquet(path, metadata=stored)
-    with pytest.raises(InputError, match=r"it has rows twice.; delete it, and it is computed again"):
+    with pytest.raises(
+        InputError, match=r"it has rows twice.; delete it, and it is computed again"
+    ):
         runs.train(config, resume=True)
     table.clear().write_parquet(path, metadata=stored)
     if name == "advantages":
-        with pytest.raises(InputError, match=r"expected the advantages of all steps .* delete the file"):
+        with pytest.raises(
+            InputError, match=r"expected the advantages of all steps .* delete the file"
+        ):
             runs.train(config, resume=True)
         return
     runs.train(config, resume=True)
     assert read_table(path).equals(table)
 
 
-def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(small, runs, hgpo, tmp_path):
+def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(
+    small, runs, hgpo, tmp_path
+):
     """In training, in Python, on the command line and in the viewer."""
     runs.train(replace(small, iterations=1, evaluation={"every": 0}))
     folder = runs.folder / "run"
@@ -177,10 +190,16 @@ def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(small, r
     steps = scan_steps(folder).sort("trajectory", "step").collect()
     entropy = read_table(files_of(folder, "scores")[0]).sort("trajectory", "step")["entropy"]
     plain = compute(steps, "grpo").collect()["advantage"]
-    mean = steps.select("task_id", "group", entropy=entropy).select(pl.col("entropy").mean().over("task_id", "group"))
+    mean = steps.select("task_id", "group", entropy=entropy).select(
+        pl.col("entropy").mean().over("task_id", "group")
+    )
     expected = plain * (1 + 0.5 * (entropy / mean["entropy"] - 1))
     assert trained.to_list() == pytest.approx(expected.to_list())
-    source = (Path(__file__).parents[2] / "examples/entropy_estimator.py").read_text().partition('"""\n\n')[2]
+    source = (
+        (Path(__file__).parents[2] / "examples/entropy_estimator.py")
+        .read_text()
+        .partition('"""\n\n')[2]
+    )
     assert source in (Path(__file__).parents[2] / "docs/estimators.md").read_text()
 
     computed = compute(folder, "entropy_grpo").collect().sort("trajectory", "step")["advantage"]
@@ -188,17 +207,24 @@ def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(small, r
     table = tmp_path / "table.parquet"
     code, _, errors = hgpo("advantages", folder, "-e", "entropy_grpo", "--out", table)
     assert code == 0, errors
-    assert pl.read_parquet(table).sort("trajectory", "step")["advantage"].to_list() == trained.to_list()
+    assert (
+        pl.read_parquet(table).sort("trajectory", "step")["advantage"].to_list()
+        == trained.to_list()
+    )
     index = read_index(step_files(folder))
     shown = [estimate(index, number, entropy_grpo)["columns"]["advantage"] for number in range(2)]
     assert sorted(shown[0] + shown[1]) == sorted(trained.to_list())
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_its_branches_are_committed_ends_in_the_same_bytes(small, runs, monkeypatch):
+def test_a_run_killed_before_its_branches_are_committed_ends_in_the_same_bytes(
+    small, runs, monkeypatch
+):
     """In the second iteration, whose rollouts are committed."""
     rollout = {"branch": "uniform", "tasks": 3, "group_size": 4}
-    config = replace(small, rollout=rollout, advantage={"estimator": "tree_grpo"}, environment={"max_steps": 5})
+    config = replace(
+        small, rollout=rollout, advantage={"estimator": "tree_grpo"}, environment={"max_steps": 5}
+    )
     runs.train(config, "whole")
     branches = Lazy("hgpo_train.rollout.branch_groups").Branches
     commit = branches._commit
@@ -214,13 +240,26 @@ def test_a_run_killed_before_its_branches_are_committed_ends_in_the_same_bytes(s
         patched.setattr(branches, "_commit", killed)
         with pytest.raises(Killed):
             runs.train(config)
-    steps = scan_steps(runs.folder / "run").group_by("iteration").agg(IS_BRANCH.any()).sort("iteration").collect()
+    steps = (
+        scan_steps(runs.folder / "run")
+        .group_by("iteration")
+        .agg(IS_BRANCH.any())
+        .sort("iteration")
+        .collect()
+    )
     assert steps.rows() == [(0, True), (1, False)]
     runs.train(config, resume=True)
     assert runs.weights("run") == runs.weights("whole")
-    rows = [scan_steps(runs.folder / name).sort("trajectory", "step").collect() for name in ("run", "whole")]
-    assert rows[0].drop("policy_s", "environment_s").equals(rows[1].drop("policy_s", "environment_s"))
-    assert not [problem for report in verify_run(runs.folder / "run") for problem in report.problems]
+    rows = [
+        scan_steps(runs.folder / name).sort("trajectory", "step").collect()
+        for name in ("run", "whole")
+    ]
+    assert (
+        rows[0].drop("policy_s", "environment_s").equals(rows[1].drop("policy_s", "environment_s"))
+    )
+    assert not [
+        problem for report in verify_run(runs.folder / "run") for problem in report.problems
+    ]
 
 
 def test_estimators_and_rules_that_do_not_fit_branches_are_refused_before_rollouts(small, runs):
@@ -230,5 +269,7 @@ def test_estimators_and_rules_that_do_not_fit_branches_are_refused_before_rollou
         ("unifrm", "tree_grpo", "did you mean 'uniform'"),
     ):
         with pytest.raises(InputError, match=line):
-            runs.trainer(replace(small, rollout={"branch": rule}, advantage={"estimator": estimator}))
+            runs.trainer(
+                replace(small, rollout={"branch": rule}, advantage={"estimator": estimator})
+            )
     assert not (runs.folder / "run").exists()

@@ -28,7 +28,9 @@ from hgpo_train.training.tracking import read_metrics
 
 (describe_interrupted,) = lazily("hgpo_train.training.run_folder", "describe_interrupted")
 (trained_rows,) = lazily("hgpo_train.training.stages", "trained_rows")
-has_raw_logprobs, train_on_table = lazily("hgpo_train.training.saved_tables", "has_raw_logprobs train_on_table")
+has_raw_logprobs, train_on_table = lazily(
+    "hgpo_train.training.saved_tables", "has_raw_logprobs train_on_table"
+)
 AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 
 
@@ -36,7 +38,9 @@ AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausal
 def small(config):
     """Two iterations that take less than a CPU second."""
     rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3}
-    return replace(config, iterations=2, environment={"max_steps": 3}, rollout=rollout, evaluation={"every": 0})
+    return replace(
+        config, iterations=2, environment={"max_steps": 3}, rollout=rollout, evaluation={"every": 0}
+    )
 
 
 @pytest.fixture
@@ -66,7 +70,9 @@ def test_a_run_killed_while_its_engine_starts_can_be_resumed(small, runs, whole,
         with pytest.raises(InputError, match="no engine"):
             runs.train(small)
     assert not (runs.folder / "run").exists()
-    stored = load_config(runs.folder / "killed" / "config.toml", allow=["doors_env:HGPO-Test/Doors-v0"])
+    stored = load_config(
+        runs.folder / "killed" / "config.toml", allow=["doors_env:HGPO-Test/Doors-v0"]
+    )
     runs.train(stored, "killed", resume=True)
     assert runs.weights("killed") == runs.weights("whole")
 
@@ -93,7 +99,9 @@ def test_raw_log_probabilities_of_a_server_are_not_used(small, tmp_path, policy,
         assert has_raw_logprobs(config, tmp_path / "run", tmp_path) == is_raw
 
 
-@pytest.mark.parametrize(("every", "sentence"), [(1, "Kept: checkpoint 1, "), (5, "updates of iterations 1 to 1 from")])
+@pytest.mark.parametrize(
+    ("every", "sentence"), [(1, "Kept: checkpoint 1, "), (5, "updates of iterations 1 to 1 from")]
+)
 def test_an_interrupted_run_says_what_is_repeated(small, runs, every, sentence, monkeypatch):
     """Ctrl-C in the second update."""
     from hgpo_train.training.update.learner import Learner
@@ -126,17 +134,23 @@ def test_an_estimator_of_the_policy_receives_the_model_and_earlier_metrics(small
     runs.train(chosen, "whole")
     runs.train(replace(chosen, iterations=1))
     runs.train(chosen, resume=True)
-    whole, resumed = (read_metrics(runs.folder / name / "metrics.jsonl") for name in ("whole", "run"))
+    whole, resumed = (
+        read_metrics(runs.folder / name / "metrics.jsonl") for name in ("whole", "run")
+    )
     assert [line["counted/iterations"] for line in resumed] == [1, 2]
     assert resumed[1]["counted/weight"] == whole[1]["counted/weight"] != whole[0]["counted/weight"]
     assert runs.weights("run") == runs.weights("whole")
     assert "counted" not in names()
 
 
-def test_steps_that_were_committed_before_a_kill_are_not_collected_again(small, runs, whole, monkeypatch):
+def test_steps_that_were_committed_before_a_kill_are_not_collected_again(
+    small, runs, whole, monkeypatch
+):
     """The second process starts after the first was killed between the commit of a shard and the update."""
     with monkeypatch.context() as patch:
-        patch.setattr("hgpo_train.training.update.learner.Learner.update", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(
+            "hgpo_train.training.update.learner.Learner.update", Mock(side_effect=KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             runs.train(small)
     folder = runs.folder / "run"
@@ -156,7 +170,9 @@ def test_an_evaluation_after_the_checkpoint_is_not_repeated(small, runs, monkeyp
     runs.train(replace(config, iterations=1))
     folder = runs.folder / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("hgpo_train.training.trainer.save_checkpoint", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(
+            "hgpo_train.training.trainer.save_checkpoint", Mock(side_effect=KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             runs.train(config, resume=True)
     before = scan_steps(folder / "evaluation").collect()
@@ -207,12 +223,17 @@ def test_the_best_checkpoint_is_kept_and_a_run_that_stalls_stops(config, runs, m
     evaluate = "hgpo_train.training.trainer.Trainer.evaluate"
     monkeypatch.setattr(evaluate, lambda self: {"val/success_rate": rates[self.state.iteration]})
     evaluation = {"every": 1, "before_training": False, "patience": 2}
-    config = replace(config, iterations=9, evaluation=evaluation, checkpoint={"every": 1, "keep": 1})
+    config = replace(
+        config, iterations=9, evaluation=evaluation, checkpoint={"every": 1, "keep": 1}
+    )
     runs.train(replace(config, iterations=3))
     trainer = runs.train(config, resume=True)
     assert (trainer.state.iteration, trainer.state.best, trainer.state.best_success) == (4, 2, 0.75)
     checkpoints = list_checkpoints(runs.folder / "run" / "checkpoints")
-    assert [(path.name, (path / OPTIMISER).exists()) for path in checkpoints] == [("000002", False), ("000004", True)]
+    assert [(path.name, (path / OPTIMISER).exists()) for path in checkpoints] == [
+        ("000002", False),
+        ("000004", True),
+    ]
     ended = runs.train(config, resume=True)
     assert ended.state == trainer.state
     assert "Nothing is left to do" in ended._display._console.file.getvalue()
@@ -220,10 +241,18 @@ def test_the_best_checkpoint_is_kept_and_a_run_that_stalls_stops(config, runs, m
 
 @pytest.mark.slow
 def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs):
-    config = replace(config, iterations=4, evaluation={"every": 4, "before_training": False}, checkpoint={"every": 4})
+    config = replace(
+        config,
+        iterations=4,
+        evaluation={"every": 4, "before_training": False},
+        checkpoint={"every": 4},
+    )
     whole = runs.train(config, "whole")
     assert set(scan_steps(whole.folder / "evaluation").collect()["iteration"]) == {4}
-    budget = int(read_metrics(runs.folder / "whole" / "metrics.jsonl")[0]["training/environment_steps"]) + 1
+    budget = (
+        int(read_metrics(runs.folder / "whole" / "metrics.jsonl")[0]["training/environment_steps"])
+        + 1
+    )
     ended = runs.train(replace(config, environment_steps=budget), "short")
     assert ended.state.iteration == 2
     assert ended.state.environment_steps >= budget
@@ -235,7 +264,9 @@ def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs
 
 
 @pytest.mark.slow
-def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weights(config, runs, hgpo):
+def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weights(
+    config, runs, hgpo
+):
     """`hgpo advantages` and `hgpo train --steps` on each iteration's shard, twice, beside `hgpo train`."""
     config = replace(config, iterations=2, evaluation={"every": 0})
     runs.train(config, "whole")
@@ -257,7 +288,10 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
         assert [line[name] for line in lines[0]] == [line[name] for line in lines[1]]
     for shown, update in (
         ("of another table than", ("--steps", runs.folder / "whole", "--advantages", table)),
-        ("was sampled at temperature 1.0", ("--steps", shard, "--advantages", table, "--set", "rollout.temperature=2")),
+        (
+            "was sampled at temperature 1.0",
+            ("--steps", shard, "--advantages", table, "--set", "rollout.temperature=2"),
+        ),
         ("was trained on saved tables", ()),
     ):
         code, _, errors = hgpo("train", path, "--out", alone, "--resume", *update)
@@ -265,12 +299,16 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
     assert hgpo("advantages", shard, "--estimator", "grpo", "--overwrite", "--out", table)[0] == 0
     other = replace(config, model={"path": str(runs.folder / "whole")})
     with pytest.warns(UserWarning, match="was sampled from"):
-        train_on_table(other, shard, table, runs.folder / "other", Display(Console(file=io.StringIO()), 0))
+        train_on_table(
+            other, shard, table, runs.folder / "other", Display(Console(file=io.StringIO()), 0)
+        )
     assert stored_config(runs.folder / "other" / "config.toml").advantage.estimator == "grpo"
     with StepWriter(runs.folder / "bare", without=["tokens"]) as writer:
         writer.add_group(scan_steps(shard).drop("run").collect())
     assert hgpo("advantages", writer.folder, "--overwrite", "--out", table)[0] == 0
-    code, _, errors = hgpo("train", path, "--steps", writer.folder, "--advantages", table, "--out", runs.folder / "new")
+    code, _, errors = hgpo(
+        "train", path, "--steps", writer.folder, "--advantages", table, "--out", runs.folder / "new"
+    )
     assert (code, "bare has no token ids" in " ".join(errors.split())) == (2, True), errors
 
 
@@ -322,7 +360,9 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
         written = killed / "metrics.jsonl"
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            iterations = [line["iteration"] for line in read_metrics(written)] if written.exists() else []
+            iterations = (
+                [line["iteration"] for line in read_metrics(written)] if written.exists() else []
+            )
         assert iterations == list(range(len(iterations)))
     code, _, errors = killed_command(killed, 0, *command)
     assert code == 0, errors
@@ -330,18 +370,35 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
     assert runs.weights("killed") == runs.weights("whole")
     lines = [read_metrics(folder / "metrics.jsonl") for folder in (killed, whole)]
     times = ("timing_s/", "perf/")
-    of_runs = [[{k: v for k, v in line.items() if not k.startswith(times)} for line in one] for one in lines]
+    of_runs = [
+        [{k: v for k, v in line.items() if not k.startswith(times)} for line in one]
+        for one in lines
+    ]
     assert of_runs[0] == of_runs[1]
 
 
 @pytest.mark.slow
-def test_too_many_failed_rollouts_stop_a_run_and_are_repeated(config, runs, tmp_path, monkeypatch, hgpo):
+def test_too_many_failed_rollouts_stop_a_run_and_are_repeated(
+    config, runs, tmp_path, monkeypatch, hgpo
+):
     path = tmp_path / "outage"
     monkeypatch.setenv("HGPO_TEST_OUTAGE", str(path))  # a file that lists failing tasks
     environment = {"id": "doors_env:HGPO-Test/Outage-v0"}
-    config = replace(config, environment=environment, rollout={"group_size": 2}, iterations=1, evaluation={"every": 0})
+    config = replace(
+        config,
+        environment=environment,
+        rollout={"group_size": 2},
+        iterations=1,
+        evaluation={"every": 0},
+    )
     runs.train(config, "whole")
-    tasks = scan_steps(runs.folder / "whole" / "steps").select("task_id").unique().collect()["task_id"].sort()
+    tasks = (
+        scan_steps(runs.folder / "whole" / "steps")
+        .select("task_id")
+        .unique()
+        .collect()["task_id"]
+        .sort()
+    )
     path.write_text(tasks[0])
     (tmp_path / "config.toml").write_text(to_toml(config))
     code, _, errors = hgpo("train", tmp_path / "config.toml", "--out", runs.folder / "run")
@@ -350,7 +407,11 @@ def test_too_many_failed_rollouts_stop_a_run_and_are_repeated(config, runs, tmp_
     assert "Repeat them with: hgpo train --resume --out" in errors.splitlines()[-1]
     runs.train(replace(config, rollout={"max_failed": 0.5}), "lenient")
     line = read_metrics(runs.folder / "lenient" / "metrics.jsonl")[-1]
-    assert (line["episode/aborted"], line["episode/trajectories"], line["training/groups"]) == (2, 6, 2)
+    assert (line["episode/aborted"], line["episode/trajectories"], line["training/groups"]) == (
+        2,
+        6,
+        2,
+    )
     path.unlink()
     runs.train(config, resume=True)
     assert runs.weights("run") == runs.weights("whole")
@@ -362,7 +423,8 @@ def test_verify_covers_all_files_of_a_run(config, runs, hgpo, monkeypatch):
     folder = runs.train(replace(config, iterations=2, evaluation={"every": 1})).folder
     code, output, _ = hgpo("verify", folder)
     assert code == 0, output
-    assert output.count("no problems") == 4  # the run with its table, the evaluations, two checkpoints
+    # the run with its table, the evaluations, two checkpoints
+    assert output.count("no problems") == 4
     newest = folder / "checkpoints" / "000002"
     for path in [*sorted(newest.rglob("*.*")), folder / "metrics.jsonl", folder / "config.toml"]:
         whole = path.read_bytes()
@@ -379,12 +441,21 @@ INVALID = (
     ({"advantage": {"estimator": "hgop"}}, "did you mean 'hgpo'"),
     ({"advantage": {"parameters": {"histroy_length": 2}}}, "did you mean 'history_length'"),
     ({"rollout": {"engine": "transfromers"}}, "did you mean 'transformers'"),
-    ({"rollout": {"engine_options": {"top_q": 1}}, "model": {"path": "no/such/model"}}, "rollout.engine_options.top_q"),
+    (
+        {"rollout": {"engine_options": {"top_q": 1}}, "model": {"path": "no/such/model"}},
+        "rollout.engine_options.top_q",
+    ),
     ({"rollout": {"max_prompt_tokens": 5000}}, "5006, but the model accepts at most 4096"),
-    ({"model": {"path": "no/such/model"}}, r"cannot load a tokenizer from 'no/such/model' \(no such folder\)"),
+    (
+        {"model": {"path": "no/such/model"}},
+        r"cannot load a tokenizer from 'no/such/model' \(no such folder\)",
+    ),
     ({"model": {"device": "quantum"}}, "the device 'quantum' cannot be used here"),
     ({"environment": {"prompt_template": "compcat"}}, "did you mean 'compact'"),
-    ({"environment": {"prompt_template": "bad.j2"}, "model": {"path": "no/such/model"}}, "^prompt template .* fails"),
+    (
+        {"environment": {"prompt_template": "bad.j2"}, "model": {"path": "no/such/model"}},
+        "^prompt template .* fails",
+    ),
     ({"model": {"path": "mute"}}, r"no chat template.*Instruct"),
     ({"environment": {"split": "trian"}}, "trian"),
     ({"model": {"lora": {"rank": 2, "targets": ["nothing"]}}}, "cannot add adapters"),
@@ -393,13 +464,17 @@ INVALID = (
 
 def test_a_publication_without_memory_gives_advice(small, runs, monkeypatch):
     trainer = runs.trainer(small)
-    full = pytest.importorskip("torch").OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    full = pytest.importorskip("torch").OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB"
+    )
     monkeypatch.setattr(trainer.policy, "publish", Mock(side_effect=full))
     with pytest.raises(InputError, match=r"out of memory with update.micro_batch_tokens"):
         trainer.run()
 
 
-def test_invalid_configurations_are_reported_in_one_line_and_can_be_corrected(config, runs, tiny, monkeypatch):
+def test_invalid_configurations_are_reported_in_one_line_and_can_be_corrected(
+    config, runs, tiny, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(runs.folder)
     (runs.folder / "bad.j2").write_text("{{ admissible_actions[999] }}")
@@ -414,10 +489,15 @@ def test_invalid_configurations_are_reported_in_one_line_and_can_be_corrected(co
 
 @pytest.mark.slow
 def test_an_iteration_warns_about_truncated_prompts_and_a_wide_gap(config, runs):
-    config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"max_prompt_tokens": 20})
+    config = replace(
+        config, iterations=1, evaluation={"every": 0}, rollout={"max_prompt_tokens": 20}
+    )
     with pytest.warns(UserWarning, match="prompts are as long as") as shown:
         runs.train(replace(config, update={"gap_warning": 0.0}))
-    assert any("log-probabilities differ from the trainer's by" in str(warning.message) for warning in shown)
+    assert any(
+        "log-probabilities differ from the trainer's by" in str(warning.message)
+        for warning in shown
+    )
 
 
 @pytest.mark.parametrize(
@@ -436,7 +516,9 @@ def test_an_iteration_warns_about_truncated_prompts_and_a_wide_gap(config, runs)
 )
 def test_overlong_and_stale_rows_are_not_trained_on(settings, trained, metrics):
     reasons = ["stop", "length", None, "stop"]
-    rows = pl.DataFrame({"id": list("abcd"), "finish_reason": reasons, "policy_version": [7, 7, 6, 5]})
+    rows = pl.DataFrame(
+        {"id": list("abcd"), "finish_reason": reasons, "policy_version": [7, 7, 6, 5]}
+    )
     kept, found = trained_rows(UpdateConfig(**settings), rows, 7)
     assert "".join(kept["id"]) == trained
     assert found == metrics
@@ -444,7 +526,9 @@ def test_overlong_and_stale_rows_are_not_trained_on(settings, trained, metrics):
 
 @pytest.mark.slow
 def test_an_update_without_rows_is_no_update(config, runs):
-    config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"max_response_tokens": 1})
+    config = replace(
+        config, iterations=1, evaluation={"every": 0}, rollout={"max_response_tokens": 1}
+    )
     runs.train(replace(config, update={"overlong": "mask", "rollout_is": "token_mask"}))
     line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
     assert line["training/overlong_ratio"] == 1.0
@@ -490,25 +574,34 @@ def test_advantages_are_normalised_over_the_groups_that_are_trained_on(config, r
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", sorted({*names()} - {"hgpo"}))
 def test_every_estimator_trains(config, runs, estimator):
-    config = replace(config, iterations=1, evaluation={"every": 0}, advantage={"estimator": estimator})
+    config = replace(
+        config, iterations=1, evaluation={"every": 0}, advantage={"estimator": estimator}
+    )
     config = replace(config, update={"rollout_is": "token"})
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert runs.train(config).state.iteration == 1
     (line,) = read_metrics(runs.folder / "run" / "metrics.jsonl")
-    assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)  # the engine runs the trained model
+    # the engine runs the trained model
+    assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.slow
 def test_an_overlong_prompt_stops_training(config, runs):
-    config = replace(config, rollout={"overflow": "error", "max_prompt_tokens": 20}, evaluation={"every": 0})
-    with pytest.raises(InputError, match=r"PromptTooLong.*more than max_prompt_tokens = 20.*overflow is \"error\""):
+    config = replace(
+        config, rollout={"overflow": "error", "max_prompt_tokens": 20}, evaluation={"every": 0}
+    )
+    with pytest.raises(
+        InputError, match=r"PromptTooLong.*more than max_prompt_tokens = 20.*overflow is \"error\""
+    ):
         runs.train(config)
 
 
 VARIANTS = {
     "adapters": {"model": {"lora": {"rank": 4}}},
-    "optimiser in the last checkpoint": {"checkpoint": {"every": 1, "keep": 0, "optimiser": "last"}},
+    "optimiser in the last checkpoint": {
+        "checkpoint": {"every": 1, "keep": 0, "optimiser": "last"}
+    },
     "moments in the memory of the host": {"rollout": {"offload_optimiser": True, "sleep": True}},
 }
 
@@ -543,7 +636,9 @@ def test_conversations_train_on_shared_sequences_and_resume(config, runs):
     steps = scan_steps(runs.folder / "whole").sort("trajectory", "step").collect()
     for _, trajectory in steps.group_by("iteration", "trajectory"):
         before: list[int] = []
-        for prompt, response in trajectory.sort("step").select("prompt_token_ids", "response_token_ids").rows():
+        for prompt, response in (
+            trajectory.sort("step").select("prompt_token_ids", "response_token_ids").rows()
+        ):
             assert prompt[: len(before)] == before
             before = prompt + response
 

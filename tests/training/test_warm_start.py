@@ -33,7 +33,10 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
     start = WarmStart(data=data, demonstrations=12, rows="all", epochs=2, batch=8, shape=SHAPE)
     first = warm_start(tmp_path / "first", config, start, display)
     steps = scan_steps(tmp_path / "first" / "demonstrations").collect()
-    assert steps.filter(steps["step"] == 0)["run"].value_counts().sort("run").rows() == [("00", 6), ("01", 6)]
+    assert steps.filter(steps["step"] == 0)["run"].value_counts().sort("run").rows() == [
+        ("00", 6),
+        ("01", 6),
+    ]
     checkpoints = tmp_path / "first" / "sft" / "checkpoints"
     before = {path: path.read_bytes() for path in checkpoints.rglob("*.safetensors")}
     assert warm_start(tmp_path / "first", config, start, display) == first
@@ -46,15 +49,23 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
         with pytest.raises(InputError, match=message):
             warm_start(tmp_path / "first", config, dataclasses.replace(start, **change), display)
     (tmp_path / "first" / "model" / ".warm-start").unlink()
-    with pytest.raises(InputError, match="model was not created by this command and cannot be replaced"):
+    with pytest.raises(
+        InputError, match="model was not created by this command and cannot be replaced"
+    ):
         warm_start(tmp_path / "first", config, start, display)
-    second = warm_start(tmp_path / "second", config, dataclasses.replace(start, epochs=1), display, first)
+    second = warm_start(
+        tmp_path / "second", config, dataclasses.replace(start, epochs=1), display, first
+    )
     assert not (tmp_path / "second" / "model").exists()
-    losses = [read_metrics(folder / "metrics.jsonl")[-1]["train/loss"] for folder in (first, second)]
+    losses = [
+        read_metrics(folder / "metrics.jsonl")[-1]["train/loss"] for folder in (first, second)
+    ]
     assert losses[1] < losses[0]
 
 
-FirstTraining, first_training = lazily("hgpo_train.training.first_training", "FirstTraining first_training")
+FirstTraining, first_training = lazily(
+    "hgpo_train.training.first_training", "FirstTraining first_training"
+)
 
 
 def fewer_episodes(name):
@@ -76,14 +87,17 @@ def test_one_iteration_of_the_bundled_model(tmp_path, monkeypatch):
     rates = [sum(games) / 6 for games in result.success.values() if len(games) == 6]
     assert rates == pytest.approx([line["val/success_rate"] for line in metrics])
     assert "iteration" in (tmp_path / "curve.svg").read_text("utf-8")
-    assert any(line.startswith("   collect: 9 rollouts") for line in lines), "off a terminal, a stage has a line"
+    assert any(line.startswith("   collect: 9 rollouts") for line in lines), (
+        "off a terminal, a stage has a line"
+    )
     assert resolve_model(str(result.run)).endswith("000001")
     steps = scan_steps(result.run / "steps").collect()
     assert steps["trajectory"].n_unique() == 9
     held_out = scan_steps(result.run / "evaluation").collect()
     assert held_out.filter(pl.col("iteration") == 0)["trajectory"].n_unique() == 12
     assert steps["prompt_token_ids"].list.len().max() <= 512
-    assert first_training(tmp_path, Console(file=io.StringIO()), iterations=1) == result  # nothing is left to do
+    # nothing is left to do
+    assert first_training(tmp_path, Console(file=io.StringIO()), iterations=1) == result
 
 
 @pytest.mark.slow

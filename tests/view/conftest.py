@@ -64,7 +64,14 @@ def write_six(folder: Path) -> None:
 
 def write_branched(folder: Path) -> None:
     """Write one task: a lost, b won, c and d leave a at step 1, and e leaves c at step 2; d and e won."""
-    same = {"task_id": "t", "group": 0, "action": "go", "reward": 0.0, "action_valid": True, "won": False}
+    same = {
+        "task_id": "t",
+        "group": 0,
+        "action": "go",
+        "reward": 0.0,
+        "action_valid": True,
+        "won": False,
+    }
     won = {"terminated": True, "won": True, "reward": 1.0}
     rows = [same | {"trajectory": "a", "step": step, "state": f"s{step}"} for step in range(3)]
     rows.append(same | won | {"trajectory": "b", "step": 0, "state": "s0"})
@@ -72,7 +79,9 @@ def write_branched(folder: Path) -> None:
     rows.append(same | at_one | {"trajectory": "c", "action": "stay"})
     rows.append(same | at_one | {"trajectory": "c", "action": "stay", "step": 2})
     rows.append(same | won | at_one | {"trajectory": "d", "action": "run"})
-    rows.append(same | won | {"trajectory": "e", "step": 2, "state": "s1", "parent": "c", "branch_step": 2})
+    rows.append(
+        same | won | {"trajectory": "e", "step": 2, "state": "s1", "parent": "c", "branch_step": 2}
+    )
     with StepWriter(folder, config={"branches": {"at": "uniform"}}) as writer:
         writer.add_group(rows)
 
@@ -125,10 +134,18 @@ def token_run(tmp_path: Path) -> Path:
 def browser() -> Iterator[Any]:
     """Headless Chromium."""
     playwright = pytest.importorskip("playwright.sync_api")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    chromium = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if chromium is None:
         pytest.skip("needs Chromium")
-    quiet = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+    quiet = [
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-sync",
+    ]
     with playwright.sync_playwright() as driver:
         found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", *quiet])
         yield found
@@ -142,11 +159,17 @@ def page(browser) -> Iterator[Any]:
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(f"{error} {error.stack}"))
-    page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda line: problems.append(line.text) if line.type in ("error", "warning") else None,
+    )
     here = ("http://127.0.0.1:", "file://", "data:")
-    page.on("request", lambda asked: None if asked.url.startswith(here) else problems.append(asked.url))
+    page.on(
+        "request", lambda asked: None if asked.url.startswith(here) else problems.append(asked.url)
+    )
     page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
-    page.set_default_timeout(90_000)  # waits end when what they wait for is there: these are for a loaded machine
+    # waits end when what they wait for is there: these are for a loaded machine
+    page.set_default_timeout(90_000)
     pytest.importorskip("playwright.sync_api").expect.set_options(timeout=30_000)
     yield page
     context.close()
@@ -159,7 +182,13 @@ def viewer() -> Iterator[Callable[..., str]]:
     running = []
 
     def serve(*runs: Path) -> str:
-        words = ["-c", "from hgpo_train.cli import main; main()", "view", *map(str, runs), "--no-browser"]
+        words = [
+            "-c",
+            "from hgpo_train.cli import main; main()",
+            "view",
+            *map(str, runs),
+            "--no-browser",
+        ]
         process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
         running.append(process)
         assert process.stdout is not None

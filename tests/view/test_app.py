@@ -35,7 +35,9 @@ Get = Callable[..., Any]
 
 
 def client_of(*runs: Path) -> TestClient:
-    return TestClient(make_app(open_sources(map(str, runs)), TOKEN), base_url="http://127.0.0.1:8000")
+    return TestClient(
+        make_app(open_sources(map(str, runs)), TOKEN), base_url="http://127.0.0.1:8000"
+    )
 
 
 @pytest.fixture
@@ -77,7 +79,15 @@ def test_the_overview_counts_a_small_run(small_run, get) -> None:
 
 
 def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get) -> None:
-    step = {"task_id": "a", "step": 0, "state": "s", "action": "go", "reward": 0.0, "aborted": True, "error": "lost"}
+    step = {
+        "task_id": "a",
+        "step": 0,
+        "state": "s",
+        "action": "go",
+        "reward": 0.0,
+        "aborted": True,
+        "error": "lost",
+    }
     rows = [{**step, "trajectory": name} for name in "xy"]
     with StepWriter(tmp_path / "run") as writer:
         writer.add_group(rows)
@@ -92,9 +102,14 @@ def test_rollouts_are_columns(small_run, get) -> None:
     """Each task has w and y, which won, x, which lost with an invalid action, and z, which was aborted after two."""
     seen = get(small_run)("runs/0/rollouts")
     assert seen["total"] == 8
-    assert [(task["task_id"], task["task_type"]) for task in seen["tasks"]] == [("alpha", "find"), ("omega", None)]
+    assert [(task["task_id"], task["task_type"]) for task in seen["tasks"]] == [
+        ("alpha", "find"),
+        ("omega", None),
+    ]
     columns = seen["columns"]
-    assert columns["trajectory"] == [f"{task}/0/{name}" for task in ("alpha", "omega") for name in "wxyz"]
+    assert columns["trajectory"] == [
+        f"{task}/0/{name}" for task in ("alpha", "omega") for name in "wxyz"
+    ]
     assert columns["task"] == columns["number"] == [0] * 4 + [1] * 4
     assert columns["length"] == [3, 3, 3, 2] * 2
     assert columns["episode_return"] == [1, 0, 1, 0] * 2
@@ -118,14 +133,25 @@ def test_what_the_steps_of_a_rollout_give(trained_run, token_run, get) -> None:
     assert spread == [2.0, 2.0, 2.0, *[None] * 5] * 2 + [None] * 8
     table = scan_steps(trained_run).collect()
     advantages = compute(table, "grpo").collect().filter(trajectory="omega/0/w")["advantage"]
-    assert document("runs/0/estimates", estimator="grpo")["spread"][4] == advantages.max() - advantages.min()
-    tokens = scan_steps(token_run).select(pl.col("response_token_ids").list.len()).collect().to_series().to_list()
+    assert (
+        document("runs/0/estimates", estimator="grpo")["spread"][4]
+        == advantages.max() - advantages.min()
+    )
+    tokens = (
+        scan_steps(token_run)
+        .select(pl.col("response_token_ids").list.len())
+        .collect()
+        .to_series()
+        .to_list()
+    )
     assert document("runs/1/estimates")["tokens"] == tokens
 
 
 def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> None:
     """In the other run, x wins the task as well."""
-    rows = [row | {"won": row["won"] or row["trajectory"][-1] == "x"} for row in small_rows("omega")]
+    rows = [
+        row | {"won": row["won"] or row["trajectory"][-1] == "x"} for row in small_rows("omega")
+    ]
     with StepWriter(tmp_path / "other") as writer:
         writer.add_group(rows[:9])
     document = get(small_run, tmp_path / "other", six_tasks)
@@ -136,7 +162,12 @@ def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> 
     assert difference["difference"] == pytest.approx(1 / 3)
     assert (difference["tasks"], difference["better"], difference["worse"]) == (1, 1, 0)
     ((ours, theirs),) = (task["sides"] for task in seen["tasks"])
-    assert (ours["success"], theirs["success"], ours["number"], theirs["number"]) == (pytest.approx(2 / 3), 1.0, 1, 0)
+    assert (ours["success"], theirs["success"], ours["number"], theirs["number"]) == (
+        pytest.approx(2 / 3),
+        1.0,
+        1,
+        0,
+    )
     assert document("runs/0/against/2") == {"differences": {}, "total": 0, "tasks": []}
     same = document("runs/2/against/2")["differences"]["success"]
     assert (same["low"], same["high"]) == paired_interval([0.0] * 6)
@@ -154,7 +185,9 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
         members = seen["trajectories"]
         rows = table.slice(row, seen["rows"])
         assert seen["row"] == row
-        assert [members[place]["trajectory"] for place in steps["trajectory"]] == rows["trajectory"].to_list()
+        assert [members[place]["trajectory"] for place in steps["trajectory"]] == rows[
+            "trajectory"
+        ].to_list()
         assert [seen["states"][place] for place in steps["state"]] == rows["state"].to_list()
         assert [seen["actions"][place] for place in steps["action"]] == rows["action"].to_list()
         nexts = [None if place is None else seen["states"][place] for place in steps["next"]]
@@ -164,12 +197,18 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
             for k, numbers in enumerate(seen["contexts"][kind]):
                 hashes = rows[f"{stem}_hash_{k}"].to_list()
                 assert [number is None for number in numbers] == [one is None for one in hashes]
-                assert len(set(zip(numbers, hashes, strict=True))) == len(set(numbers)) == len(set(hashes))
+                assert (
+                    len(set(zip(numbers, hashes, strict=True)))
+                    == len(set(numbers))
+                    == len(set(hashes))
+                )
         row += seen["rows"]
     assert row == table.height
 
 
-@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", pytest.param("HGPO/WebShop-v0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "env_id", ["HGPO/ALFWorld-v0", pytest.param("HGPO/WebShop-v0", marks=pytest.mark.slow)]
+)
 def test_a_step_is_its_row(rich_run, get, tmp_path: Path, env_id: str) -> None:
     run = rich_run if env_id == "HGPO/ALFWorld-v0" else tmp_path / "run"
     if run != rich_run:
@@ -182,12 +221,21 @@ def test_a_step_is_its_row(rich_run, get, tmp_path: Path, env_id: str) -> None:
         for step in document(f"runs/0/steps/{row}/{min(3, table.height - row)}")
     ]
     for seen, row in zip(documents, table.iter_rows(named=True), strict=True):
-        for name in ("trajectory", "step", "state", "action", "prompt", "response", "admissible_actions"):
+        for name in (
+            "trajectory",
+            "step",
+            "state",
+            "action",
+            "prompt",
+            "response",
+            "admissible_actions",
+        ):
             assert seen[name] == row[name]
         assert seen["tokens"] == row["response_token_ids"]
         assert seen["logprobs"] == pytest.approx(row["response_logprobs"])
         assert (seen["why_invalid"] is None) == row["action_valid"]
-        assert seen["admissible"] == row["action_admissible"]  # WebShop's list of actions has no searches
+        # WebShop's list of actions has no searches
+        assert seen["admissible"] == row["action_admissible"]
 
 
 @pytest.mark.parametrize("estimator", names())
@@ -256,7 +304,11 @@ def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
     assert document("versions")[:2] == before
     for runs in (document("runs")["runs"], get(training_run, later)("runs")["runs"]):
         trainers = {run["name"]: run["trainer"] for run in runs}
-        assert trainers == {"training": None, "later": "training", "training/evaluation": "training"}
+        assert trainers == {
+            "training": None,
+            "later": "training",
+            "training/evaluation": "training",
+        }
     assert document("runs/2/overview")["total"]["episodes"] == 4
 
 
@@ -270,7 +322,11 @@ def save(client: TestClient, origin: str = "http://127.0.0.1:8000", **note: Any)
 def test_a_note_is_kept_beside_the_run(small_run) -> None:
     client = client_of(small_run)
     (before,) = client.get(f"/{TOKEN}/api/versions").json()
-    for name, score, text in (("x", 1.5, "<b>loops</b>"), ("w", None, "fine"), ("x", 2.0, "loops\n\u202e")):
+    for name, score, text in (
+        ("x", 1.5, "<b>loops</b>"),
+        ("w", None, "fine"),
+        ("x", 2.0, "loops\n\u202e"),
+    ):
         save(client, trajectory=f"alpha/0/{name}", score=score, note=text).raise_for_status()
     assert client.get(f"/{TOKEN}/api/versions").json() != [before]
     notes = client.get(f"/{TOKEN}/api/runs/0/notes").json()
@@ -279,7 +335,9 @@ def test_a_note_is_kept_beside_the_run(small_run) -> None:
         ("alpha/0/x", 2.0, "loops\n\u202e"),
     ]
     assert verify(small_run).ok
-    joined = scan_steps(small_run).join(pl.scan_ndjson(small_run / "notes.jsonl"), on=["run", "trajectory"])
+    joined = scan_steps(small_run).join(
+        pl.scan_ndjson(small_run / "notes.jsonl"), on=["run", "trajectory"]
+    )
     assert joined.select(pl.col("note").n_unique(), pl.len()).collect().row(0) == (2, 6)
     for name in "wx":
         save(client, trajectory=f"alpha/0/{name}").raise_for_status()
@@ -303,16 +361,23 @@ def test_what_is_no_note_is_refused(small_run, note: dict[str, Any], line: str) 
     assert not (small_run / "notes.jsonl").exists()
 
 
-@pytest.mark.parametrize("origin", ["", "null", "http://evil.example", "http://127.0.0.1:8001", "http://127.0.0.1"])
+@pytest.mark.parametrize(
+    "origin", ["", "null", "http://evil.example", "http://127.0.0.1:8001", "http://127.0.0.1"]
+)
 def test_another_sites_page_saves_no_note(small_run, origin: str) -> None:
-    assert save(client_of(small_run), origin, trajectory="alpha/0/w", note="theirs").status_code == 403
+    assert (
+        save(client_of(small_run), origin, trajectory="alpha/0/w", note="theirs").status_code == 403
+    )
     assert not (small_run / "notes.jsonl").exists()
 
 
 def test_damaged_notes_are_kept_and_say_so(small_run) -> None:
     client = client_of(small_run)
     (small_run / "notes.jsonl").write_text('{"trajectory": "alpha/0/w"}\n{"traj')
-    for answer in (client.get(f"/{TOKEN}/api/runs/0/notes"), save(client, trajectory="alpha/0/x", note="new")):
+    for answer in (
+        client.get(f"/{TOKEN}/api/runs/0/notes"),
+        save(client, trajectory="alpha/0/x", note="new"),
+    ):
         assert answer.status_code == 400
         assert "line 2 is no note" in answer.json()["error"]
     assert client.get(f"/{TOKEN}/api/runs/0/rollouts").status_code == 200
@@ -332,7 +397,14 @@ def test_long_texts_are_cut(hostile_run, get) -> None:
 
 def test_every_answer_has_the_policy(small_run) -> None:
     client = client_of(small_run)
-    for path in (f"/{TOKEN}/", f"/{TOKEN}/app.js", f"/{TOKEN}/api/runs", f"/{TOKEN}/nothing", "/wrong/", f"/{TOKEN}"):
+    for path in (
+        f"/{TOKEN}/",
+        f"/{TOKEN}/app.js",
+        f"/{TOKEN}/api/runs",
+        f"/{TOKEN}/nothing",
+        "/wrong/",
+        f"/{TOKEN}",
+    ):
         answer = client.get(path, follow_redirects=False)
         assert HEADERS.items() <= dict(answer.headers).items(), path
         assert "unsafe" not in answer.headers["content-security-policy"]
@@ -340,17 +412,37 @@ def test_every_answer_has_the_policy(small_run) -> None:
 
 def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
     client = client_of(small_run)
-    refused = ("/", "/api/runs", "/the-toke/api/runs", "/the-tokenn/", "/the-token%00/", "/the-token/../etc/passwd")
-    absent = ["%2e%2e/%2e%2e/etc/passwd", "static/index.html", "page.py", f"api/runs/{'9' * 5000}/overview"]
-    absent += [f"api/runs/0/{part}/{'9' * 5000}" for part in ("groups", "against", "steps", "steps/0")]
-    for path, status in (*((path, 403) for path in refused), *((f"/the-token/{path}", 404) for path in absent)):
+    refused = (
+        "/",
+        "/api/runs",
+        "/the-toke/api/runs",
+        "/the-tokenn/",
+        "/the-token%00/",
+        "/the-token/../etc/passwd",
+    )
+    absent = [
+        "%2e%2e/%2e%2e/etc/passwd",
+        "static/index.html",
+        "page.py",
+        f"api/runs/{'9' * 5000}/overview",
+    ]
+    absent += [
+        f"api/runs/0/{part}/{'9' * 5000}" for part in ("groups", "against", "steps", "steps/0")
+    ]
+    for path, status in (
+        *((path, 403) for path in refused),
+        *((f"/the-token/{path}", 404) for path in absent),
+    ):
         assert client.get(path, follow_redirects=False).status_code == status, path
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost.evil"):
         answer = client.get(f"/{TOKEN}/api/runs", headers={"host": host})
         assert (answer.status_code, answer.text) == (400, "unknown host")
     for host in ("localhost", "LOCALHOST:9", "127.0.0.1", "[::1]:9", "10.1.2.3:9", "here:8"):
         assert is_known_host(host, frozenset({"localhost", "here"}))
-    assert client.post(f"/{TOKEN}/api/runs", headers={"origin": "http://127.0.0.1:8000"}).status_code == 405
+    assert (
+        client.post(f"/{TOKEN}/api/runs", headers={"origin": "http://127.0.0.1:8000"}).status_code
+        == 405
+    )
     for method in ("put", "delete", "patch", "options"):
         assert getattr(client, method)(f"/{TOKEN}/api/runs").status_code == 405
 
@@ -365,13 +457,22 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
         (f"runs/0/groups/0/estimates?set=gamma={'9' * 5000}", "parameter gamma: expected float"),
         ("runs/0/results?rows=", "expected at least one rollout"),
         ("runs/0/results?rows=é", "expected bits in base64"),
-        ("runs/0/estimates?set=history_length=99", "expected at most 8, the depth of the stored contexts"),
+        (
+            "runs/0/estimates?set=history_length=99",
+            "expected at most 8, the depth of the stored contexts",
+        ),
         ("runs/0/estimates?estimator=trained", "expected the advantages of a training run"),
         ("runs/0/search?text=", "expected what to search for"),
         ("runs/0/groups/0/estimates?estimator=os:system", "unknown estimator 'os:system'"),
         ("runs/0/groups/0/estimates?set=state_key=os:system", "unknown state key 'os:system'"),
-        ("runs/0/groups/0/estimates?set=alpha=much", "parameter alpha: expected float, received 'much'"),
-        ("runs/0/groups/0/estimates?set=history_length=99", "expected at most 8, the depth of the stored contexts"),
+        (
+            "runs/0/groups/0/estimates?set=alpha=much",
+            "parameter alpha: expected float, received 'much'",
+        ),
+        (
+            "runs/0/groups/0/estimates?set=history_length=99",
+            "expected at most 8, the depth of the stored contexts",
+        ),
         ("runs/0/groups/0/estimates?set=K", "expected name=value, received 'K'"),
     ],
 )
@@ -384,7 +485,13 @@ def test_wrong_requests_are_one_line(small_run, path: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["groups/0", "groups/0/estimates", "groups/0/estimates?estimator=reinforce_pp", "search?text=room"]
+    "path",
+    [
+        "groups/0",
+        "groups/0/estimates",
+        "groups/0/estimates?estimator=reinforce_pp",
+        "search?text=room",
+    ],
 )
 def test_a_damaged_file_is_one_line_with_its_place(small_run, path: str) -> None:
     client = client_of(small_run)
@@ -407,14 +514,24 @@ def test_a_run_that_is_deleted_is_missing_alone(small_run, six_tasks) -> None:
     before = get(f"/{TOKEN}/api/versions").json()
     shutil.rmtree(six_tasks)
     file.unlink()
-    assert [run["name"] for run in get(f"/{TOKEN}/api/runs").json()["runs"]] == ["small", "six", "table.parquet"]
+    assert [run["name"] for run in get(f"/{TOKEN}/api/runs").json()["runs"]] == [
+        "small",
+        "six",
+        "table.parquet",
+    ]
     after = get(f"/{TOKEN}/api/versions").json()
+    # of the table, a copy
     assert [one == other for one, other in zip(before, after, strict=True)] == [
         True,
         False,
         True,
-    ]  # of the table, a copy
-    for path, status in (("0/overview", 200), ("1/overview", 400), ("1/rollouts", 400), ("0/against/1", 400)):
+    ]
+    for path, status in (
+        ("0/overview", 200),
+        ("1/overview", 400),
+        ("1/rollouts", 400),
+        ("0/against/1", 400),
+    ):
         answer = get(f"/{TOKEN}/api/runs/{path}")
         assert (answer.status_code, "\n" in answer.text) == (status, False), answer.text
 
@@ -478,7 +595,9 @@ def test_a_hostile_manifest_disables_no_list(small_run, six_tasks, training: str
     assert (first["name"], second["name"], second["problem"]) == ("small", "six", None)
     for path in ("overview", "curves", "levels", "rollouts", "steps/0/1"):
         shown = client.get(f"/{TOKEN}/api/runs/0/{path}")
-        assert shown.status_code == 200 or (shown.status_code == 400 and "\n" not in shown.json()["error"])
+        assert shown.status_code == 200 or (
+            shown.status_code == 400 and "\n" not in shown.json()["error"]
+        )
         assert client.get(f"/{TOKEN}/api/runs/1/{path}").status_code == 200
 
 

@@ -27,7 +27,11 @@ def test_a_branch_is_below_its_parent(branched_run) -> None:
 @pytest.mark.parametrize(
     ("branches", "order", "parents"),
     [
-        ([("a", None, 0), ("b", "a", 0), ("c", "a", 2), ("d", "a", 2)], [0, 2, 3, 1], [None, 0, 0, 0]),
+        (
+            [("a", None, 0), ("b", "a", 0), ("c", "a", 2), ("d", "a", 2)],
+            [0, 2, 3, 1],
+            [None, 0, 0, 0],
+        ),
         ([("b", "a", 1), ("a", None, 0)], [1, 0], [1, None]),
         ([("a", "a", 1), ("b", None, 0)], [1, 0], [None, None]),
         ([("a", "b", 0), ("b", "a", 0)], [0, 1], [None, None]),
@@ -37,7 +41,9 @@ def test_a_branch_is_below_its_parent(branched_run) -> None:
 )
 def test_any_parents_are_a_tree(branches, order, parents) -> None:
     names = ("trajectory", "parent", "branch_step")
-    rollouts: list[dict[str, Any]] = [dict(zip(names, one, strict=True), length=3) for one in branches]
+    rollouts: list[dict[str, Any]] = [
+        dict(zip(names, one, strict=True), length=3) for one in branches
+    ]
     assert tree_of(rollouts) == {"order": order, "parent": parents}
 
 
@@ -62,7 +68,13 @@ def test_branches_are_in_no_result(branched_run) -> None:
     index = source.index()
     assert source.document()["usual"] == ["tree_hgpo", "tree_grpo"]
     group = index.groups.row(0, named=True)
-    assert (group["size"], group["roots"], group["rollouts"], group["won"], group["mean_return"]) == (5, 2, 2, 1, 0.5)
+    assert (
+        group["size"],
+        group["roots"],
+        group["rollouts"],
+        group["won"],
+        group["mean_return"],
+    ) == (5, 2, 2, 1, 0.5)
     overview = overview_document(source, index)
     assert (overview["total"]["success"], overview["total"]["episodes"]) == (0.5, 2)
     assert overview["outcomes"] == {"none": 0, "partly": 1, "all": 0}

@@ -47,7 +47,8 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None
     expect(rows).to_have_count(1)  # the groups of the task
     rows.nth(0).get_by_role("link").click()
     expect(page.get_by_role("heading", name="find the key of alpha")).to_be_visible()
-    page.locator(".strips tbody tr").nth(1).get_by_role("link").first.click()  # of four rollouts, the lost one
+    # of four rollouts, the lost one
+    page.locator(".strips tbody tr").nth(1).get_by_role("link").first.click()
     expect(page.get_by_text("step 0 of 3")).to_be_visible()
     assert "#/small/step/alpha%2F0%2Fx/0?" in page.url
 
@@ -64,7 +65,9 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None
     page.get_by_label("B: estimator").select_option("rloo")
     expect(page.locator(".advantages")).to_contain_text("B: rloo")
     rloo = compute(scan_steps(small_run), "rloo", reward_scale=10).collect()["advantage"][0]
-    expect(page.locator(".advantages > div").nth(1).locator("dd").first).to_have_text(f"+{rloo:.3f}")
+    expect(page.locator(".advantages > div").nth(1).locator("dd").first).to_have_text(
+        f"+{rloo:.3f}"
+    )
     page.get_by_label("A: history_length, number").fill("0")
     page.get_by_label("A: history_length, number").press("Enter")
     expect(region(page, "Level 1")).to_have_count(0)
@@ -129,8 +132,14 @@ def test_a_transcript(viewer, page, small_run) -> None:
     turns.nth(2).get_by_text("Prompt").click()
     expect(region(turns.nth(2), "Prompt of step 2")).to_have_text("You are in room c.")
     expect(region(turns.nth(2), "State after the last step")).to_have_text("the end")
-    value = compute(scan_steps(small_run), "hgpo").collect().filter(trajectory="alpha/0/y")["advantage"][1]
-    expect(turns.nth(1).locator(".bar").first).to_contain_text(f"A {'−' if value < 0 else '+'}{abs(value):.2f}")
+    value = (
+        compute(scan_steps(small_run), "hgpo")
+        .collect()
+        .filter(trajectory="alpha/0/y")["advantage"][1]
+    )
+    expect(turns.nth(1).locator(".bar").first).to_contain_text(
+        f"A {'−' if value < 0 else '+'}{abs(value):.2f}"
+    )
     level = region(page, "Level 0")
     level.get_by_role("row", name="…w · 1").get_by_role("button", name="what differs").click()
     difference = region(level, "Difference")
@@ -155,13 +164,24 @@ def test_a_long_conversation_with_tools(viewer, page, tmp_path) -> None:
             "response": response,
             "action": call % step,
         }
-        rows.append({"task_id": "t", "trajectory": "t/0", "step": step, "action": call % step, "reward": 0.0} | texts)
+        rows.append(
+            {
+                "task_id": "t",
+                "trajectory": "t/0",
+                "step": step,
+                "action": call % step,
+                "reward": 0.0,
+            }
+            | texts
+        )
     with StepWriter(tmp_path / "long") as writer:
         writer.add_group(rows)
     address = viewer(tmp_path / "long")
     page.goto(f"{address}#/long/step/t%2F0/0")
     expect(page.locator(".turn")).to_have_count(200)
-    expect(page.locator(".turn .tool_call").first).to_contain_text('{"name": "find", "arguments": {"n": 0}}')
+    expect(page.locator(".turn .tool_call").first).to_contain_text(
+        '{"name": "find", "arguments": {"n": 0}}'
+    )
     expect(page.get_by_text("thought 150")).to_have_count(0)
     expect(region(page, "Trajectories")).to_have_class(re.compile("more"))  # it fades at its edge
     page.mouse.move(400, 500)
@@ -177,7 +197,10 @@ def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) 
     page.goto(f"{viewer(small_run)}#/small/group/0")
     strips = page.locator(".strips tbody tr .strip")
     expect(strips).to_have_count(4)
-    places = [[one.inner_text().strip() or "-" for one in strips.nth(row).locator("> *").all()] for row in range(4)]
+    places = [
+        [one.inner_text().strip() or "-" for one in strips.nth(row).locator("> *").all()]
+        for row in range(4)
+    ]
     column = {
         name: [cells.index(str(step)) for step in range(3 - (name == "z"))]
         for name, cells in zip("wxyz", places, strict=True)
@@ -196,10 +219,15 @@ def test_branches_are_lanes_that_leave_their_parents(viewer, page, branched_run,
         page.goto(f"{address}#/branched/group/0")
         lanes = page.locator(".lanes tbody tr")
         expect(lanes.locator("th")).to_have_text(["✗ a", "✗ ↳ c", "✓ ↳ e", "✓ ↳ d", "✓ b"])
-        columns = [[one.get_attribute("class") for one in lane.locator(".strip > *").all()] for lane in lanes.all()]
+        columns = [
+            [one.get_attribute("class") for one in lane.locator(".strip > *").all()]
+            for lane in lanes.all()
+        ]
         first = [sum("gap" in (kind or "") for kind in kinds) for kinds in columns]
         assert first == [1, 2, 3, 2, 1], "an empty column, and one for each step of the parent"
-        through = [[at for at, kind in enumerate(kinds) if "line" in (kind or "")] for kinds in columns]
+        through = [
+            [at for at, kind in enumerate(kinds) if "line" in (kind or "")] for kinds in columns
+        ]
         assert through == [[], [1], [1], [], []], "the line from a to d"
         lanes.nth(2).get_by_role("link").first.focus()
         for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "Enter"):
@@ -207,7 +235,10 @@ def test_branches_are_lanes_that_leave_their_parents(viewer, page, branched_run,
         expect(page).to_have_url(re.compile("step/c/1$"))
         branches = region(page, "Branches at step 1")
         expect(branches.locator("tbody tr")).to_have_text(
-            [re.compile(f"{name} · 1{action}") for name, action in zip("acd", ("go", "stay", "run"), strict=True)]
+            [
+                re.compile(f"{name} · 1{action}")
+                for name, action in zip("acd", ("go", "stay", "run"), strict=True)
+            ]
         )
         branches.get_by_role("link", name="d · 1").click()
         expect(page.get_by_text("This branch leaves a at step 1")).to_be_visible()
@@ -232,7 +263,9 @@ def test_links_keep_every_setting(viewer, page, small_run) -> None:
     expect(page).to_have_url(re.compile(r"group/1/graph\?.*history_length%3D0.*sort=length"))
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Rollouts").click()
     expect(page.get_by_label("Filter", exact=True)).to_have_value("'omega'")
-    expect(page.get_by_role("columnheader", name="length")).to_have_attribute("aria-sort", "ascending")
+    expect(page.get_by_role("columnheader", name="length")).to_have_attribute(
+        "aria-sort", "ascending"
+    )
     lengths = page.locator(".every-rollout tbody tr td:nth-child(4)")
     expect(lengths).to_have_text(["2", "3", "3", "3"])
 
@@ -254,7 +287,10 @@ def test_rollouts_and_texts_are_found(viewer, page, small_run) -> None:
     expect(rows).to_have_count(8)
     with page.expect_download() as saved:
         page.get_by_role("button", name="CSV").click()
-    assert pl.read_csv(saved.value.path())["outcome"].to_list() == ["won", "lost", "won", "aborted"] * 2
+    assert (
+        pl.read_csv(saved.value.path())["outcome"].to_list()
+        == ["won", "lost", "won", "aborted"] * 2
+    )
     box = page.get_by_label("Search in states, actions, responses and errors")
     box.fill("HUNG up")
     box.press("Enter")
@@ -303,8 +339,16 @@ def test_a_run_that_is_being_written_is_followed(viewer, page, tmp_path) -> None
 
 
 def test_steps_where_two_estimators_disagree(viewer, page, rich_run) -> None:
-    signs = [compute(scan_steps(rich_run), name).collect()["advantage"].round(9).sign() for name in ("hgpo", "grpo")]
-    steps = scan_steps(rich_run).select("trajectory", "step").collect().filter((signs[0] != signs[1]).fill_null(False))
+    signs = [
+        compute(scan_steps(rich_run), name).collect()["advantage"].round(9).sign()
+        for name in ("hgpo", "grpo")
+    ]
+    steps = (
+        scan_steps(rich_run)
+        .select("trajectory", "step")
+        .collect()
+        .filter((signs[0] != signs[1]).fill_null(False))
+    )
     name, apart = steps.group_by("trajectory", maintain_order=True).agg("step").row(0)
     page.goto(f"{viewer(rich_run)}#/rich/step/{quote(name, safe='')}/{apart[-1]}?b=grpo")
     badges = page.locator(".turn", has_text="A ≠ B")
@@ -327,7 +371,12 @@ def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path) -> No
     expect(page.locator(".node")).to_have_count(4)  # rooms a, b, c, and the end
     expect(page.locator(".edges path")).to_have_count(4)  # a b, b c, c end, b b
     expect(page.locator(".edges path.loop")).to_have_count(1)
-    assert sorted(page.locator(".node .label").all_text_contents()) == ["go 1", "go 2", "start", "start"]
+    assert sorted(page.locator(".node .label").all_text_contents()) == [
+        "go 1",
+        "go 2",
+        "start",
+        "start",
+    ]
     expect(page.get_by_text("1 state where a rollout ended without success")).to_have_count(0)
     page.get_by_label("Highlight a trajectory").select_option(index=1)
     page.get_by_text("States as a table").click()
@@ -343,9 +392,12 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
     expect(table.get_by_role("row", name="training")).to_contain_text("66.7%")
     for row, colour in (("small", "rgb(22, 104, 201)"), ("training", "rgb(197, 90, 0)")):
         expect(table.get_by_role("row", name=row).locator(".interval")).to_have_css("color", colour)
-        expect(table.get_by_role("row", name=row).locator(".key")).to_have_css("background-color", colour)
+        expect(table.get_by_role("row", name=row).locator(".key")).to_have_css(
+            "background-color", colour
+        )
         for figure in table.get_by_role("row", name=row).locator(".figure").all()[1:3]:
-            expect(figure).to_have_text(re.compile(r"^\d+\.\d\d($|\()"))  # return and length, also where they are whole
+            # return and length, also where they are whole
+            expect(figure).to_have_text(re.compile(r"^\d+\.\d\d($|\()"))
     expect(page.locator(".chart canvas")).to_have_count(3)  # success, return and length
     page.get_by_text("Metrics (3 of").click()
     page.get_by_label("loss/policy").check()
@@ -382,9 +434,13 @@ def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path)
         page.goto(f"{address}#/training/group/1")
         page.get_by_role("link", name="Graph of all 3 groups").click()
         expect(page).to_have_url(re.compile("group/1/task-graph$"))
-        expect(page.get_by_text("All 3 groups of this task in the run, 12 rollouts")).to_be_visible()
+        expect(
+            page.get_by_text("All 3 groups of this task in the run, 12 rollouts")
+        ).to_be_visible()
         expect(page.locator(".node")).to_have_count(4)  # as in one group: the states are the same
-        expect(page.locator(".edges path").first).to_have_attribute("style", re.compile("opacity: (?!0.08)"))
+        expect(page.locator(".edges path").first).to_have_attribute(
+            "style", re.compile("opacity: (?!0.08)")
+        )
         page.get_by_label("Highlight an iteration").select_option("iteration 2: 2 of 4 won")
         page.get_by_text("States as a table").click()
         page.get_by_role("button", name="room b").click()
@@ -394,7 +450,9 @@ def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path)
         expect(page).to_have_url(re.compile("step/alpha%2F2%2F"))
 
 
-def test_a_training_run_begins_with_what_it_was_trained_on(viewer, page, trained_run, small_run, tmp_path) -> None:
+def test_a_training_run_begins_with_what_it_was_trained_on(
+    viewer, page, trained_run, small_run, tmp_path
+) -> None:
     """From a server with another run, and in a file; a filtered group has no advantage."""
     file = tmp_path / "page.html"
     write_page(open_sources([str(trained_run)]), file)
@@ -419,7 +477,9 @@ def test_a_training_run_begins_with_what_it_was_trained_on(viewer, page, trained
     expect(page.get_by_label("A: estimator").get_by_role("option", name="trained")).to_have_count(0)
     page.goto(f"{address}#/small/compare?with=trained")
     region(page, "Tasks of two runs").get_by_role("button", name="find the key of alpha").click()
-    expect(page.locator(".strips").nth(1).get_by_label("step 1, advantage +1.25").first).to_be_attached()
+    expect(
+        page.locator(".strips").nth(1).get_by_label("step 1, advantage +1.25").first
+    ).to_be_attached()
 
 
 def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
@@ -444,7 +504,9 @@ def test_what_chance_gives_at_a_step(viewer, page, small_run) -> None:
     level = region(page, "Level 1")
     values = [10.0, -0.1, 10.0, 10.0]  # y is in room b twice
     drawn = [mean(pair) for pair in combinations(values, 2)]
-    expect(level.get_by_role("row", name="…x · 1").get_by_role("cell", name="−0.10")).to_be_visible()
+    expect(
+        level.get_by_role("row", name="…x · 1").get_by_role("cell", name="−0.10")
+    ).to_be_visible()
     expect(level).to_contain_text(f"(by chance {mean(drawn):.3f} ± {pstdev(drawn):.3f})")
     expect(level).to_contain_text("In a group of two, A1 is +1 and −1")
 
@@ -455,14 +517,21 @@ def test_what_chance_gives_at_a_step(viewer, page, small_run) -> None:
 def assert_nothing_ran(page: Any) -> None:
     found = run_in(page, "JSON.stringify([typeof window.hacked, document.title === 'hacked'])")
     assert json.loads(found) == ["undefined", False]
-    assert page.locator("#app :is(img, script, iframe, object, embed, [onclick], [onload], [onerror])").count() == 0
+    assert (
+        page.locator(
+            "#app :is(img, script, iframe, object, embed, [onclick], [onload], [onerror])"
+        ).count()
+        == 0
+    )
     assert page.locator("#app a[href^='javascript' i]").count() == 0
 
 
 def run_in(page: Any, expression: str) -> Any:
     """Evaluate an expression from outside: the page's policy allows no `eval`."""
     session = page.context.new_cdp_session(page)
-    done = session.send("Runtime.evaluate", {"expression": expression, "awaitPromise": True, "returnByValue": True})
+    done = session.send(
+        "Runtime.evaluate", {"expression": expression, "awaitPromise": True, "returnByValue": True}
+    )
     assert "exceptionDetails" not in done, done
     return done["result"]["value"]
 
@@ -476,7 +545,9 @@ def visit_everything(page: Any, address: str, texts: int) -> None:
     }
     for place, selector in shown.items():
         page.goto(f"{address}#/hostile{place}")
-        expect(page.locator(selector)).to_have_count({"h1": 1, ".node": texts + 1}.get(selector, texts))
+        expect(page.locator(selector)).to_have_count(
+            {"h1": 1, ".node": texts + 1}.get(selector, texts)
+        )
         assert_nothing_ran(page)
     page.get_by_text("States as a table").click()
     assert_nothing_ran(page)
@@ -529,7 +600,9 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
     page.get_by_role("link", name="Look at the rollouts").click()
     rows = page.locator(".every-rollout tbody tr")
     expect(rows).to_have_count(4)
-    spread = compute(scan_steps(small_run), "hgpo").collect().filter(trajectory="alpha/0/y")["advantage"]
+    spread = (
+        compute(scan_steps(small_run), "hgpo").collect().filter(trajectory="alpha/0/y")["advantage"]
+    )
     expect(rows.nth(2)).to_contain_text(f"{spread.max() - spread.min():.2f}")
     rows.nth(0).get_by_role("link").click()
     page.get_by_text("Estimators and their parameters").click()
@@ -543,7 +616,9 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: npm ci in viewer/")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1300, 400])
-def test_no_findings_of_axe(viewer, browser, small_run, training_run, branched_run, scheme: str, width: int) -> None:
+def test_no_findings_of_axe(
+    viewer, browser, small_run, training_run, branched_run, scheme: str, width: int
+) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     context.add_init_script(path=AXE)
     page = context.new_page()
@@ -568,7 +643,13 @@ def test_no_findings_of_axe(viewer, browser, small_run, training_run, branched_r
         expect(page.get_by_role("heading", level=1)).to_be_attached()
         expect(page.get_by_text(text).last).to_be_attached()
         page.wait_for_load_state("networkidle")
-        found = json.loads(run_in(page, "axe.run(document).then((found) => JSON.stringify(found.violations))"))
-        nodes = [(rule["id"], node["html"], node["failureSummary"]) for rule in found for node in rule["nodes"]]
+        found = json.loads(
+            run_in(page, "axe.run(document).then((found) => JSON.stringify(found.violations))")
+        )
+        nodes = [
+            (rule["id"], node["html"], node["failureSummary"])
+            for rule in found
+            for node in rule["nodes"]
+        ]
         assert nodes == [], (place, nodes)
     context.close()

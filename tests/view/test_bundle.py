@@ -18,7 +18,9 @@ def test_the_bundle_belongs_to_the_sources() -> None:
         digest.update(f"{name}\n".encode() + (VIEWER / name).read_bytes() + b"\n")
     found = re.match(rb"/\* sources: sha256 ([0-9a-f]{64}) \*/", (STATIC / "app.js").read_bytes())
     assert found
-    assert found[1].decode() == digest.hexdigest(), "build the page again: cd viewer && npm ci && npm run build"
+    assert found[1].decode() == digest.hexdigest(), (
+        "build the page again: cd viewer && npm ci && npm run build"
+    )
     assert (STATIC / "index.html").read_bytes() == (VIEWER / "src/index.html").read_bytes()
 
 
@@ -32,5 +34,8 @@ def test_the_page_names_no_other_place() -> None:
     for name in ("index.html", "app.js", "app.css"):
         address = rb"""(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s"'`)]*"""
         addresses = set(re.findall(address, (STATIC / name).read_bytes(), re.IGNORECASE))
-        comments = {b"//github.com/leeoniya/uPlot", b"https://github.com/leeoniya/uPlot"}  # a licence names its project
-        assert {one for one in addresses if not one.startswith((b"http://www.w3.org/", *comments))} == set()
+        # a licence names its project
+        comments = {b"//github.com/leeoniya/uPlot", b"https://github.com/leeoniya/uPlot"}
+        assert {
+            one for one in addresses if not one.startswith((b"http://www.w3.org/", *comments))
+        } == set()

@@ -22,13 +22,17 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
     file = tmp_path / "page.html"
     done: list[tuple[int, int]] = []
     chosen = {"tasks": 2, "estimators": ("hgpo", "rloo")}
-    written = write_page(open_sources([str(rich_run)]), file, progress=lambda *shown: done.append(shown), **chosen)
+    written = write_page(
+        open_sources([str(rich_run)]), file, progress=lambda *shown: done.append(shown), **chosen
+    )
     assert (written.tasks, written.left_out, written.bytes) == (2, 0, file.stat().st_size)
     assert done == [(1, 2), (2, 2)]
     answers = data_of(file)["answers"]
     assert [task["task_id"] for task in answers["runs/0/rollouts"]["tasks"]] == ["task 0", "task 1"]
     rows = sum(answers["runs/0/rollouts"]["columns"]["length"])
-    assert sum(len(steps) for key, steps in answers.items() if key.startswith("runs/0/steps/")) == rows
+    assert (
+        sum(len(steps) for key, steps in answers.items() if key.startswith("runs/0/steps/")) == rows
+    )
     assert answers["runs/0/groups/1/estimates/rloo"]["parameters"]["reward_scale"] == 10
     assert data_of(file)["opened"] == ["hgpo", "rloo"], "the pair that is shown first"
 
@@ -37,7 +41,9 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
 def test_tasks_by_id(rich_run, tmp_path) -> None:
     file = tmp_path / "page.html"
     write_page(open_sources([str(rich_run)]), file, task_ids=("task 4",))
-    assert [task["task_id"] for task in data_of(file)["answers"]["runs/0/rollouts"]["tasks"]] == ["task 4"]
+    assert [task["task_id"] for task in data_of(file)["answers"]["runs/0/rollouts"]["tasks"]] == [
+        "task 4"
+    ]
     with pytest.raises(InputError, match="unknown task 'task 9'; did you mean 'task "):
         write_page(open_sources([str(rich_run)]), file, task_ids=("task 9",))
 
@@ -59,7 +65,9 @@ def test_the_size_is_limited(rich_run, tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("column", ["trajectory", "state", "prompt"])
-def test_a_damaged_run_does_not_spoil_the_page_of_others(rich_run, small_run, tmp_path, column) -> None:
+def test_a_damaged_run_does_not_spoil_the_page_of_others(
+    rich_run, small_run, tmp_path, column
+) -> None:
     shutil.copytree(small_run, tmp_path / "damaged")
     shard = tmp_path / "damaged" / "steps" / "steps-000000.parquet"
     group = parquet.read_metadata(shard).row_group(0)
@@ -68,7 +76,9 @@ def test_a_damaged_run_does_not_spoil_the_page_of_others(rich_run, small_run, tm
     size = chunks[column].total_compressed_size
     data = shard.read_bytes()
     shard.write_bytes(data[:at] + bytes(size) + data[at + size :])
-    page = write_page(open_sources([str(rich_run), str(tmp_path / "damaged")]), tmp_path / "page.html")
+    page = write_page(
+        open_sources([str(rich_run), str(tmp_path / "damaged")]), tmp_path / "page.html"
+    )
     assert page.tasks >= 6
     assert page.left_out == 0
     (problem,) = page.problems
@@ -126,10 +136,14 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
         ("RUN -e nothing:here", "ModuleNotFoundError"),
     ],
 )
-def test_bad_input_is_one_line(hgpo, small_run, tmp_path, monkeypatch, words: str, line: str) -> None:
+def test_bad_input_is_one_line(
+    hgpo, small_run, tmp_path, monkeypatch, words: str, line: str
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    code, out, error = hgpo("view", *(str(small_run) if word == "RUN" else word for word in words.split()))
+    code, out, error = hgpo(
+        "view", *(str(small_run) if word == "RUN" else word for word in words.split())
+    )
     assert (code, out) == (2, "")
     assert line in error
     assert error.count("\n") == 1
@@ -151,25 +165,43 @@ main()
 
 
 @pytest.mark.slow
-def test_without_the_extra_a_page_can_be_written_and_one_line_says_how_to_install_it(small_run, tmp_path) -> None:
+def test_without_the_extra_a_page_can_be_written_and_one_line_says_how_to_install_it(
+    small_run, tmp_path
+) -> None:
     done = python(ABSENT, "view", small_run, "--no-browser")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"error: this needs (starlette|uvicorn): pip install .*\[view\]'?\n", done.stderr)
+    assert re.fullmatch(
+        r"error: this needs (starlette|uvicorn): pip install .*\[view\]'?\n", done.stderr
+    )
     done = python(ABSENT, "view", small_run, "-o", tmp_path / "page.html")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
     """Secrets end before a quotation mark or a backslash of the text, which a search in finished JSON would take."""
-    texts = ['?api_key=hunter22"', "?api_key=hunter22\\", '"http://me:hunter22@host/"', "?api_key=hunter22\n<b>"]
-    step = {"task_id": "a", "step": 0, "action": "go", "reward": 0.0, "terminated": True, "won": False}
+    texts = [
+        '?api_key=hunter22"',
+        "?api_key=hunter22\\",
+        '"http://me:hunter22@host/"',
+        "?api_key=hunter22\n<b>",
+    ]
+    step = {
+        "task_id": "a",
+        "step": 0,
+        "action": "go",
+        "reward": 0.0,
+        "terminated": True,
+        "won": False,
+    }
     rows = [{**step, "trajectory": f"t{at}", "state": text} for at, text in enumerate(texts)]
     with StepWriter(tmp_path / "run") as writer:
         writer.add_group(rows)
     write_page(open_sources([str(tmp_path / "run")]), tmp_path / "page.html")
     states = data_of(tmp_path / "page.html")["answers"]["runs/0/groups/0"]["states"]
     assert "hunter22" not in (tmp_path / "page.html").read_text()
-    assert sorted(states) == sorted(['?api_key=***"', "?api_key=***", '"http://***@host/"', "?api_key=***\n<b>"])
+    assert sorted(states) == sorted(
+        ['?api_key=***"', "?api_key=***", '"http://***@host/"', "?api_key=***\n<b>"]
+    )
 
 
 @pytest.mark.slow

@@ -18,11 +18,22 @@ pytestmark = pytest.mark.skipif(
 
 def called(module: str, expression: str, values: object) -> Any:
     """Return what an expression of a module's functions gives for `values`."""
-    build = [ESBUILD, VIEWER / f"src/{module}.ts", "--format=iife", "--global-name=page", "--bundle"]
+    build = [
+        ESBUILD,
+        VIEWER / f"src/{module}.ts",
+        "--format=iife",
+        "--global-name=page",
+        "--bundle",
+    ]
     code = subprocess.run(build, check=True, capture_output=True, text=True).stdout
     code += f"\nconst values = JSON.parse(require('fs').readFileSync(0)); console.log(JSON.stringify({expression}));"
     found = subprocess.run(
-        ["node", "-e", code], input=json.dumps(values), check=True, capture_output=True, text=True, timeout=300
+        ["node", "-e", code],
+        input=json.dumps(values),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     return json.loads(found.stdout)
 
@@ -30,11 +41,21 @@ def called(module: str, expression: str, values: object) -> Any:
 @pytest.mark.slow
 def test_shares_round_as_the_commands_round_them() -> None:
     shares = [won / trials for trials in range(1, 161) for won in range(trials + 1)]
-    shown = called("format", "values.map((one) => [0, 1, 2].map((digits) => page.percent(one, digits)))", shares)
+    shown = called(
+        "format",
+        "values.map((one) => [0, 1, 2].map((digits) => page.percent(one, digits)))",
+        shares,
+    )
     assert shown == [[f"{share:.{digits}%}" for digits in range(3)] for share in shares]
     numbers = [0.125, 0.375, -2.5, 2.675, 1e21, 1e-9, 12345.675]
-    shown = called("format", "values.map((one) => [0, 1, 2].map((digits) => page.number(one, digits)))", numbers[:4])
-    expected = [[f"{one:.{digits}f}".replace("-", "−") for digits in range(3)] for one in numbers[:4]]
+    shown = called(
+        "format",
+        "values.map((one) => [0, 1, 2].map((digits) => page.number(one, digits)))",
+        numbers[:4],
+    )
+    expected = [
+        [f"{one:.{digits}f}".replace("-", "−") for digits in range(3)] for one in numbers[:4]
+    ]
     assert shown == expected
 
 
@@ -52,7 +73,12 @@ def test_shares_round_as_the_commands_round_them() -> None:
     ],
 )  # fmt: skip
 def test_a_response_is_split_into_its_parts(response: str, parts: list[list[str | None]]) -> None:
-    assert called("response_parts", "page.partsOf(values).map((one) => [one.kind, one.text])", response) == parts
+    assert (
+        called(
+            "response_parts", "page.partsOf(values).map((one) => [one.kind, one.text])", response
+        )
+        == parts
+    )
 
 
 def test_a_long_response_of_openings_alone_is_split() -> None:
@@ -62,10 +88,30 @@ def test_a_long_response_of_openings_alone_is_split() -> None:
 
 
 ROWS = [
-    {"task": "find a Mug", "task_id": "t1", "outcome": "won", "length": 3, "tokens": None, "truncated": False},
-    {"task": "find a pen", "task_id": "t2", "outcome": "lost", "length": 9, "tokens": 50, "truncated": True},
+    {
+        "task": "find a Mug",
+        "task_id": "t1",
+        "outcome": "won",
+        "length": 3,
+        "tokens": None,
+        "truncated": False,
+    },
+    {
+        "task": "find a pen",
+        "task_id": "t2",
+        "outcome": "lost",
+        "length": 9,
+        "tokens": 50,
+        "truncated": True,
+    },
 ]
-KINDS = {"task": "text", "outcome": "text", "length": "number", "tokens": "number", "truncated": "flag"}
+KINDS = {
+    "task": "text",
+    "outcome": "text",
+    "length": "number",
+    "tokens": "number",
+    "truncated": "flag",
+}
 
 
 def filtered(texts: list[str]) -> list[object]:
@@ -75,7 +121,9 @@ def filtered(texts: list[str]) -> list[object]:
         return values.rows.flatMap((row, at) => test(row) ? [at] : []);
       } catch (error) { return error.message; }
     })"""
-    found: list[object] = called("filter", expression, {"texts": texts, "rows": ROWS, "kinds": KINDS})
+    found: list[object] = called(
+        "filter", expression, {"texts": texts, "rows": ROWS, "kinds": KINDS}
+    )
     return found
 
 

@@ -53,13 +53,15 @@ def test_the_six_columns_suffice(tmp_path: Path) -> None:
 def test_advantages_are_those_of_the_table(tmp_path: Path, estimator: str) -> None:
     path = tmp_path / "mine.parquet"
     keys = pl.col("state").replace_strict({"s": 7, "t": 7, "u": 8}, return_dtype=pl.Int64)
-    table = TABLE.with_columns(pl.col("step") * 5, state_hash=keys)  # with gaps, and states that count as equal
+    # with gaps, and states that count as equal
+    table = TABLE.with_columns(pl.col("step") * 5, state_hash=keys)
     table.write_parquet(path)
     source = opened(path)
     index = source.index()
     expected = compute(table, estimator).collect()["advantage"]
     found = [
-        estimate(index, number, estimator_with(estimator, (), [estimator]))["columns"]["advantage"] for number in (0, 1)
+        estimate(index, number, estimator_with(estimator, (), [estimator]))["columns"]["advantage"]
+        for number in (0, 1)
     ]
     assert_series_equal(pl.Series("advantage", [*found[0], *found[1]]), expected)
 
@@ -102,19 +104,36 @@ def test_the_flags_and_columns_of_a_table(tmp_path: Path) -> None:
     ("table", "line"),
     [
         (TABLE.drop("reward"), "has no `reward`"),
-        (TABLE.drop("state").with_columns(state_hash=pl.lit(1, pl.Int64)), "expected a column `state`"),
+        (
+            TABLE.drop("state").with_columns(state_hash=pl.lit(1, pl.Int64)),
+            "expected a column `state`",
+        ),
         (TABLE.with_columns(reward=pl.lit("much")), "column reward: expected numbers"),
         (pl.concat([TABLE, TABLE]), "several rows of one step"),
         (TABLE[:0], "without rows"),
-        (TABLE.with_columns(won=pl.lit(math.nan)), "column won: expected true, false, 0 or 1, received nan"),
+        (
+            TABLE.with_columns(won=pl.lit(math.nan)),
+            "column won: expected true, false, 0 or 1, received nan",
+        ),
         (TABLE.with_columns(aborted=pl.lit(0.5)), "true, false, 0 or 1"),
-        (TABLE.with_columns(iteration=pl.lit(0.5)), "column iteration: expected Int32, received 0.5"),
-        (TABLE.with_columns(response_token_ids=pl.lit([1.5])), "column response_token_ids: expected List(Int32)"),
-        (TABLE.with_columns(step=pl.col("step").cast(pl.Int128)), "column step: expected integers, received Int128"),
+        (
+            TABLE.with_columns(iteration=pl.lit(0.5)),
+            "column iteration: expected Int32, received 0.5",
+        ),
+        (
+            TABLE.with_columns(response_token_ids=pl.lit([1.5])),
+            "column response_token_ids: expected List(Int32)",
+        ),
+        (
+            TABLE.with_columns(step=pl.col("step").cast(pl.Int128)),
+            "column step: expected integers, received Int128",
+        ),
     ],
     ids=range(10),
 )
-def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, table: pl.DataFrame, line: str) -> None:
+def test_what_cannot_be_shown_is_refused_in_one_line(
+    tmp_path: Path, table: pl.DataFrame, line: str
+) -> None:
     table.write_parquet(tmp_path / "mine.parquet")
     with pytest.raises(InputError) as caught:
         opened(tmp_path / "mine.parquet")
@@ -125,7 +144,9 @@ def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, table: pl.D
 def test_texts_without_the_utf8_mark(tmp_path: Path, hgpo) -> None:
     """As Spark, Impala and Go write them: every command reads them, or says in one line what is no text."""
     texts = ["task", "trajectory", "state"]
-    marked, unmarked, broken = (tmp_path / f"{name}.parquet" for name in ("marked", "unmarked", "broken"))
+    marked, unmarked, broken = (
+        tmp_path / f"{name}.parquet" for name in ("marked", "unmarked", "broken")
+    )
     TABLE.write_parquet(marked)
     TABLE.cast(dict.fromkeys(texts, pl.Binary)).write_parquet(unmarked)
     TABLE.cast({"state": pl.Binary}).with_columns(state=pl.lit(b"\xff")).write_parquet(broken)

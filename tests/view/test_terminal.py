@@ -69,12 +69,19 @@ async def test_a_person_walks_to_a_step(small_run: Path, size: tuple[int, int]) 
         for text in ("67% won  find the key of alpha", "return 0.67"):
             assert text in shown
         shown = await press(pilot, "enter")
-        assert [row.split(" · ")[2].split()[:2] for row in shown.splitlines() if "alpha/0/x" in row] == [["3", "steps"]]
+        assert [
+            row.split(" · ")[2].split()[:2] for row in shown.splitlines() if "alpha/0/x" in row
+        ] == [["3", "steps"]]
         await press(pilot, "down", "enter", "down")
         assert "alpha/0/w · return 1 · 3 steps\nstep 0 ·" in shown_step(app)
         shown = await press(pilot, "down")
         assert "step 1 ·" in shown
-        for text in ("room b", "go 1", "k = 0 same state: 4 steps", "k = 1 and the same 1 state before: 2 steps"):
+        for text in (
+            "room b",
+            "go 1",
+            "k = 0 same state: 4 steps",
+            "k = 1 and the same 1 state before: 2 steps",
+        ):
             assert text in shown_step(app)
         await press(pilot, "down")
         assert "Next state\nthe end" in shown_step(app)
@@ -114,7 +121,9 @@ async def test_estimators_are_refused_at_once_or_where_they_have_no_depth(small_
     app = viewer(small_run, estimators=("hgpo:history_length=99",))
     async with app.run_test(size=(140, 45)) as pilot:
         await press(pilot, "enter", "down", "enter", "down", "down")
-        assert "expected at most 8, the depth of the stored contexts, received 99" in shown_step(app)
+        assert "expected at most 8, the depth of the stored contexts, received 99" in shown_step(
+            app
+        )
 
 
 @pytest.mark.slow
@@ -124,7 +133,11 @@ async def test_branches_are_below_their_parents(branched_run: Path) -> None:
     async with app.run_test(size=(140, 45)) as pilot:
         shown = await press(pilot, "enter")
         assert "50% won" in shown, "of the rollouts"
-        labels = [row.partition("▶ ")[2].partition(" · ")[0].strip() for row in shown.splitlines() if "▶" in row]
+        labels = [
+            row.partition("▶ ")[2].partition(" · ")[0].strip()
+            for row in shown.splitlines()
+            if "▶" in row
+        ]
         assert labels == [
             "lost a",
             "└ lost c",
@@ -137,7 +150,9 @@ async def test_branches_are_below_their_parents(branched_run: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_the_tree_finds_tasks_and_follows_several_runs(small_run: Path, tmp_path: Path, monkeypatch) -> None:
+async def test_the_tree_finds_tasks_and_follows_several_runs(
+    small_run: Path, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr("hgpo_train.view.terminal.app.GROUPS", 1)
     training = tmp_path / "training"
     with StepWriter(training) as writer:
@@ -169,7 +184,11 @@ async def test_the_tree_finds_tasks_and_follows_several_runs(small_run: Path, tm
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "\x9b31m\U000e0041"])
 def test_texts_are_shown_as_they_are(text: str) -> None:
     for shown in (block(text), line(text), visible(text[:10_000])):
-        hidden = [one for one in shown.plain if unicodedata.category(one) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
+        hidden = [
+            one
+            for one in shown.plain
+            if unicodedata.category(one) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+        ]
         assert set(hidden) <= {"\n"}
     if "[red]" in text:
         assert block(text).plain == text
@@ -189,7 +208,9 @@ async def test_a_hostile_run_is_shown(hostile_run: Path) -> None:
             app.screen.query_one(Tree).move_cursor(rollout.children[1])
             shown = await press(pilot)
             assert "State" in shown_step(app)
-            assert not {one for one in shown if unicodedata.category(one) in ("Cc", "Cf", "Cs")} - {"\n"}
+            assert not {one for one in shown if unicodedata.category(one) in ("Cc", "Cf", "Cs")} - {
+                "\n"
+            }
     assert app.return_code in (0, None)
 
 

@@ -27,7 +27,9 @@ def test_each_token_has_its_text(token_run: Path, row: int) -> None:
     assert texts[-1] == "<|end|>", "a special token is shown"
     assert all(texts)
     joined = "".join(map(str, texts[:-1]))
-    assert joined.replace("\ufffd", "") == RESPONSES[row].translate({0x2014: "", 0x202E: "", 0xEF: ""})
+    assert joined.replace("\ufffd", "") == RESPONSES[row].translate(
+        {0x2014: "", 0x202E: "", 0xEF: ""}
+    )
     assert len(texts) == scan_steps(token_run).collect()["response_token_ids"].list.len()[row]
 
 
@@ -40,14 +42,18 @@ def test_a_tokenizer_that_wrote_other_texts_is_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("response", ["go 0", "go<|end|>0", "<think>\ngo<|end|>0", "go 1"])
-def test_responses_with_special_tokens_and_a_tag_of_the_prompt(token_run: Path, response: str) -> None:
+def test_responses_with_special_tokens_and_a_tag_of_the_prompt(
+    token_run: Path, response: str
+) -> None:
     """Tables of earlier versions have no special tokens in their texts."""
     (source,) = open_sources([str(token_run)])
     tokenizer = source.tokenizer()
     assert tokenizer is not None
     ids = tokenizer.encode("go<|end|>0<|end|>").ids
     texts = token_texts(tokenizer, ids, response)
-    assert (None if texts is None else "".join(map(str, texts))) == (None if "1" in response else "go<|end|>0<|end|>")
+    assert (None if texts is None else "".join(map(str, texts))) == (
+        None if "1" in response else "go<|end|>0<|end|>"
+    )
 
 
 def test_ids_without_a_token(token_run: Path) -> None:
@@ -59,7 +65,9 @@ def test_ids_without_a_token(token_run: Path) -> None:
 
 
 def test_spaces_of_sentencepiece(tmp_path: Path) -> None:
-    written = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁go": 0, "▁north": 1}, unk_token="▁go"))
+    written = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"▁go": 0, "▁north": 1}, unk_token="▁go")
+    )
     written.decoder = tokenizers.decoders.Metaspace()
     written.save(str(tmp_path / "tokenizer.json"))
     tokenizer = find_tokenizer({"model": {"path": str(tmp_path)}}, None)
@@ -78,21 +86,41 @@ def test_the_checkpoint_of_a_training_run(token_run: Path, tmp_path: Path) -> No
 
 
 def test_a_run_without_a_tokenizer_here() -> None:
-    for config in ({}, {"policy": "random"}, {"model": {"path": "//somewhere/else"}}, {"model": {"path": 3}}):
+    for config in (
+        {},
+        {"policy": "random"},
+        {"model": {"path": "//somewhere/else"}},
+        {"model": {"path": 3}},
+    ):
         assert find_tokenizer(config, None) is None
-    for name in ("openai:some/model-that-nobody-has", "transformers:", "transformers:no such/model/name/at all"):
+    for name in (
+        "openai:some/model-that-nobody-has",
+        "transformers:",
+        "transformers:no such/model/name/at all",
+    ):
         assert find_tokenizer({"policy": {"name": name}}, None) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}']
+)
 def test_a_damaged_tokenizer_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     assert find_tokenizer({"model": {"path": str(tmp_path)}}, None) is None
 
 
 def test_a_run_without_tokens(tmp_path: Path, token_run: Path) -> None:
-    row = {"task_id": "t", "trajectory": "t", "step": 0, "state": "room", "action": "go", "reward": 0.0}
-    with StepWriter(tmp_path / "bare", config={"policy": {"name": f"transformers:{tmp_path / 'model'}"}}) as writer:
+    row = {
+        "task_id": "t",
+        "trajectory": "t",
+        "step": 0,
+        "state": "room",
+        "action": "go",
+        "reward": 0.0,
+    }
+    with StepWriter(
+        tmp_path / "bare", config={"policy": {"name": f"transformers:{tmp_path / 'model'}"}}
+    ) as writer:
         writer.add_group([row])
     assert texts_of(tmp_path / "bare", 0) is None
 
@@ -110,7 +138,9 @@ DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
     ],
 )
-def test_the_decoder_of_a_stranger_is_not_run(token_run: Path, tmp_path: Path, decoder: object) -> None:
+def test_the_decoder_of_a_stranger_is_not_run(
+    token_run: Path, tmp_path: Path, decoder: object
+) -> None:
     file = tmp_path / "model/tokenizer.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": decoder}))
     (source,) = open_sources([str(token_run)])

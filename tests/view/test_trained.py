@@ -42,7 +42,9 @@ def test_a_run_without_stored_advantages_has_none(small_run: Path) -> None:
     (source,) = open_sources([str(small_run)])
     assert not source.document()["stored"]
     assert trained_advantages(small_run) is None
-    with pytest.raises(InputError, match="expected the advantages of a training run in the folder 'advantages'"):
+    with pytest.raises(
+        InputError, match="expected the advantages of a training run in the folder 'advantages'"
+    ):
         estimate(source.index(), 0, None)
 
 
@@ -73,7 +75,11 @@ def test_a_page_begins_with_what_was_trained_on(trained_run: Path, tmp_path: Pat
     write_page(open_sources([str(trained_run)]), tmp_path / "page.html")
     data = data_of(tmp_path / "page.html")
     assert data["runs"][0]["stored"]
-    assert data["answers"]["runs/0/groups/0/estimates/trained"]["columns"]["advantage"][:3] == [0.25, 1.25, 2.25]
+    assert data["answers"]["runs/0/groups/0/estimates/trained"]["columns"]["advantage"][:3] == [
+        0.25,
+        1.25,
+        2.25,
+    ]
     assert data["answers"]["runs/0/groups/0/estimates/gigpo"]["parameters"]["gamma"] == 0.5
 
 
@@ -95,13 +101,17 @@ def test_a_page_has_the_estimator_of_the_training_run(tmp_path: Path) -> None:
         {"advantage.estimator": "hgpo", "advantage.parameters": {"state_key": "evil:module"}},
     ],
 )
-def test_an_estimator_that_needs_the_policy_or_a_module_is_not_taken(tmp_path: Path, training: dict) -> None:
+def test_an_estimator_that_needs_the_policy_or_a_module_is_not_taken(
+    tmp_path: Path, training: dict
+) -> None:
     (source,) = open_sources([str(run_with(tmp_path / "run", training))])
     assert source.trained() is None
 
 
 @pytest.mark.slow
-def test_runs_of_one_name_have_their_folders_and_runs_without_rows_are_left_out(tmp_path: Path) -> None:
+def test_runs_of_one_name_have_their_folders_and_runs_without_rows_are_left_out(
+    tmp_path: Path,
+) -> None:
     runs = [run_with(tmp_path / folder / "seed0", TRAINING) for folder in "ab"]
     with StepWriter(tmp_path / "empty"):
         pass

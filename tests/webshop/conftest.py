@@ -33,9 +33,20 @@ def awkward_records() -> tuple[list[dict], dict, dict]:
     for number, (title, description, bullets, price, options, own) in enumerate(AWKWARD * 12):
         asin = f"B0{number:08d}" if number % 17 else f"b0low{number:05d}"
         choices = {name: [{"value": value} for value in values] for name, values in options.items()}
-        item = {"asin": asin, "name": f"{title} {number}" if number >= len(AWKWARD) else title, "pricing": price}
-        item |= {"full_description": description, "small_description": bullets, "customization_options": choices}
-        item |= {"category": ("fashion", "garden")[number % 2], "query": " Pants " if number % 3 else "sofas"}
+        item = {
+            "asin": asin,
+            "name": f"{title} {number}" if number >= len(AWKWARD) else title,
+            "pricing": price,
+        }
+        item |= {
+            "full_description": description,
+            "small_description": bullets,
+            "customization_options": choices,
+        }
+        item |= {
+            "category": ("fashion", "garden")[number % 2],
+            "query": " Pants " if number % 3 else "sofas",
+        }
         item["product_category"] = "Clothing › Men › Pants" if number % 3 else "Home › Sofas"
         items.append(item | {"images": ["x.jpg"]})
         attributes[asin] = {
@@ -74,7 +85,10 @@ def awkward_few(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory) -> Path:
     """Return the recordings of the original, unpacked. Their origin is documented in tests/golden/README.md."""
-    return unpacked(Path(__file__).parents[1] / "golden/webshop/recordings.tar.xz", tmp_path_factory.mktemp("golden"))
+    return unpacked(
+        Path(__file__).parents[1] / "golden/webshop/recordings.tar.xz",
+        tmp_path_factory.mktemp("golden"),
+    )
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,18 @@ NAMES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
 
 
 def record(asin="B000000001", **changes):
-    fields = {"asin": asin, "name": "Red Shoes", "full_description": "Good shoes.", "pricing": "$10.50"}
-    fields |= {"small_description": ["light", "soft"], "category": "fashion", "query": "Shoes ", "images": ["x.jpg"]}
+    fields = {
+        "asin": asin,
+        "name": "Red Shoes",
+        "full_description": "Good shoes.",
+        "pricing": "$10.50",
+    }
+    fields |= {
+        "small_description": ["light", "soft"],
+        "category": "fashion",
+        "query": "Shoes ",
+        "images": ["x.jpg"],
+    }
     fields |= {"customization_options": {"Size": [{"value": "5"}, {"value": "6"}]}}
     fields |= {"product_category": "Clothing › Shoes"}
     return {name: value for name, value in (fields | changes).items() if value is not ...}
@@ -26,7 +36,9 @@ def record(asin="B000000001", **changes):
 
 def made(tmp_path, records, attributes=None, human=None, **options):
     """Return a catalogue of some records."""
-    paths = write(tmp_path / "raw", json.dumps(records), json.dumps(attributes or {}), json.dumps(human or {}))
+    paths = write(
+        tmp_path / "raw", json.dumps(records), json.dumps(attributes or {}), json.dumps(human or {})
+    )
     build(*paths, tmp_path / "out", nouns="stand-in", **options)
     return Catalogue.open(tmp_path / "out")
 
@@ -43,31 +55,52 @@ def test_recorded_products(shared, recorded):
     raw = shared / "golden/webshop/catalogue"
     catalogue = Catalogue.open(recorded)
     nouns = json.loads(gzip.decompress((raw / "nouns.json.gz").read_bytes()))
-    documents = list(map(json.loads, gzip.decompress((raw / "documents_1000.jsonl.gz").read_bytes()).splitlines()))
+    documents = list(
+        map(
+            json.loads, gzip.decompress((raw / "documents_1000.jsonl.gz").read_bytes()).splitlines()
+        )
+    )
     assert len(documents) == len(catalogue) == catalogue.manifest["products"]
     assert catalogue.manifest["skipped"]["duplicate asin"] == 1000 - len(documents)
     instructions = {}
     for human in catalogue.human_instructions():
-        wanted = {"instruction": human.instruction, "instruction_attributes": list(human.attributes)}
-        instructions.setdefault(human.product, []).append(wanted | {"instruction_options": list(human.options)})
+        wanted = {
+            "instruction": human.instruction,
+            "instruction_attributes": list(human.attributes),
+        }
+        instructions.setdefault(human.product, []).append(
+            wanted | {"instruction_options": list(human.options)}
+        )
     for document, product in zip(documents, catalogue, strict=True):
         original = document["product"]
         texts = product.title, product.description, product.bullet_points
         assert document["contents"] == indexed_text(*texts, product.options)
         found = {"asin": product.asin, "Title": product.title, "Description": product.description}
-        found |= {"BulletPoints": list(product.bullet_points), "Attributes": list(product.attributes)}
-        found |= {"Price": product.price_text, "pricing": list(product.prices), "query": product.query}
+        found |= {
+            "BulletPoints": list(product.bullet_points),
+            "Attributes": list(product.attributes),
+        }
+        found |= {
+            "Price": product.price_text,
+            "pricing": list(product.prices),
+            "query": product.query,
+        }
         found |= {"options": {name: list(values) for name, values in product.options.items()}}
         found |= {"category": product.category, "product_category": product.product_category}
         assert found.items() <= original.items()
         assert list(product.options) == list(original["options"])
         assert list(product.nouns) == nouns[product.title]
         assert catalogue.index_of(product.asin) == product.index
-        for ours, theirs in zip(instructions.get(product.index, []), original.get("instructions", []), strict=True):
+        for ours, theirs in zip(
+            instructions.get(product.index, []), original.get("instructions", []), strict=True
+        ):
             assert ours.items() <= theirs.items()
-        assert catalogue.combinations[product.index] == np.prod([len(v) for v in original["options"].values()])
+        assert catalogue.combinations[product.index] == np.prod(
+            [len(v) for v in original["options"].values()]
+        )
         np.testing.assert_array_equal(
-            catalogue.prices[product.index], [*original["pricing"], np.nan][:2] if original["pricing"] else []
+            catalogue.prices[product.index],
+            [*original["pricing"], np.nan][:2] if original["pricing"] else [],
         )
 
 
@@ -80,7 +113,11 @@ def test_records_that_the_loader_skips(tmp_path):
     assert [product.asin for product in catalogue] == ["B1", "é1", "B2"]
     assert catalogue.product(0).title == "first"
     assert [catalogue.index_of(asin) for asin in ("B1", "é1", "B2")] == [0, 1, 2]
-    assert catalogue.manifest["skipped"] == {"nan or long asin": 2, "duplicate asin": 1, "unusable": 0}
+    assert catalogue.manifest["skipped"] == {
+        "nan or long asin": 2,
+        "duplicate asin": 1,
+        "unusable": 0,
+    }
     for unknown in ("", "B11", "\ud800"):
         with pytest.raises(KeyError):
             catalogue.index_of(unknown)
@@ -94,15 +131,23 @@ def test_irregular_records(tmp_path):
         ({"pricing": "$1,234.50"}, {"prices": (1234.5,), "price_text": "$1234.5"}),
         ({"pricing": "$5 - $7 - $9"}, {"prices": (5.0, 7.0), "price_text": "$5.0 to $7.0"}),
         ({"pricing": "$15 ($1 / Ounce)"}, {"prices": (15.0, 1.0), "price_text": "$15.0 to $1.0"}),
-        ({"pricing": "$0.1 - $" + "9" * 400}, {"prices": (0.1, float("inf")), "price_text": "$0.1 to $inf"}),
+        (
+            {"pricing": "$0.1 - $" + "9" * 400},
+            {"prices": (0.1, float("inf")), "price_text": "$0.1 to $inf"},
+        ),
         ({"pricing": "$-0.30000000000000004"}, {"prices": (0.30000000000000004,)}),
         ({"small_description": "one"}, {"bullet_points": ("one",)}),
         ({"customization_options": {"A": None, "B": []}}, {"options": {"b": ()}}),
-        ({"customization_options": {"Size": [{"value": " A/B "}]}}, {"options": {"size": ("a | b",)}}),
+        (
+            {"customization_options": {"Size": [{"value": " A/B "}]}},
+            {"options": {"size": ("a | b",)}},
+        ),
         ({"query": "  Women's Shoes\n"}, {"query": "women's shoes"}),
         ({"name": "A\ud800B"}, {"title": "A\ufffdB"}),
     )
-    catalogue = made(tmp_path, [record(f"B{number}", **changes) for number, (changes, _) in enumerate(cases)])
+    catalogue = made(
+        tmp_path, [record(f"B{number}", **changes) for number, (changes, _) in enumerate(cases)]
+    )
     for product, (_, expected) in zip(catalogue, cases, strict=True):
         assert {name: getattr(product, name) for name in expected} == expected
 
@@ -112,7 +157,10 @@ def test_unusable_records_can_be_skipped(tmp_path):
     catalogue = made(tmp_path, records, skip_unusable=True)
     assert [product.asin for product in catalogue] == ["B2", "B1"]
     assert catalogue.manifest["skipped"]["unusable"] == 2
-    assert "record 0 (B1): expected a price with '$', received '9'" in catalogue.manifest["first_unusable"]
+    assert (
+        "record 0 (B1): expected a price with '$', received '9'"
+        in catalogue.manifest["first_unusable"]
+    )
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 22])
@@ -120,12 +168,19 @@ def test_the_piece_size_does_not_matter(tmp_path, monkeypatch, piece):
     from hgpo_envs.webshop.data import raw_files
 
     monkeypatch.setattr(raw_files, "PIECE", piece)
-    records = [record("B1", name="日本 \u20ac 👟", extra=[1.5e3, -7, True, None, {"x": 12}]), record("B2")]
+    records = [
+        record("B1", name="日本 \u20ac 👟", extra=[1.5e3, -7, True, None, {"x": 12}]),
+        record("B2"),
+    ]
     text = json.dumps(records, ensure_ascii=False, indent=1)
     (tmp_path / "a.json").write_text(f" \n{text}\n ", "utf-8")
     assert list(raw_files.elements(tmp_path / "a.json", "[")) == list(enumerate(records))
     (tmp_path / "b.json").write_text(json.dumps({"a": 1, 'b"c': [], "d": "x" * 300}), "utf-8")
-    assert list(raw_files.elements(tmp_path / "b.json", "{")) == [("a", 1), ('b"c', []), ("d", "x" * 300)]
+    assert list(raw_files.elements(tmp_path / "b.json", "{")) == [
+        ("a", 1),
+        ('b"c', []),
+        ("d", "x" * 300),
+    ]
     (tmp_path / "c.json").write_text("[ ]", "utf-8")
     assert list(raw_files.elements(tmp_path / "c.json", "[")) == []
 
@@ -153,15 +208,27 @@ def test_bad_files_raise_a_one_line_error_and_leave_no_files(tmp_path):
         (0, json_of() + b"x", "expected the end of the file"),
         (0, b'[{"asin": 5}]', "field 'asin': expected a text, received 5"),
         (0, b"[{}]", "record 0 (without asin): field 'asin' is missing"),
-        (0, json_of(asin="B2", pricing="9.99"), "record 0 (B2): expected a price with '$', received '9.99'"),
+        (
+            0,
+            json_of(asin="B2", pricing="9.99"),
+            "record 0 (B2): expected a price with '$', received '9.99'",
+        ),
         (0, json_of(small_description=None), "'small_description': expected a list of texts"),
         (0, json_of(customization_options={"A": [{"v": "x"}]}), "field 'value' is missing"),
         (0, b'[{"asin": "\xff"}]', "not UTF-8"),
         (0, b'[{"a": ' + b"[" * 100_000, "record 0"),
         (0, gzip.compress(json_of())[:-12], "cannot be read to its end"),
-        (1, b'{"B1": {"attributes": "x"}}', "entry 'B1': field 'attributes': expected a list of texts, received 'x'"),
+        (
+            1,
+            b'{"B1": {"attributes": "x"}}',
+            "entry 'B1': field 'attributes': expected a list of texts, received 'x'",
+        ),
         (1, b'{"B1": {"attributes": []}', "expected ',' or '}', received the end of the file"),
-        (2, b'{"B000000001": [{"instruction": "x"}]}', "(B000000001): its human instruction cannot be used"),
+        (
+            2,
+            b'{"B000000001": [{"instruction": "x"}]}',
+            "(B000000001): its human instruction cannot be used",
+        ),
         (3, b"{}", "no list of nouns for the title 'Red Shoes'"),
         (3, b"", "cannot read the nouns"),
     ):
@@ -183,7 +250,11 @@ def test_errors_of_opening(tmp_path):
     data = (folder / "index/documents.npy").read_bytes()
     newer = whole.replace(f'"format": {catalogues.FORMAT}'.encode(), b'"format": 99')
     for name, content, line in (
-        ("index/documents.npy", data[:-1] + bytes([data[-1] ^ 1]), "documents.npy differs from its checksum"),
+        (
+            "index/documents.npy",
+            data[:-1] + bytes([data[-1] ^ 1]),
+            "documents.npy differs from its checksum",
+        ),
         (catalogues.MANIFEST, newer, f"expected catalogue format {catalogues.FORMAT}, received 99"),
         (catalogues.MANIFEST, whole[: len(whole) // 2], "is damaged"),
         (catalogues.MANIFEST, None, "no WebShop catalogue in"),

@@ -14,10 +14,26 @@ from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.goals import split_ranges
 from hgpo_envs.webshop.engine.pages import Node
 
-REPEATED = ["click[< prev]", "click[next >]", "click[buy now]", "click[back to search]", "click[description]"]
+REPEATED = [
+    "click[< prev]",
+    "click[next >]",
+    "click[buy now]",
+    "click[back to search]",
+    "click[description]",
+]
 COMMANDS = st.one_of(
-    st.sampled_from([*REPEATED, "search[pants]", "search[search_results item_page]", "search[<c> fashion]"]),
-    st.sampled_from(["search[<r>]", "search[<c>]", "search[<a> x]", "search[<q> pants]", 'search["large" pants]']),
+    st.sampled_from(
+        [*REPEATED, "search[pants]", "search[search_results item_page]", "search[<c> fashion]"]
+    ),
+    st.sampled_from(
+        [
+            "search[<r>]",
+            "search[<c>]",
+            "search[<a> x]",
+            "search[<q> pants]",
+            'search["large" pants]',
+        ]
+    ),
     st.builds("search[{}]".format, st.text(max_size=12)),
     st.builds("click[{}]".format, st.text(max_size=6)),
     st.text(max_size=20),
@@ -36,7 +52,9 @@ def walk(engine, task, commands):
     return states
 
 
-@pytest.fixture(scope="module", params=[("text", False), ("text_rich", True)], ids=["text", "text_rich"])
+@pytest.fixture(
+    scope="module", params=[("text", False), ("text_rich", True)], ids=["text", "text_rich"]
+)
 def source(awkward, request):
     mode, tab = request.param
     return WebShopSource(awkward, observation_mode=mode, show_attributes=tab)
@@ -147,16 +165,20 @@ def test_splits_are_disjoint_and_complete(goals):
     assert list(itertools.chain(*parts.values())) == list(range(goals))
     if goals >= 10:
         assert all(parts.values())
-    assert split_ranges(6910) == {"test": range(500), "eval": range(500, 1500), "train": range(1500, 6910)}
+    assert split_ranges(6910) == {
+        "test": range(500),
+        "eval": range(500, 1500),
+        "train": range(1500, 6910),
+    }
 
 
 def test_task_ids(awkward):
     source = WebShopSource(awkward)
     ids = source.ids("all")
     assert list(ids) == [str(number) for number in range(len(ids))]
-    assert sorted(map(int, [i for split in ("train", "eval", "test") for i in source.ids(split)])) == list(
-        range(len(ids))
-    )
+    assert sorted(
+        map(int, [i for split in ("train", "eval", "test") for i in source.ids(split)])
+    ) == list(range(len(ids)))
     assert ids[3] == "3"
     assert list(ids[3:5]) == ["3", "4"]
     for split in ("train", "eval", "test"):
@@ -179,12 +201,16 @@ def test_blank_texts():
 def test_an_options_value_hides_a_button_of_the_same_name():
     option = Node("buy now", "option", "size")
     product = Node("B01", "product")
-    found = pages.clickables(pages.Page("item", (), (Node("Buy Now", "button"), Node("Search"), product, option)))
+    found = pages.clickables(
+        pages.Page("item", (), (Node("Buy Now", "button"), Node("Search"), product, option))
+    )
     assert found == {"buy now": option, "b01": product}
     assert list(found) == ["buy now", "b01"]
 
 
-PIECES = st.sampled_from(["a", "[", "]", "\n", "search", "click", " ", "]]", "[[", "B0", "é", "\r", "\x85"])
+PIECES = st.sampled_from(
+    ["a", "[", "]", "\n", "search", "click", " ", "]]", "[[", "B0", "é", "\r", "\x85"]
+)
 
 
 @given(st.lists(PIECES, max_size=12).map("".join))

@@ -21,7 +21,9 @@ from hgpo_envs.webshop.environment import WEBSHOP
 
 def array_of(shape, descr="<i8", size=64):
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue() + bytes(size)
 
 
@@ -39,7 +41,9 @@ def test_damaged_files_of_a_catalogue_are_one_line(awkward, tmp_path, damage):
         folder = Path(shutil.copytree(awkward, tmp_path / name.replace("/", "-")))
         (folder / name).unlink()
         content = DAMAGES[damage]
-        (folder / name).write_bytes(content) if isinstance(content, bytes) else content(folder / name)
+        (folder / name).write_bytes(content) if isinstance(content, bytes) else content(
+            folder / name
+        )
         if name != MANIFEST and isinstance(content, bytes):
             manifest = json.loads((folder / MANIFEST).read_text())
             manifest["files"][name][0] = len(content)
@@ -50,13 +54,24 @@ def test_damaged_files_of_a_catalogue_are_one_line(awkward, tmp_path, damage):
 
 def test_too_many_combinations_of_options(tmp_path):
     """60 options of two values: 10¹⁸ goals."""
-    record = {"asin": "B1", "name": "x", "full_description": "", "small_description": [], "pricing": "$1"}
+    record = {
+        "asin": "B1",
+        "name": "x",
+        "full_description": "",
+        "small_description": [],
+        "pricing": "$1",
+    }
     record |= {"category": "c", "query": "q", "product_category": "p"}
     record["customization_options"] = {str(n): [{"value": "a"}, {"value": "b"}] for n in range(60)}
     (tmp_path / "items.json").write_text(json.dumps([record]))
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match=r"record 0 \(B1\): its options have 1e\+18 combinations"):
-        build(tmp_path / "items.json", *[tmp_path / "other.json"] * 2, tmp_path / "out", nouns="stand-in")
+        build(
+            tmp_path / "items.json",
+            *[tmp_path / "other.json"] * 2,
+            tmp_path / "out",
+            nouns="stand-in",
+        )
 
 
 @pytest.mark.slow
@@ -69,7 +84,11 @@ def test_caches_are_bounded_in_bytes():
     try:
         for number in range(40):
             text = "x" * 50_000
-            for command in (f"search[{number} {text}]", f"search[<q> {number} {text}]", f"search[<c> {number}{text}]"):
+            for command in (
+                f"search[{number} {text}]",
+                f"search[<q> {number} {text}]",
+                f"search[<c> {number}{text}]",
+            ):
                 engine.act(command)
         engine.start("0")
         assert tracemalloc.get_traced_memory()[0] < 2 << 20  # a third of the queries alone
@@ -78,7 +97,9 @@ def test_caches_are_bounded_in_bytes():
 
 
 def test_long_actions_are_truncated_in_the_history_too():
-    env = gymnasium.make("HGPO/WebShop-v0", disable_env_checker=True, history_length=5, max_steps=50)
+    env = gymnasium.make(
+        "HGPO/WebShop-v0", disable_env_checker=True, history_length=5, max_steps=50
+    )
     env.reset(seed=1)
     for number in range(10):
         obs, _, _, _, info = env.step(f"search[{number} " + "x" * (10 << 20) + "]")
@@ -86,18 +107,31 @@ def test_long_actions_are_truncated_in_the_history_too():
     assert len(obs["prompt"]) < 12 * LONGEST_COMMAND
 
 
-SURROGATES = ["\ud800", "search[\udfff shoes]", "click[\ud800]", "search[<q> \ud83d]", "a\udc00\ud800b"]
+SURROGATES = [
+    "\ud800",
+    "search[\udfff shoes]",
+    "click[\ud800]",
+    "search[<q> \ud83d]",
+    "a\udc00\ud800b",
+]
 
 
 @pytest.mark.parametrize("env_id", ["HGPO/WebShop-v0", "HGPO/ALFWorld-v0"])
 @pytest.mark.parametrize("action_format", ["command", "response", "number"])
 def test_lone_surrogates_become_replacement_characters(env_id, action_format):
-    env, twin = (gymnasium.make(env_id, disable_env_checker=True, action_format=action_format) for _ in range(2))
+    env, twin = (
+        gymnasium.make(env_id, disable_env_checker=True, action_format=action_format)
+        for _ in range(2)
+    )
     env.reset(seed=1), twin.reset(seed=1)
     for text in SURROGATES:
-        text = f"<think>\ud800</think><action>{text}</action>" if action_format == "response" else text
+        text = (
+            f"<think>\ud800</think><action>{text}</action>" if action_format == "response" else text
+        )
         step = env.step(text)
-        assert repr(step) == repr(twin.step("".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)))
+        assert repr(step) == repr(
+            twin.step("".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text))
+        )
         json.dumps(step[4], ensure_ascii=False).encode()
         step[0]["prompt"].encode()
 
@@ -108,5 +142,10 @@ def test_actions_take_linear_time(unit):
     env = gymnasium.make("HGPO/WebShop-v0", disable_env_checker=True)
     env.reset(seed=1)
     text = unit * LONGEST_COMMAND
-    for command in (text, f"search[{text}", f"search[{text[: LONGEST_COMMAND - 8]}]", f"click[{text[:16000]}]"):
+    for command in (
+        text,
+        f"search[{text}",
+        f"search[{text[: LONGEST_COMMAND - 8]}]",
+        f"click[{text[:16000]}]",
+    ):
         env.step(command)

@@ -20,7 +20,11 @@ from hgpo_envs.webshop.reference.original import OriginalSource
 @pytest.fixture
 def checkout(tmp_path):
     """Return a checkout with all files and a program of one line, which a test writes."""
-    for name in ("data/items_shuffle_1000.json", "search_engine/indexes/segments_1", "web_agent_site/__init__.py"):
+    for name in (
+        "data/items_shuffle_1000.json",
+        "search_engine/indexes/segments_1",
+        "web_agent_site/__init__.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     program = tmp_path / "web_agent_site" / "envs" / "web_agent_text_env.py"
@@ -33,11 +37,17 @@ def checkout(tmp_path):
 @pytest.mark.parametrize(
     ("program", "line"),
     [
-        ("import no_such_package", "No module named 'no_such_package'; install the packages of its requirements.txt"),
+        (
+            "import no_such_package",
+            "No module named 'no_such_package'; install the packages of its requirements.txt",
+        ),
         ("raise OSError(\"[E050] Can't find model 'en_core_web_sm'\")", "install the spaCy model"),
         ("raise ValueError('JVM path\\nnot found')", "JVM path not found; install Java 11"),
         ("raise SystemExit(3)", "SystemExit: 3; check whether the checkout runs by itself"),
-        ("import os, sys; sys.stderr.write('out of luck'); sys.stderr.flush(); os._exit(4)", "out of luck"),
+        (
+            "import os, sys; sys.stderr.write('out of luck'); sys.stderr.flush(); os._exit(4)",
+            "out of luck",
+        ),
         ("search_engine/indexes/segments_1", "no search index in"),
         ("data/items_shuffle_1000.json", "has no items_shuffle"),
         ("web_agent_site/envs/web_agent_text_env.py", "no WebShop checkout in"),
@@ -66,7 +76,18 @@ def test_bad_arguments(checkout):
             OriginalSource(**{"data": checkout.parents[2], **arguments})
 
 
-QUERIES = ["hair", "red shoes", "the", "<r>", "<c> beauty", "<c>", "<a> x", "<q> sofas", "search_results hair", "日本"]
+QUERIES = [
+    "hair",
+    "red shoes",
+    "the",
+    "<r>",
+    "<c> beauty",
+    "<c>",
+    "<a> x",
+    "<q> sofas",
+    "search_results hair",
+    "日本",
+]
 ARGUMENTS = {
     "human": {"goals": "human"},
     "synthetic": {"goals": "synthetic", "price_seed": 3},
@@ -85,8 +106,16 @@ def test_both_backends_agree(tmp_path, name):
     nouns = os.environ.get("HGPO_WEBSHOP_NOUNS")
     data = Path(folder) / "data"
     arguments = ARGUMENTS[name]
-    items, attributes = (next(data.glob(f"{pattern}*.json")) for pattern in ("items_shuffle", "items_ins_v2"))
-    build(items, attributes, data / "items_human_ins.json", tmp_path / "catalogue", nouns=nouns or "spacy")
+    items, attributes = (
+        next(data.glob(f"{pattern}*.json")) for pattern in ("items_shuffle", "items_ins_v2")
+    )
+    build(
+        items,
+        attributes,
+        data / "items_human_ins.json",
+        tmp_path / "catalogue",
+        nouns=nouns or "spacy",
+    )
     native = WebShopSource(tmp_path / "catalogue", **arguments)
     python = os.environ.get("HGPO_WEBSHOP_PYTHON", sys.executable)
     original = OriginalSource(folder, **arguments, python=python, nouns=nouns)

@@ -47,13 +47,23 @@ def best_possible(source, task_id):
         nodes = pages.clickables(page)
         groups = {}
         for value, node in nodes.items():
-            lands = value not in {"search", "buy now", "back to search", "< prev", "description", "features", "reviews"}
+            lands = value not in {
+                "search",
+                "buy now",
+                "back to search",
+                "< prev",
+                "description",
+                "features",
+                "reviews",
+            }
             if node.kind == "option" and lands and value != "attributes" and value:
                 groups.setdefault(node.option, [None]).append(value)
         if product.asin != product.asin.upper():
             continue
         for values in itertools.product(*groups.values()):
-            chosen = {name: value for name, value in zip(groups, values, strict=True) if value is not None}
+            chosen = {
+                name: value for name, value in zip(groups, values, strict=True) if value is not None
+            }
             score = reward(product, engine.goal, source.shop.price(product.index), chosen).score
             best = max(best, score)
     return best
@@ -91,7 +101,9 @@ def test_the_explorer_scores_well_with_observations_only(awkward, goals):
     assert sum(scores) / len(scores) > 0.6
     assert scores == [play(source, "explorer", task_id)[0].score for task_id in ids]
     strange = WebShopSource(awkward, goals, observation_mode="text_rich", show_attributes=True)
-    assert all(play(strange, "explorer", task_id)[0].terminated for task_id in strange.ids("all")[:60])
+    assert all(
+        play(strange, "explorer", task_id)[0].terminated for task_id in strange.ids("all")[:60]
+    )
 
 
 ACTIONS = """

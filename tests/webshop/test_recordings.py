@@ -10,13 +10,21 @@ from hgpo_envs.webshop.engine import pages
 RECORDINGS = {
     "text_human": {"goals": "human"},
     "text_synth": {"goals": "synthetic"},
-    "rich_human_attrs": {"goals": "human", "observation_mode": "text_rich", "show_attributes": True},
+    "rich_human_attrs": {
+        "goals": "human",
+        "observation_mode": "text_rich",
+        "show_attributes": True,
+    },
     "edge_scripted": {"goals": "human"},
 }
 
 
 def lines_of(golden, name):
-    return [json.loads(line) for line in (golden / f"{name}.jsonl").read_text("utf-8").split("\n") if line]
+    return [
+        json.loads(line)
+        for line in (golden / f"{name}.jsonl").read_text("utf-8").split("\n")
+        if line
+    ]
 
 
 def differences(line, state, task_id):
@@ -32,7 +40,11 @@ def differences(line, state, task_id):
         **((line.get("verbose_info") or {}) if line.get("done") else {}),
     }
     found = {**state.info, "reward": state.reward, "done": state.terminated}
-    return {name: (found.get(name), value) for name, value in expected.items() if found.get(name) != value}
+    return {
+        name: (found.get(name), value)
+        for name, value in expected.items()
+        if found.get(name) != value
+    }
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -48,7 +60,9 @@ def test_every_recorded_line(golden, recorded, name):
             task_id = by_text[line["instruction_text"]] if drawn else str(line["goal_idx"])
             state = engine.start(task_id)
             if "instruction_text" in line:
-                assert line["instruction_text"] == f"Instruction: {source.task(task_id).instruction}"
+                assert (
+                    line["instruction_text"] == f"Instruction: {source.task(task_id).instruction}"
+                )
         else:
             state = engine.act(line["action"])
         assert not differences(line, state, task_id), f"line {number}: {line['action']!r}"
@@ -65,13 +79,26 @@ def test_goals_and_prices_in_order(golden, recorded, name):
     goals = shop.goals
     catalogue = shop.catalogue
     found = [
-        {name: getattr(goal.product, name) for name in ("asin", "category", "query", "product_category")}
-        | {"name": goal.product.title, "instruction_text": goal.instruction, "attributes": list(goal.attributes)}
+        {
+            name: getattr(goal.product, name)
+            for name in ("asin", "category", "query", "product_category")
+        }
+        | {
+            "name": goal.product.title,
+            "instruction_text": goal.instruction,
+            "attributes": list(goal.attributes),
+        }
         | {"price_upper": goal.price_upper}
-        | {"goal_options": list(goal.options) if isinstance(goal.options, tuple) else dict(goal.options)}
+        | {
+            "goal_options": list(goal.options)
+            if isinstance(goal.options, tuple)
+            else dict(goal.options)
+        }
         for goal in map(goals.goal, range(len(goals)))
     ]
-    assert found == [{name: goal[name] for name in goal if name != "weight"} for goal in expected["goals"]]
+    assert found == [
+        {name: goal[name] for name in goal if name != "weight"} for goal in expected["goals"]
+    ]
     assert {p.asin: shop.price(p.index) for p in catalogue} == expected["product_prices"]
 
 
@@ -89,7 +116,11 @@ def test_state_texts_equal_verl_agents_anchors(golden, recorded):
         if state:
             parts = line["observation"].split(" [SEP] ")
             rest = parts[parts.index(task) + 1 :] if task in parts else None
-            anchor = line["observation"] if rest is None else " [SEP] ".join(f"'{part}'" for part in rest)
+            anchor = (
+                line["observation"]
+                if rest is None
+                else " [SEP] ".join(f"'{part}'" for part in rest)
+            )
             assert state.text == anchor
             listed = [f"click[{name}]" for name in line["available_actions"]["clickables"]]
             bar = [pages.QUERY_ACTION] if line["available_actions"]["has_search_bar"] else []

@@ -15,7 +15,10 @@ from hgpo_envs.webshop.data.build import build
 from hgpo_envs.webshop.generation import synthetic
 from tools.webshop_catalogue import make_bundled_catalogue
 
-CONTENT = {file.name: json.dumps([1] if file.begins == b"[" else {}).encode() for file in release.FILES["small"]}
+CONTENT = {
+    file.name: json.dumps([1] if file.begins == b"[" else {}).encode()
+    for file in release.FILES["small"]
+}
 BY_DRIVE = {file.drive: file.name for file in release.FILES["small"]}
 
 
@@ -31,7 +34,11 @@ def server():
             identifier = parse_qs(url.query).get("id", [""])[0]
             name = BY_DRIVE.get(identifier) or url.path.rsplit("/", 1)[-1]
             kind = url.path.split("/")[1]
-            body = b"<!DOCTYPE html> Too many users have viewed this file" if kind == "page" else CONTENT.get(name, b"")
+            body = (
+                b"<!DOCTYPE html> Too many users have viewed this file"
+                if kind == "page"
+                else CONTENT.get(name, b"")
+            )
             self.answer(body, 404 if kind == "none" else 200)
 
     with serving(Handler) as address:
@@ -65,14 +72,18 @@ def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first, monkeypatc
     paths = release.fetch_release("small", tmp_path)
     assert [path.read_bytes() for path in paths] == list(CONTENT.values())
     monkeypatch.setattr(release, "SOURCES", sources[:1])
-    with pytest.raises(InputError, match=r"^no source provides items_shuffle_1000.json[^\n]*--from FOLDER[^\n]*$"):
+    with pytest.raises(
+        InputError, match=r"^no source provides items_shuffle_1000.json[^\n]*--from FOLDER[^\n]*$"
+    ):
         release.fetch_release("small", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow
 def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(release, "SOURCES", ("http://no-such-host.invalid/?id=", "http://127.0.0.1:9/"))
+    monkeypatch.setattr(
+        release, "SOURCES", ("http://no-such-host.invalid/?id=", "http://127.0.0.1:9/")
+    )
     with pytest.raises(NoConnection) as caught:
         release.fetch_release("small", tmp_path / "new/webshop")
     for part in ("no-such-host.invalid", "127.0.0.1", "--from FOLDER", "bundled catalogue"):
@@ -81,21 +92,33 @@ def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path
 
 
 def test_synthesis_and_build(hgpo, tmp_path):
-    code, out, _ = hgpo("data", "synth", "webshop", "--products", 200, "--seed", 3, "--out", tmp_path / "raw")
+    code, out, _ = hgpo(
+        "data", "synth", "webshop", "--products", 200, "--seed", 3, "--out", tmp_path / "raw"
+    )
     assert code == 0
     following = out[out.index("hgpo data build") :].split()[1:]
     following[-1] = str(tmp_path / "shop")
     code, out, _ = hgpo(*following, "--nouns", "stand-in")
     assert code == 0
-    assert f"Next: hgpo rollout --env HGPO/WebShop-v0 --data {tmp_path / 'shop'} --out runs/shop" in out
+    assert (
+        f"Next: hgpo rollout --env HGPO/WebShop-v0 --data {tmp_path / 'shop'} --out runs/shop"
+        in out
+    )
     code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--verify")
     assert code == 0
     assert "stand-in 1" in out
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_bytes_and_a_larger_catalogue_starts_with_the_smaller_one(tmp_path):
-    for name, products, seed in (("one", 300, 3), ("two", 300, 3), ("three", 300, 4), ("four", 500, 3)):
+def test_the_same_seed_gives_the_same_bytes_and_a_larger_catalogue_starts_with_the_smaller_one(
+    tmp_path,
+):
+    for name, products, seed in (
+        ("one", 300, 3),
+        ("two", 300, 3),
+        ("three", 300, 4),
+        ("four", 500, 3),
+    ):
         synthetic.write_synthetic(tmp_path / name, products, seed)
     one, two, three, four = ([(tmp_path / name / file).read_bytes() for file in synthetic.FILES]
                              for name in ("one", "two", "three", "four"))  # fmt: skip
@@ -103,7 +126,8 @@ def test_the_same_seed_gives_the_same_bytes_and_a_larger_catalogue_starts_with_t
     assert all(a != b for a, b in zip(one, three, strict=True))
     assert json.loads(four[0])[:300] == json.loads(one[0])
     paths = [tmp_path / "four" / name for name in synthetic.FILES]
-    assert build(*paths, tmp_path / "shop", nouns="stand-in")["products"] == 500  # every record is a product
+    # every record is a product
+    assert build(*paths, tmp_path / "shop", nouns="stand-in")["products"] == 500
     for products in (0, 36**8):
         with pytest.raises(InputError, match="products: expected a number from 1 to"):
             synthetic.write_synthetic(tmp_path / "raw", products, 1)
@@ -139,7 +163,9 @@ def test_bundled_goals_can_be_satisfied(shop):
     for human in shop.human_instructions():
         product = shop.product(human.product)
         assert set(human.attributes) <= set(product.attributes)
-        assert set(human.options) <= {value for values in product.options.values() for value in values}
+        assert set(human.options) <= {
+            value for values in product.options.values() for value in values
+        }
     found = 0
     for product in shop:
         text = " ".join((product.title, product.description, *product.bullet_points)).lower()

@@ -7,11 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.webshop.engine.goals import Goal
-from hgpo_envs.webshop.engine.reward import first_colour, matched_options, reward, same, wanted_options
+from hgpo_envs.webshop.engine.reward import (
+    first_colour,
+    matched_options,
+    reward,
+    same,
+    wanted_options,
+)
 
 
 def product(title="red wide leg pants", **fields):
-    known = {"title": title, "nouns": tuple(title.split()), "description": "", "bullet_points": (), "query": "pants"}
+    known = {
+        "title": title,
+        "nouns": tuple(title.split()),
+        "description": "",
+        "bullet_points": (),
+        "query": "pants",
+    }
     known |= {"attributes": ("DUMMY_ATTR",), "product_category": "Clothing › Men › Pants"}
     return SimpleNamespace(**{**known, **fields})
 
@@ -24,7 +36,8 @@ def test_parts_add_up():
     found = reward(product(), goal(("wide leg", "pockets"), ("red", "xl")), 31.0, {"size": "xl"})
     assert (found.r_att, found.r_option, found.r_price) == (0.5, 0.5, False)
     assert found.score == (1 + 1 + 0) / 5
-    assert not {"r_option", "w_option"} & reward(product(), goal(), 1.0, {}).parts().keys()  # it asks for none
+    # it asks for none
+    assert not {"r_option", "w_option"} & reward(product(), goal(), 1.0, {}).parts().keys()
     assert reward(product(), goal(nouns=()), 1.0, {}).title_score == 0.2
 
 
@@ -45,7 +58,9 @@ def test_type():
 @pytest.mark.parametrize("where", ["title", "description", "bullet_points", "attributes"])
 def test_attributes_are_found_anywhere(where):
     text = "with Easy Care inside"
-    holder = product(**{where: (text.lower() if where == "attributes" else text,) if where[-1] == "s" else text})
+    holder = product(
+        **{where: (text.lower() if where == "attributes" else text,) if where[-1] == "s" else text}
+    )
     assert reward(holder, goal(("easy care",)), 1.0, {}).r_att == 1.0
     assert reward(product(), goal(("easy care",)), 1.0, {}).r_att == 0.0
 
@@ -72,11 +87,19 @@ words = st.text(alphabet="abré日 ‹›|/'\"-_%", max_size=12)
 
 
 @given(
-    st.builds(product, title=words, description=words, bullet_points=st.tuples(words), attributes=st.tuples(words)),
+    st.builds(
+        product,
+        title=words,
+        description=words,
+        bullet_points=st.tuples(words),
+        attributes=st.tuples(words),
+    ),
     st.builds(
         goal,
         attributes=st.lists(words, min_size=1, max_size=3).map(tuple),
-        options=st.one_of(st.lists(words, max_size=3).map(tuple), st.dictionaries(words, words, max_size=3)),
+        options=st.one_of(
+            st.lists(words, max_size=3).map(tuple), st.dictionaries(words, words, max_size=3)
+        ),
         price_upper=st.floats(1, 1000),
         title=words,
     ),
@@ -89,6 +112,10 @@ def test_scores_are_between_zero_and_one(bought, wanted, price, chosen, colours)
     assert 0.0 <= found.score <= 1.0
     assert found.r_type in (0.0, 0.1, 0.5, 1.0)
     assert found.w_att + found.w_option + found.w_price == pytest.approx(1.0)
-    whole = found.r_att * found.w_att + (found.r_option or 0.0) * found.w_option + found.r_price * found.w_price
+    whole = (
+        found.r_att * found.w_att
+        + (found.r_option or 0.0) * found.w_option
+        + found.r_price * found.w_price
+    )
     assert found.score == pytest.approx(whole * found.r_type)
     assert found == reward(bought, wanted, price, chosen, colours)

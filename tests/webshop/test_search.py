@@ -22,9 +22,20 @@ def test_recorded_rankings(recorded, shared):
     assert lines
     for line in map(json.loads, lines):
         _, scores = catalogue.index.search(line["query"])
-        assert [catalogue.product(row).asin for row in catalogue.search(line["query"])] == [a for a, _ in line["hits"]]
+        assert [catalogue.product(row).asin for row in catalogue.search(line["query"])] == [
+            a for a, _ in line["hits"]
+        ]
         np.testing.assert_allclose(scores, [score for _, score in line["hits"]], atol=1e-3, rtol=0)
-    for query in ("", "the of and", "zzzzunknown", "\x00", "\ud800", "a" * 100_000, "👍🏽", '[]()*~^"'):
+    for query in (
+        "",
+        "the of and",
+        "zzzzunknown",
+        "\x00",
+        "\ud800",
+        "a" * 100_000,
+        "👍🏽",
+        '[]()*~^"',
+    ):
         assert len(catalogue.search(query)) <= 50
     assert catalogue.search("red " * 5_000) == catalogue.search("red")
 
@@ -33,7 +44,9 @@ def write_index(folder, documents: list[str], ranks=None) -> search_index.Index:
     writer = IndexWriter(folder)
     for text in documents:
         writer.add(text)
-    writer.finish(np.arange(len(documents), dtype=np.int32) if ranks is None else ranks, lambda *_: None)
+    writer.finish(
+        np.arange(len(documents), dtype=np.int32) if ranks is None else ranks, lambda *_: None
+    )
     return search_index.Index(folder, 1 << 30)
 
 
@@ -45,16 +58,22 @@ def test_early_termination_misses_no_result(tmp_path, monkeypatch):
     chances = 1 / np.arange(1, 301)
 
     def text(most):
-        return " ".join(random.choice(vocabulary, random.integers(1, most), p=chances / chances.sum()))
+        return " ".join(
+            random.choice(vocabulary, random.integers(1, most), p=chances / chances.sum())
+        )
 
-    index = write_index(tmp_path / "index", [text(80) for _ in range(8_000)], random.permutation(8_000).astype("i4"))
+    index = write_index(
+        tmp_path / "index", [text(80) for _ in range(8_000)], random.permutation(8_000).astype("i4")
+    )
     for query in [text(9) for _ in range(300)]:
         monkeypatch.setattr(search_index, "_SHORT", 1 << 30)  # scores all postings
         whole = index.search(query)
         for few in (20, 1_000, 16_000):
             for name in ("_PROMISING", "_FEW", "_SHORT"):
                 monkeypatch.setattr(search_index, name, few)
-            assert [values.tolist() for values in index.search(query)] == [values.tolist() for values in whole], query
+            assert [values.tolist() for values in index.search(query)] == [
+                values.tolist() for values in whole
+            ], query
 
 
 @pytest.mark.slow
@@ -88,7 +107,8 @@ def test_records_are_unchanged_to_the_bit(folder, values, compress):
     write_records(folder, "values", values, compress=compress)
     read = Records(folder, "values")
     assert len(read) == len(values)
-    assert [repr(read[at]) for at in range(len(values))] == [repr(value) for value in values]  # -0.0 is not 0.0
+    # -0.0 is not 0.0
+    assert [repr(read[at]) for at in range(len(values))] == [repr(value) for value in values]
     for outside in (-1, len(values)):
         with pytest.raises(IndexError):
             read[outside]
@@ -103,13 +123,21 @@ def test_labels_find_every_row(folder, texts, other):
     writer.save(folder, "texts")
     labels = Labels(folder, "texts")
     for wanted in {*texts, other}:
-        assert labels.rows(wanted).tolist() == [row for row, text in enumerate(texts) if text == wanted]
+        assert labels.rows(wanted).tolist() == [
+            row for row, text in enumerate(texts) if text == wanted
+        ]
 
 
 def test_words():
     for text, expected in (  # each as Lucene 8.11's own analyser has it
-        ('The quick ("brown") fox can\'t jump 32.3 feet, right?', "The quick brown fox can't jump 32.3 feet right"),
-        ("u.s.a. wi-fi e.g. a_b __ 3,5 1;2 a:b a,b 1.a o'neil's", "u.s.a wi fi e.g a_b 3,5 1;2 a:b a b 1 a o'neil's"),
+        (
+            'The quick ("brown") fox can\'t jump 32.3 feet, right?',
+            "The quick brown fox can't jump 32.3 feet right",
+        ),
+        (
+            "u.s.a. wi-fi e.g. a_b __ 3,5 1;2 a:b a,b 1.a o'neil's",
+            "u.s.a wi fi e.g a_b 3,5 1;2 a:b a b 1 a o'neil's",
+        ),
         ("½ cup ﬁne größe naïve Ελληνικά", "cup ﬁne größe naïve Ελληνικά"),
         ("日本製 ひらがな カタカナ 한국어 ภาษาไทย", "日 本 製 ひ ら が な カタカナ 한국어 ภาษาไทย"),
         ("tm™ © 2 1️⃣ #️⃣ 👨‍👩‍👧 👍🏽x 🇺🇸🇬🇧", "tm ™ © 2 1️⃣ #️⃣ 👨‍👩‍👧 👍🏽 x 🇺🇸 🇬🇧"),
@@ -137,13 +165,20 @@ def test_porters_examples():
     for word, expected in zip(pairs[::2], pairs[1::2], strict=True):
         assert stem(word) == expected, word
 
-    changed = {"possibly": "possibl", "archaeology": "archaeolog", "us": "us", "y": "y", "": ""}  # in his own program
-    changed |= {"\U0001039bs": "\U0001039b", "i\U0001bc67e": "i\U0001bc67"}  # two UTF-16 units, as Lucene counts
+    # in his own program
+    changed = {"possibly": "possibl", "archaeology": "archaeolog", "us": "us", "y": "y", "": ""}
+    # two UTF-16 units, as Lucene counts
+    changed |= {"\U0001039bs": "\U0001039b", "i\U0001bc67e": "i\U0001bc67"}
     assert {word: stem(word) for word in changed} == changed
 
 
 def test_terms_drop_stop_words_after_the_possessive():
-    assert analyzer.terms("The woman's IT's o'neil’s USB's into 'tis") == ["woman", "o'neil", "usb", "ti"]
+    assert analyzer.terms("The woman's IT's o'neil’s USB's into 'tis") == [
+        "woman",
+        "o'neil",
+        "usb",
+        "ti",
+    ]
 
 
 @given(st.text(alphabet="ab1_.,:;'\"- Z", max_size=40))
@@ -153,12 +188,17 @@ def test_ascii_and_full_grammar_agree(text):
 
 @given(st.text(max_size=60))
 def test_any_text_can_be_split_at_spaces(text):
-    assert analyzer.terms(text) == [term for word in analyzer.words(text) if (term := analyzer.term(word)) is not None]
+    assert analyzer.terms(text) == [
+        term for word in analyzer.words(text) if (term := analyzer.term(word)) is not None
+    ]
 
 
 @given(st.integers(200, 1_000), st.sampled_from(["a", "é", "1"]))
 def test_long_words_are_split_at_255(length, unit):
     words = analyzer.words(f"{unit * length} end")
     assert words[-1] == "end"
-    assert list(map(len, words[:-1])) == [255] * (length // 255) + [length % 255] * (length % 255 > 0)
-    assert list(map(len, analyzer.words("𐐀" * 200))) == [127, 73]  # Deseret letters, two UTF-16 units each
+    assert list(map(len, words[:-1])) == [255] * (length // 255) + [length % 255] * (
+        length % 255 > 0
+    )
+    # Deseret letters, two UTF-16 units each
+    assert list(map(len, analyzer.words("𐐀" * 200))) == [127, 73]

@@ -52,7 +52,11 @@ MAMBA: dict[str, Any] = {
 WINDOW: dict[str, Any] = {"sliding_window": 16}
 GEMMA: dict[str, Any] = {**WINDOW, "query_pre_attn_scalar": 8}
 GPT: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
-PER_LAYER: dict[str, Any] = {**WINDOW, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}
+PER_LAYER: dict[str, Any] = {
+    **WINDOW,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "apertus": {},
@@ -129,8 +133,17 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_5_text": LINEAR,
     "qwen3_moe": EXPERTS,
-    "qwen3_next": {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1},
-    "recurrent_gemma": {"lru_width": 32, "attention_window_size": 16, "block_types": ["recurrent", "attention"]},
+    "qwen3_next": {
+        **EXPERTS,
+        **LINEAR,
+        "shared_expert_intermediate_size": 16,
+        "decoder_sparse_step": 1,
+    },
+    "recurrent_gemma": {
+        "lru_width": 32,
+        "attention_window_size": 16,
+        "block_types": ["recurrent", "attention"],
+    },
     "seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1},
     "smollm3": {"no_rope_layers": [1, 0]},
     "stablelm": {},

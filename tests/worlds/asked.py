@@ -17,7 +17,16 @@ def request(
     task = Task("t", "train", instruction, "kind")
     state = State("a room", actions, True, False, False, 0.0, 0.0, {})
     return Request(
-        number, prompt, number if seed is None else seed, slot, step, task, state, None, shorter, tools=tools
+        number,
+        prompt,
+        number if seed is None else seed,
+        slot,
+        step,
+        task,
+        state,
+        None,
+        shorter,
+        tools=tools,
     )
 
 
@@ -37,7 +46,9 @@ class Failing(BatchPolicy):
     name = "failing"
     reproducible = True
 
-    def __init__(self, fails: Callable[[Request], object] = lambda _: None, batch_size: int | None = None) -> None:
+    def __init__(
+        self, fails: Callable[[Request], object] = lambda _: None, batch_size: int | None = None
+    ) -> None:
         super().__init__()
         self.fails = fails
         self.batch_size = batch_size
@@ -51,4 +62,6 @@ class Failing(BatchPolicy):
     def _reply_to(self, request: Request, failure: object) -> Reply | Failure:
         if isinstance(failure, Exception):
             raise failure
-        return Failure("PolicyFailed", str(failure)) if failure else self._play.respond([request])[0]
+        return (
+            Failure("PolicyFailed", str(failure)) if failure else self._play.respond([request])[0]
+        )

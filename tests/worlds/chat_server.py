@@ -19,9 +19,14 @@ class Api(ThreadingHTTPServer):
         self.bodies: list[dict] = []
         self.headers: list[dict] = []
         self.paths: list[str] = []
-        self.answer: Callable[[dict, int], tuple] = lambda body, attempt: completion("<action>look</action>")
+        self.answer: Callable[[dict, int], tuple] = lambda body, attempt: completion(
+            "<action>look</action>"
+        )
         self._lock = threading.Lock()
-        self.models: tuple[int, dict] = (200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+        self.models: tuple[int, dict] = (
+            200,
+            {"object": "list", "data": [{"id": "tiny", "object": "model"}]},
+        )
 
     @property
     def url(self) -> str:
@@ -52,7 +57,9 @@ class Handler(QuietHandler):
         with self.server._lock:
             self.server.bodies.append(body)
             self.server.paths.append(self.path)
-            self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+            self.server.headers.append(
+                {name.lower(): value for name, value in self.headers.items()}
+            )
         prompt = body["messages"][0]["content"]
         attempt = sum(b["messages"][0]["content"] == prompt for b in self.server.bodies)
         answer = self.server.answer(body, attempt)
@@ -71,8 +78,19 @@ class Handler(QuietHandler):
 
 
 def completion(text: str | None, finish: str = "stop", **more: object) -> tuple[int, dict]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish, **more}
-    return 200, {"id": "1", "object": "chat.completion", "created": 0, "model": "tiny", "choices": [choice]}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": finish,
+        **more,
+    }
+    return 200, {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "tiny",
+        "choices": [choice],
+    }
 
 
 ACTIONS = ("open door", "go on", "look", "open door", "go on", "press switch")

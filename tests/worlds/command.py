@@ -15,7 +15,15 @@ import hgpo_envs
 from hgpo_train.cli import app, main
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
-DOORS = ["rollout", "--env", "doors_env:HGPO-Test/Doors-v0", "--env-option", "count=400", "--max-steps", "20"]
+DOORS = [
+    "rollout",
+    "--env",
+    "doors_env:HGPO-Test/Doors-v0",
+    "--env-option",
+    "count=400",
+    "--max-steps",
+    "20",
+]
 
 
 def every_command() -> dict[tuple[str, ...], App]:
@@ -33,7 +41,11 @@ def arguments_of(command: App) -> list[Argument]:
 
 def invoke(*arguments: object) -> str:
     """Run a command in this process, raise what it raises, and return its output and errors."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed, redirect_stderr(printed):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()) as printed,
+        redirect_stderr(printed),
+    ):
         patch.setenv("COLUMNS", "160")
         app.run([str(argument) for argument in arguments])
     return printed.getvalue()
@@ -66,7 +78,9 @@ def python(
 ) -> subprocess.CompletedProcess:
     """Run code in a separate process, to its end."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=env or environment(), capture_output=True, text=True, check=False, **more)
+    return subprocess.run(
+        command, env=env or environment(), capture_output=True, text=True, check=False, **more
+    )
 
 
 MAIN = "from hgpo_train.cli import main; main()"
@@ -75,7 +89,9 @@ MAIN = "from hgpo_train.cli import main; main()"
 def hgpo(*arguments: object, **variables: str) -> subprocess.Popen[str]:
     """Start the command."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", MAIN, *map(str, arguments)], env=environment(**variables), **pipes)
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, *map(str, arguments)], env=environment(**variables), **pipes
+    )
 
 
 def finished(*arguments: object, **variables: str) -> tuple[int, str, str]:

@@ -5,7 +5,10 @@ from pathlib import Path
 
 
 def write_distribution(
-    folder: Path, name: str, modules: Mapping[str, str], entry_points: Mapping[str, Mapping[str, str]]
+    folder: Path,
+    name: str,
+    modules: Mapping[str, str],
+    entry_points: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Writes it into a folder that is on the path.
 
@@ -20,7 +23,9 @@ def write_distribution(
         (folder / f"{module}.py").write_text(source, encoding="utf-8")
     metadata = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8"
+    )
     lines = [
         line
         for group, points in entry_points.items()

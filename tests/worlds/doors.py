@@ -27,7 +27,9 @@ class DoorsEngine:
         self.place = 0
         self.opened = set()
         self.finished = False
-        return self._state(f"You are in the {ROOMS[0]}. Your task is to: {self.tasks[task_id].instruction}", True)
+        return self._state(
+            f"You are in the {ROOMS[0]}. Your task is to: {self.tasks[task_id].instruction}", True
+        )
 
     def act(self, command: str) -> State:
         if command not in self._actions():
@@ -65,9 +67,13 @@ class DoorsSource:
     def __init__(self, count: int = 10) -> None:
         splits = {"train": range(count), "test": range(count, count + 4)}
         self._tasks = {}
-        for split, task_id, goal in ((s, f"{s}-{n}", 1 + n % (len(ROOMS) - 1)) for s, ns in splits.items() for n in ns):
+        for split, task_id, goal in (
+            (s, f"{s}-{n}", 1 + n % (len(ROOMS) - 1)) for s, ns in splits.items() for n in ns
+        ):
             instruction = f"light the lamp in the {ROOMS[goal]}."
-            self._tasks[task_id] = Task(task_id, split, instruction, f"rooms_{goal}", {"house": "1"})
+            self._tasks[task_id] = Task(
+                task_id, split, instruction, f"rooms_{goal}", {"house": "1"}
+            )
 
     def ids(self, split: str) -> list[str]:
         ids = [task.id for task in self._tasks.values() if split in ("all", task.split)]

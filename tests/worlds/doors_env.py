@@ -45,6 +45,12 @@ def make_doors_vector(num_envs: int = 1, count: int = 10, **arguments: object) -
 
 
 if DOORS_ID not in gymnasium.registry:
-    gymnasium.register(DOORS_ID, entry_point="doors_env:make_doors", vector_entry_point="doors_env:make_doors_vector")
+    gymnasium.register(
+        DOORS_ID,
+        entry_point="doors_env:make_doors",
+        vector_entry_point="doors_env:make_doors_vector",
+    )
     gymnasium.register(LOCKED_ID, entry_point="doors_env:make_locked")
-    gymnasium.register(OUTAGE_ID, "doors_env:make_doors", kwargs={"source": "doors_env:OutageSource"})
+    gymnasium.register(
+        OUTAGE_ID, "doors_env:make_doors", kwargs={"source": "doors_env:OutageSource"}
+    )

@@ -29,7 +29,13 @@ class Guess(gymnasium.Env):
         self.left -= 1
         won = action == str(self.number)
         info = {"admissible_commands": ["0", "1", "2"], "action_valid": action in ("0", "1", "2")}
-        return self._show("Right." if won else f"Wrong, {self.left} left."), float(won), won, self.left == 0, info
+        return (
+            self._show("Right." if won else f"Wrong, {self.left} left."),
+            float(won),
+            won,
+            self.left == 0,
+            info,
+        )
 
 
 class Graded(Guess):

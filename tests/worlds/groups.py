@@ -12,7 +12,13 @@ Rows = list[dict[str, Any]]
 
 
 def step(task_id: str, trajectory: str, t: int, /, **more: Any) -> dict[str, Any]:
-    row = {"task_id": task_id, "trajectory": trajectory, "step": t, "state": f"room {t}", "action": "look"}
+    row = {
+        "task_id": task_id,
+        "trajectory": trajectory,
+        "step": t,
+        "state": f"room {t}",
+        "action": "look",
+    }
     return {**row, "reward": 0.0, **more}
 
 
@@ -45,15 +51,31 @@ def rich_group(task: str, seed: int, members: int = 3, length: int = 5, **more: 
                 "score": draw.choice([None, draw.random()]),
                 "prompt": f"You see {draw.random()}" * draw.randrange(1, 5),
                 "response": draw.choice([None, f"<think>{draw.random()}</think>"]),
-                "admissible_actions": [f"go to {draw.randrange(9)}" for _ in range(draw.randrange(6))],
+                "admissible_actions": [
+                    f"go to {draw.randrange(9)}" for _ in range(draw.randrange(6))
+                ],
                 "action_valid": draw.random() < 0.8,
                 "response_logprobs": [-draw.random() for _ in tokens[:3]],
                 "next_state": f"the end {draw.random()}" if last else None,
                 "environment_s": draw.random(),
             }
-            drawn |= {"terminated": last and m > 0, "truncated": last and m == 0, "won": last and m == 1}
-            drawn |= {"prompt_token_ids": tokens, "response_token_ids": tokens[:3], "policy_s": None, "split": "train"}
-            drawn |= {"task": f"do {task}", "task_type": "pick", "env_id": "HGPO/ALFWorld-v0", **more}
+            drawn |= {
+                "terminated": last and m > 0,
+                "truncated": last and m == 0,
+                "won": last and m == 1,
+            }
+            drawn |= {
+                "prompt_token_ids": tokens,
+                "response_token_ids": tokens[:3],
+                "policy_s": None,
+                "split": "train",
+            }
+            drawn |= {
+                "task": f"do {task}",
+                "task_type": "pick",
+                "env_id": "HGPO/ALFWorld-v0",
+                **more,
+            }
             rows.append(step(task, f"{task}/{m}", t, **drawn))
     return rows
 

@@ -36,7 +36,9 @@ def collect(folder: Path, tasks: int) -> None:
     policy = make_policy("mixture:expert=0.6,random=0.4", PolicyContext("ALFWorld", "response", {}))
     with StepWriter(folder.parent / "collected", run="run") as writer:
         collect_groups(handle, policy, writer, RolloutSpec(tasks=tasks, group_size=6, seed=0))
-    given = [column.name for column in schema.columns() if not column.derived and column.name != "run"]
+    given = [
+        column.name for column in schema.columns() if not column.derived and column.name != "run"
+    ]
     rows = scan_steps(folder.parent / "collected").select(given).collect()
     with StepWriter(folder, run="run", shard_rows=1) as writer:
         for group in rows.partition_by("task_id", maintain_order=True):

@@ -15,7 +15,8 @@ class Lazy:
         return getattr(module, self._name) if self._name else module
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", "_mock", "_pytest", "pytest")):  # what pytest asks of every object
+        # what pytest asks of every object
+        if name.startswith(("__", "_mock", "_pytest", "pytest")):
             raise AttributeError(name)
         return getattr(self._target(), name)
 

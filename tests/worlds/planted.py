@@ -26,7 +26,8 @@ def plant(path: Path, kind: str, outside: Path) -> None:
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "socket":
-        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:  # their names are short
+        # their names are short
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
             made.bind(path.name)
     elif kind == "hard link":
         path.hardlink_to(outside / "precious.txt")
@@ -44,4 +45,7 @@ def plant(path: Path, kind: str, outside: Path) -> None:
 def content(folder: Path) -> dict[str, bytes | None]:
     """Return every path below a folder, with the bytes of files."""
     paths = sorted(folder.rglob("*"))
-    return {path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in paths}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in paths
+    }

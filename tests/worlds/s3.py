@@ -54,5 +54,7 @@ def options_of(environment: dict[str, str]) -> dict[str, str]:
 def upload(run: Path, url: str, environment: dict[str, str]) -> None:
     """Upload a run's manifest and shards."""
     for path in (run / "manifest.jsonl", *sorted(run.glob("steps/*"))):
-        address = f"{environment['AWS_ENDPOINT_URL']}/{url.removeprefix('s3://')}/{path.relative_to(run)}"
+        address = (
+            f"{environment['AWS_ENDPOINT_URL']}/{url.removeprefix('s3://')}/{path.relative_to(run)}"
+        )
         httpx.put(address, content=path.read_bytes()).raise_for_status()

@@ -33,6 +33,7 @@ def in_box(action: str) -> str:
 def unpacked(archive: Path, folder: Path) -> Path:
     """Unpack an archive of recordings into a folder, and return the folder."""
     with tarfile.open(archive) as packed:
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
+        # Python 3.11.4 and later have it
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
         packed.extractall(folder)
     return folder

@@ -28,11 +28,28 @@ def hostile_rows(task: str = "hostile") -> list[dict[str, object]]:
     """Return one trajectory per hostile text, which is in every column that holds texts."""
     rows: list[dict[str, object]] = []
     for number, text in enumerate(HOSTILE.values()):
-        row = {"task_id": f"{task} <b onclick=alert(1)>bold</b>", "trajectory": f"{number} {text[:200]}"}
-        row |= {"task": HOSTILE["script"], "task_type": HOSTILE["handler"], "prompt": text, "response": text}
+        row = {
+            "task_id": f"{task} <b onclick=alert(1)>bold</b>",
+            "trajectory": f"{number} {text[:200]}",
+        }
+        row |= {
+            "task": HOSTILE["script"],
+            "task_type": HOSTILE["handler"],
+            "prompt": text,
+            "response": text,
+        }
         row |= {"action": text[:5000], "admissible_actions": [text[:5000], HOSTILE["script"]]}
-        row |= {"action_valid": number % 2 == 0, "response_token_ids": [1, 2], "response_logprobs": [-0.1, -5.0]}
-        end = {"won": number % 2 == 1, "reward": float(number % 2), "terminated": True, "next_state": text}
+        row |= {
+            "action_valid": number % 2 == 0,
+            "response_token_ids": [1, 2],
+            "response_logprobs": [-0.1, -5.0],
+        }
+        end = {
+            "won": number % 2 == 1,
+            "reward": float(number % 2),
+            "terminated": True,
+            "next_state": text,
+        }
         rows.append(row | {"step": 0, "state": "the start", "reward": 0.0, "won": False})
         rows.append(row | {"step": 1, "state": text, **end})
     return rows
@@ -49,12 +66,33 @@ def small_rows(task: str, iteration: int = 0) -> list[dict[str, object]]:
         for step, place in enumerate(path):
             last = step == len(path) - 1
             won = last and name in "wy"
-            row = {"iteration": iteration, "task_id": task, "task_type": "find" if task < "m" else None, "step": step}
-            row |= {"task": f"find the key of {task}", "env_id": "HGPO-Test/Keys-v0", "reward": float(won), "won": won}
-            row |= {"trajectory": f"{task}/{iteration}/{name}", "state": f"room {place}", "action": f"go {step}"}
-            row |= {"prompt": f"You are in room {place}.", "admissible_actions": [f"go {step}", "wait"]}
+            row = {
+                "iteration": iteration,
+                "task_id": task,
+                "task_type": "find" if task < "m" else None,
+                "step": step,
+            }
+            row |= {
+                "task": f"find the key of {task}",
+                "env_id": "HGPO-Test/Keys-v0",
+                "reward": float(won),
+                "won": won,
+            }
+            row |= {
+                "trajectory": f"{task}/{iteration}/{name}",
+                "state": f"room {place}",
+                "action": f"go {step}",
+            }
+            row |= {
+                "prompt": f"You are in room {place}.",
+                "admissible_actions": [f"go {step}", "wait"],
+            }
             row |= {"response": f"<think>so</think><action>go {step}</action>"}
-            row |= {"action_valid": not (name == "x" and step == 1), "terminated": last, "next_state": None}
+            row |= {
+                "action_valid": not (name == "x" and step == 1),
+                "terminated": last,
+                "next_state": None,
+            }
             if last and name == "z":
                 row |= {"terminated": False, "aborted": True, "error": "the server hung up"}
             elif last:
@@ -65,7 +103,9 @@ def small_rows(task: str, iteration: int = 0) -> list[dict[str, object]]:
 
 def data_of(page: Path) -> dict[str, Any]:
     """Return the documents in a page that is a file."""
-    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    (data,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL
+    )
     return dict(json.loads(data))
 
 
@@ -73,7 +113,10 @@ def write_training(folder: Path, iterations: int = 3) -> None:
     """Write what a training run leaves: steps of several iterations, and metrics of all but the last."""
     folder.mkdir()
     (folder / "config.toml").write_text('name = "test"\n')
-    lines = [{"iteration": n, "loss/policy": 1.0 / (n + 1), "val/success_rate": None} for n in range(iterations - 1)]
+    lines = [
+        {"iteration": n, "loss/policy": 1.0 / (n + 1), "val/success_rate": None}
+        for n in range(iterations - 1)
+    ]
     (folder / "metrics.jsonl").write_bytes(
         b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"iteration": 2, "lo'
     )
@@ -109,10 +152,19 @@ def write_token_run(folder: Path) -> Path:
     rows = []
     for number, text in enumerate(RESPONSES):
         ids = [*tokenizer.encode(text).ids, end]
-        row = {"task_id": "t", "trajectory": f"t/{number}", "step": 0, "state": "room", "action": "go 0", "reward": 0.0}
+        row = {
+            "task_id": "t",
+            "trajectory": f"t/{number}",
+            "step": 0,
+            "state": "room",
+            "action": "go 0",
+            "reward": 0.0,
+        }
         chances = [-0.1 * (place % 5) for place in range(len(ids))]
         tokens = {"response_token_ids": ids, "response_logprobs": chances}
-        rows.append({**row, "terminated": True, "response": text, "prompt": "You are in a room.", **tokens})
+        rows.append(
+            {**row, "terminated": True, "response": text, "prompt": "You are in a room.", **tokens}
+        )
     with StepWriter(folder / "run", config={"policy": {"name": f"transformers:{model}"}}) as writer:
         writer.add_group(rows)
     return folder / "run"

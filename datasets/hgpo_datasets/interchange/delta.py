@@ -49,13 +49,18 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
 
     (part, *others) = parts_of([run])
     if others or part.kind != "run":
-        raise InputError(f"{run}: expected the folder of one run; export several runs one after the other")
+        raise InputError(
+            f"{run}: expected the folder of one run; export several runs one after the other"
+        )
     steps = scan_steps(run)
     header = manifest.read(Path(part.path)).header
     assert header is not None  # `scan_steps` has read it
     url = os.fspath(table)
-    if "://" not in url and set(url) & set("[]|^%\\"):  # the library makes a URL of the path and panics
-        raise InputError(f"expected the path of a Delta table without the characters []|^%\\, received {url}")
+    # the library makes a URL of the path and panics
+    if "://" not in url and set(url) & set("[]|^%\\"):
+        raise InputError(
+            f"expected the path of a Delta table without the characters []|^%\\, received {url}"
+        )
     options = {"allow_http": "true"} if "://" in url and uses_http() else None
     # Runs are distinguished by the check of their description: a name can be that of another run.
     written = Transaction(f"hgpo/{header.run}/{manifest.encode_line(header, '')[1]}", 1)
@@ -97,7 +102,9 @@ def _check_folder(folder: Path) -> None:
     if folder.is_dir():
         names = [path.name for path in folder.iterdir()]
         if names and "_delta_log" not in names:
-            raise InputError(f"{folder}: expected a Delta table or an empty folder, received one with other files")
+            raise InputError(
+                f"{folder}: expected a Delta table or an empty folder, received one with other files"
+            )
     elif os.path.lexists(folder):
         raise InputError(f"{folder}: expected a folder, received a file; choose another path")
 
@@ -105,8 +112,12 @@ def _check_folder(folder: Path) -> None:
 def _check(table: DeltaTable, run: str, app: str) -> None:
     """Refuse a table of another program, and one with another run of this name."""
     if "run" not in table.metadata().partition_columns:
-        raise InputError(f"{table.table_uri}: expected a table of `hgpo data export delta`; choose another table")
-    if table.transaction_version(app) is None and any(part["run"] == run for part in table.partitions()):
+        raise InputError(
+            f"{table.table_uri}: expected a table of `hgpo data export delta`; choose another table"
+        )
+    if table.transaction_version(app) is None and any(
+        part["run"] == run for part in table.partitions()
+    ):
         raise InputError(
             f"{table.table_uri} has the rows of another run named {run!r}; choose another table or run name"
         )

@@ -47,7 +47,9 @@ def to_dataset(
     import datasets
 
     if not hasattr(datasets, "load_dataset"):
-        raise InputError(f"Hugging Face datasets is not installed; run: {install_command('interchange')}")
+        raise InputError(
+            f"Hugging Face datasets is not installed; run: {install_command('interchange')}"
+        )
     files = [file.path for file in source_files(source, {})]
     for file in files:
         if "::" in file or os.path.expandvars(file) != file:

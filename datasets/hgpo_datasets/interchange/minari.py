@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 _KEY = ("run", *GROUP_KEY, "trajectory")
 
 
-def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: Any) -> minari.MinariDataset:
+def to_minari(
+    source: str | os.PathLike[str], dataset_id: str, **description: Any
+) -> minari.MinariDataset:
     """Write a run as a Minari dataset into Minari's folder (`MINARI_DATASETS_PATH`).
 
     An observation is `{"state": …, "task": …}`. If the state after the last step is unknown, it is an empty text.
@@ -56,15 +58,29 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
     import minari
 
     folder = _new_folder(dataset_id)
-    columns = [*_KEY, "step", "parent", "branch_step", "task", "state", "next_state", "action", "reward"]
+    columns = [
+        *_KEY,
+        "step",
+        "parent",
+        "branch_step",
+        "task",
+        "state",
+        "next_state",
+        "action",
+        "reward",
+    ]
     columns += ["terminated", "truncated", "aborted"]
     steps = with_prefixes(scan_steps(source).select(columns)).sort(*_KEY, "step")
     steps = steps.filter(~pl.col("aborted").any().over(_KEY))
     if steps.is_empty():
         raise InputError(f"{source}: expected complete rollouts; all were aborted")
     if steps["state"].has_nulls():
-        raise InputError(f"{source}: expected states, which Minari requires; the run was written without them")
-    longest = steps.select(pl.col("state", "next_state", "task", "action").str.len_chars().max()).row(0)
+        raise InputError(
+            f"{source}: expected states, which Minari requires; the run was written without them"
+        )
+    longest = steps.select(
+        pl.col("state", "next_state", "task", "action").str.len_chars().max()
+    ).row(0)
     text = UnicodeText(max(1, *(length or 0 for length in longest)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="minari")  # it warns about optional metadata
@@ -100,9 +116,14 @@ def _new_folder(dataset_id: str) -> Path:
             "characters, such as hgpo/alfworld/random-v0"
         )
         raise InputError(f"--name: expected {expected}, received {dataset_id!r}") from None
-    folder = Path(os.environ.get("MINARI_DATASETS_PATH", Path.home() / ".minari" / "datasets")) / dataset_id
+    folder = (
+        Path(os.environ.get("MINARI_DATASETS_PATH", Path.home() / ".minari" / "datasets"))
+        / dataset_id
+    )
     if os.path.lexists(folder):
-        raise InputError(f"the Minari dataset {dataset_id} exists already in {folder}; choose another name or version")
+        raise InputError(
+            f"the Minari dataset {dataset_id} exists already in {folder}; choose another name or version"
+        )
     return folder
 
 
@@ -114,7 +135,9 @@ def _env_spec(source: str | os.PathLike[str]) -> EnvSpec | None:
     if not isinstance(arguments, dict) or arguments.get("id") not in environment_ids():
         return None
     spec = copy.deepcopy(gymnasium.spec(arguments["id"]))
-    spec.kwargs |= {name: value for name, value in arguments.items() if name not in ("id", "action_format")}
+    spec.kwargs |= {
+        name: value for name, value in arguments.items() if name not in ("id", "action_format")
+    }
     return spec
 
 
@@ -122,7 +145,9 @@ def _episodes(steps: pl.DataFrame) -> Iterator[object]:
     from minari.data_collector import EpisodeBuffer
 
     rows = steps.iter_rows(named=True)
-    for number, (_, members) in enumerate(itertools.groupby(rows, key=lambda row: [row[name] for name in _KEY])):
+    for number, (_, members) in enumerate(
+        itertools.groupby(rows, key=lambda row: [row[name] for name in _KEY])
+    ):
         episode = list(members)
         last = episode[-1]
         yield EpisodeBuffer(

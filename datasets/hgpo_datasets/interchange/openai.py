@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 _ROLLOUT: Final = (*GROUP_KEY, "trajectory", "env_id", "env_version", "split", "task_type", "task")
 _TEXTS: Final = ("prompt", "response", "message")
 _STEP: Final = (
-    *("step", "state", "action", "action_valid", "action_admissible", "admissible_actions", "next_state"),
+    *(
+        "step",
+        "state",
+        "action",
+        "action_valid",
+        "action_admissible",
+        "admissible_actions",
+        "next_state",
+    ),
     *("terminated", "truncated", "aborted", "error", "won", "score"),
 )
 
@@ -50,11 +58,15 @@ def to_openai(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> in
     key = ("run", *GROUP_KEY, "trajectory")
     steps = scan_steps(source).select(columns).sort(*key, "step").collect()
     if steps["prompt"].has_nulls():
-        raise InputError(f"{source}: expected a prompt in every row; the run was written without them")
+        raise InputError(
+            f"{source}: expected a prompt in every row; the run was written without them"
+        )
     lines = []
     rows = steps.iter_rows(named=True)
     for _, members in itertools.groupby(rows, key=lambda row: [row[name] for name in key]):
-        lines += [orjson.dumps(line) + b"\n" for line in _conversations(list(members), is_chat=is_chat)]
+        lines += [
+            orjson.dumps(line) + b"\n" for line in _conversations(list(members), is_chat=is_chat)
+        ]
     path = Path(out)
     with writing(path):
         write_file(path, b"".join(lines))

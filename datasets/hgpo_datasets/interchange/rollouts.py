@@ -61,7 +61,9 @@ class Format:
     by_folder: bool = False
 
 
-def _format(read: Callable[..., Iterator[Row]], suffixes: str, fields: str, **options: bool) -> Format:
+def _format(
+    read: Callable[..., Iterator[Row]], suffixes: str, fields: str, **options: bool
+) -> Format:
     return Format(read, tuple(suffixes.split()), frozenset(fields.split()), **options)
 
 
@@ -124,13 +126,17 @@ def import_rollouts(
         InputError: A file is damaged, of no known format or of another one than the others; there are no rollouts; or
             a name of `reward` is unknown.
     """
-    paths = [Path(source)] if isinstance(source, str | os.PathLike) else [Path(path) for path in source]
+    paths = (
+        [Path(source)] if isinstance(source, str | os.PathLike) else [Path(path) for path in source]
+    )
     where = listed(list(map(str, paths)))
     name, files, skipped = _files(paths, format)
     read = FORMATS[name].read
     if success_reward is not None:
         if name != "verl-agent":
-            raise InputError(f"success_reward: expected rollouts of verl-agent, received those of {name}")
+            raise InputError(
+                f"success_reward: expected rollouts of verl-agent, received those of {name}"
+            )
         read = partial(read, success_reward=success_reward)
     folder = Path(out).absolute()
     report = ImportReport(name, skipped)
@@ -138,7 +144,10 @@ def import_rollouts(
     groups = Counter[tuple[int, str]]()
     by_folder = FORMATS[name].by_folder
     parts = itertools.groupby(files, key=lambda file: file.parent if by_folder else file)
-    with new_folder(folder) as new, StepWriter(new, run=folder.name, config={"imported_from": name}) as writer:
+    with (
+        new_folder(folder) as new,
+        StepWriter(new, run=folder.name, config={"imported_from": name}) as writer,
+    ):
         for number, (part, members) in enumerate(parts):
             rows = [row for file in members for row in read(file)]
             try:
@@ -163,7 +172,11 @@ def _files(paths: list[Path], name: str | None) -> tuple[str, list[Path], list[s
     for path in paths:
         if not path.is_dir():
             open_regular(path, "file with rollouts, or a folder of them").close()
-        suffixes = FORMATS[name].suffixes if name else tuple({end for one in FORMATS.values() for end in one.suffixes})
+        suffixes = (
+            FORMATS[name].suffixes
+            if name
+            else tuple({end for one in FORMATS.values() for end in one.suffixes})
+        )
         for file in _inside(path, suffixes) if path.is_dir() else [path]:
             found[name or format_of(file)].append(file)
     skipped = found.pop(None, [])
@@ -174,7 +187,9 @@ def _files(paths: list[Path], name: str | None) -> tuple[str, list[Path], list[s
         )
     if len(found) > 1:
         examples = [f"{files[0]} is of {known}" for known, files in found.items()]
-        raise InputError(f"expected files of one format, received several ({listed(examples)}); use --format")
+        raise InputError(
+            f"expected files of one format, received several ({listed(examples)}); use --format"
+        )
     ((known, files),) = found.items()
     assert known is not None
     return known, files, list(map(str, skipped))
@@ -184,7 +199,9 @@ def _inside(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files of a folder that could be of a format, in the order of their names, numbers by value."""
     found = [Path(where, name) for where, _, names in os.walk(folder) for name in names]
     files = [path for path in found if path.suffix in suffixes and path.is_file()]
-    return sorted(files, key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", str(path))])
+    return sorted(
+        files, key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", str(path))]
+    )
 
 
 def format_of(path: Path) -> str | None:
@@ -239,14 +256,21 @@ def _set_rewards(rows: list[Row], weights: Mapping[str, float]) -> bool:
                 row["reward"] = 0.0
             rollout[-1]["reward"] = sum(weight * named[name] for name, weight in weights.items())
     # Of an unknown reward, the steps before the last have 0.
-    unknown_ones = {name for name, rollout in rollouts.items() if any(row["reward"] is None for row in rollout)}
+    unknown_ones = {
+        name for name, rollout in rollouts.items() if any(row["reward"] is None for row in rollout)
+    }
     is_known = len(unknown_ones) < len(rollouts)
     for name, rollout in rollouts.items():
         for row in rollout:
             row["reward"] = row["reward"] or 0.0
         if name in unknown_ones and is_known:
             error = rollout[-1].get("error") or "the file has no reward for it"
-            rollout[-1] |= {"aborted": True, "error": error, "terminated": False, "truncated": False}
+            rollout[-1] |= {
+                "aborted": True,
+                "error": error,
+                "terminated": False,
+                "truncated": False,
+            }
     return is_known
 
 
@@ -267,7 +291,10 @@ def _describe(report: ImportReport, run: Path, *, is_rewarded: bool) -> None:
         .group_by(GROUP_KEY)
         .agg(
             pl.col("trajectory").n_unique(),
-            pl.col("trajectory").filter(~pl.col("aborted").any().over("trajectory")).n_unique().alias("compared"),
+            pl.col("trajectory")
+            .filter(~pl.col("aborted").any().over("trajectory"))
+            .n_unique()
+            .alias("compared"),
             pl.col("episode_length").max(),
             pl.col("response_token_ids").is_not_null().any(),
         )
@@ -276,10 +303,16 @@ def _describe(report: ImportReport, run: Path, *, is_rewarded: bool) -> None:
     report.trajectories = int(table["trajectory"].sum())
     report.groups = table.height
     if not is_rewarded:
-        report.missing.append("rewards (0 is stored), which every estimator needs; name a number with --reward")
+        report.missing.append(
+            "rewards (0 is stored), which every estimator needs; name a number with --reward"
+        )
     if (table["compared"] < 2).all():
-        report.missing.append("a second rollout of a task, without which estimators that compare rollouts give 0")
+        report.missing.append(
+            "a second rollout of a task, without which estimators that compare rollouts give 0"
+        )
     if (table["episode_length"] == 1).all():
-        report.missing.append("states of steps, which hgpo and gigpo compare; grpo, rloo and reinforce_pp work")
+        report.missing.append(
+            "states of steps, which hgpo and gigpo compare; grpo, rloo and reinforce_pp work"
+        )
     if not table["response_token_ids"].any():
         report.missing.append("token ids, which `hgpo score` and training need")

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from hgpo_envs.alfworld.engine.game import LONGEST_FILE, read_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import is_scratch, new_folder
-from hgpo_envs.files.untrusted_files import open_regular, parse_json, path_inside, read_bytes, writing
+from hgpo_envs.files.untrusted_files import (
+    open_regular,
+    parse_json,
+    path_inside,
+    read_bytes,
+    writing,
+)
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
@@ -60,10 +66,17 @@ class FolderStore:
         left_out = 0
         for place in _game_folders(folder):
             task_id = _task_id(place, alone=place == folder)
-            if task_id is None or "movable" in task_id or "Sliced" in task_id or not _solvable(place / GAME_FILE):
+            if (
+                task_id is None
+                or "movable" in task_id
+                or "Sliced" in task_id
+                or not _solvable(place / GAME_FILE)
+            ):
                 left_out += 1
             elif task_id in self._folders:
-                raise InputError(f"{task_id} occurs twice: in {self._folders[task_id]} and in {place}")
+                raise InputError(
+                    f"{task_id} occurs twice: in {self._folders[task_id]} and in {place}"
+                )
             else:
                 self._folders[task_id] = place
         if not self._folders:
@@ -92,7 +105,9 @@ class FolderStore:
         except InputError as error:
             raise InputError(f"{path}: {error}; copy or fetch it again") from None
         if not isinstance(data, dict):
-            raise InputError(f"{path}: expected a JSON object, received {type(data).__name__}; copy or fetch it again")
+            raise InputError(
+                f"{path}: expected a JSON object, received {type(data).__name__}; copy or fetch it again"
+            )
         return data
 
 
@@ -153,7 +168,10 @@ def write_folder(games: GameStore | ALFWorldSource, ids: Iterable[str], folder: 
             place = path_inside(made, task_id)
             place.mkdir(parents=True)
             _write(place / GAME_FILE, games.read(task_id))
-            _write(place / TRAJECTORY_FILE, games.trajectory(task_id) or {"task_type": task_type(task_id)})
+            _write(
+                place / TRAJECTORY_FILE,
+                games.trajectory(task_id) or {"task_type": task_type(task_id)},
+            )
             count += 1
     return count
 

@@ -95,9 +95,12 @@ class PackStore:
 
     def _content(self, member: zipfile.ZipInfo) -> bytes:
         if member.file_size > LONGEST_FILE:
-            raise InputError(f"expected at most {LONGEST_FILE:,} bytes, received {member.file_size:,}")
+            raise InputError(
+                f"expected at most {LONGEST_FILE:,} bytes, received {member.file_size:,}"
+            )
         with self._archive.open(member) as file:
-            return file.read(member.file_size)  # without a number, more than the declared bytes could be unpacked
+            # without a number, more than the declared bytes could be unpacked
+            return file.read(member.file_size)
 
     def __reduce__(self) -> tuple[type[PackStore], tuple[Path]]:
         return PackStore, (self.path,)
@@ -143,7 +146,12 @@ def write_pack(path: Path, games: Iterable[PackedGame]) -> int:
     """
     check_replaceable(path)
     parent = path.absolute().parent
-    with writing(path), making_folder(parent), new_path(path) as content, content.open("wb") as file:
+    with (
+        writing(path),
+        making_folder(parent),
+        new_path(path) as content,
+        content.open("wb") as file,
+    ):
         return _write(file, games)
 
 
@@ -154,7 +162,9 @@ def check_replaceable(path: Path) -> None:
     with open_regular(path, "pack to replace") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - len(COMMENT)))
         if file.read() != COMMENT:
-            raise InputError(f"{path} already exists and is not a pack; choose another name, or remove it first")
+            raise InputError(
+                f"{path} already exists and is not a pack; choose another name, or remove it first"
+            )
 
 
 def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
@@ -170,7 +180,9 @@ def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
 
         for task_id, data, trajectory in games:
             if task_id <= last:
-                raise InputError(f"{task_id} is out of order or a duplicate: expected games sorted by task id")
+                raise InputError(
+                    f"{task_id} is out of order or a duplicate: expected games sorted by task id"
+                )
             last = task_id
             compile_game(data, task_id)
             grammar, task = split_task(data["grammar"])

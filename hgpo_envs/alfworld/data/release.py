@@ -66,7 +66,9 @@ def fetch_release(
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise InputError(f"--sha256: expected 64 hexadecimal digits, received {sha256!r:.80}")
     if sha256 is not None and len(urls) > 1:
-        raise InputError(f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum")
+        raise InputError(
+            f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum"
+        )
     with writing(out), new_folder(out) as folder:
         if local:
             return _install(folder, {path.name: path for path in local}, None, unpacking)
@@ -92,7 +94,10 @@ def _offline(urls: Sequence[str]) -> str:
 
 
 def _install(
-    folder: Path, archives: Mapping[str, Path], sha256: str | None, unpacking: Callable[[int], object] | None
+    folder: Path,
+    archives: Mapping[str, Path],
+    sha256: str | None,
+    unpacking: Callable[[int], object] | None,
 ) -> dict[str, int]:
     """Unpack archives into an empty folder, check that it contains games, and write the note about their sources."""
     sources = []
@@ -100,12 +105,17 @@ def _install(
         digest = file_sha256(path, "zip file of ALFWorld games")
         sources.append({"source": redact(address), "size": path.stat().st_size, "sha256": digest})
         if sha256 is not None and digest != sha256.lower():
-            raise InputError(f"{redact(address)}: expected SHA-256 {sha256.lower()}, received {digest}")
+            raise InputError(
+                f"{redact(address)}: expected SHA-256 {sha256.lower()}, received {digest}"
+            )
         try:
             unpack(path, folder, unpacking)
-        except InputError as error:  # which names the path of a download that will not exist any more
+        except InputError as error:
+            # which names the path of a download that will not exist any more
             raise InputError(str(error).replace(str(path), redact(address))) from None
     games = ALFWorldSource(folder)
     counts = {split: len(games.ids(split)) for split in SPLITS}
-    (folder / NOTE).write_text(json.dumps({"games": counts, "sources": sources}, indent=2) + "\n", "utf-8")
+    (folder / NOTE).write_text(
+        json.dumps({"games": counts, "sources": sources}, indent=2) + "\n", "utf-8"
+    )
     return counts

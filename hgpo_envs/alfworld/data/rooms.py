@@ -112,7 +112,10 @@ def _room(row: dict[str, Any]) -> Room:
         overlaps[first] = (*overlaps.get(first, ()), (second, share))
     return Room(
         scene=row["scene"],
-        receptacles=tuple(Receptacle(k, position, at, bool(opens)) for k, position, at, opens in row["receptacles"]),
+        receptacles=tuple(
+            Receptacle(k, position, at, bool(opens))
+            for k, position, at, opens in row["receptacles"]
+        ),
         fixtures=tuple((kind, position, tuple(held)) for kind, position, held in row["fixtures"]),
         overlaps=overlaps,
         objects=tuple(row["objects"]),
@@ -128,7 +131,10 @@ def load_rooms() -> Rooms:
         rooms={row["scene"]: _room(row) for row in data["rooms"]},
         attributes={kind: frozenset(values) for kind, values in data["attributes"].items()},
         holds={kind: frozenset(values) for kind, values in data["holds"].items()},
-        copies={kind: {int(n): games for n, games in counts.items()} for kind, counts in data["copies"].items()},
+        copies={
+            kind: {int(n): games for n, games in counts.items()}
+            for kind, counts in data["copies"].items()
+        },
         where=data["where"],
         goals=data["goals"],
     )

@@ -38,7 +38,9 @@ class ALFWorldSource:
 
     name = "ALFWorld"
 
-    def __init__(self, data: str | Path | None = None, *, grammar: str | None = None, keep: int = 256) -> None:
+    def __init__(
+        self, data: str | Path | None = None, *, grammar: str | None = None, keep: int = 256
+    ) -> None:
         check_known("grammar", grammar, (*GRAMMARS, None))
         bundled = resources.files("hgpo_envs.alfworld") / "bundled" / BUNDLED
         path = Path(str(bundled)) if data is None else Path(data).expanduser()
@@ -51,7 +53,9 @@ class ALFWorldSource:
         self.store: GameStore = FolderStore(path) if path.is_dir() else PackStore(path)
         self._arguments = (data, grammar, keep)
         self._grammar = grammar
-        self.game: Callable[[str], Game] = lru_cache(keep)(lambda task_id: compile_game(self.read(task_id), task_id))
+        self.game: Callable[[str], Game] = lru_cache(keep)(
+            lambda task_id: compile_game(self.read(task_id), task_id)
+        )
         """The compiled game of a task. Engines that play the same game share it."""
 
     def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
@@ -61,7 +65,11 @@ class ALFWorldSource:
     def ids(self, split: str) -> Sequence[str]:
         """Return the sorted task ids of a split. The split `all` contains every task."""
         check_known("split", split, [*SPLITS, "all"])
-        return [task_id for task_id in self.store.ids() if split == "all" or task_id.startswith(f"{split}/")]
+        return [
+            task_id
+            for task_id in self.store.ids()
+            if split == "all" or task_id.startswith(f"{split}/")
+        ]
 
     def task(self, task_id: str) -> Task:
         """Return a task's description without starting it."""
@@ -83,7 +91,9 @@ class ALFWorldSource:
         try:
             file = self.store.read(task_id)
         except KeyError:
-            raise UnknownTask(unknown("ALFWorld task", task_id, self.store.ids(), limit=2)) from None
+            raise UnknownTask(
+                unknown("ALFWorld task", task_id, self.store.ids(), limit=2)
+            ) from None
         return file if self._grammar is None else convert(file, self._grammar)
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
@@ -107,7 +117,12 @@ class ALFWorldSource:
             raise InputError(f"{task_id}: {error}") from None
         start, goal = _parts(file["pddl_problem"])
         arrival = "location" if wording.arrives_at_location else "receptacle"
-        words = [wording.words, wording.puts, f"arrival names the {arrival}", "help" if wording.help else "no help"]
+        words = [
+            wording.words,
+            wording.puts,
+            f"arrival names the {arrival}",
+            "help" if wording.help else "no help",
+        ]
         return {
             "sentence": sentence,
             "wording": "\n".join(words),

@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from hgpo_envs.alfworld.engine.game import Game
     from hgpo_envs.alfworld.engine.state import GameState
 
-_TREATMENTS: Final = {Ability.CLEANABLE.value: "clean", Ability.HEATABLE.value: "heat", Ability.COOLABLE.value: "cool"}
-_PICKUPABLE: Final = Ability.PICKUPABLE.value  # plain integers, because operations on flags are slow
+_TREATMENTS: Final = {
+    Ability.CLEANABLE.value: "clean",
+    Ability.HEATABLE.value: "heat",
+    Ability.COOLABLE.value: "cool",
+}
+# plain integers, because operations on flags are slow
+_PICKUPABLE: Final = Ability.PICKUPABLE.value
 _TOGGLEABLE: Final = Ability.TOGGLEABLE.value
 _SLICEABLE: Final = Ability.SLICEABLE.value
 _KEPT_SCENES: Final = 1024
@@ -55,15 +60,22 @@ class Commands:
         self._stations = [int(STATIONS.get(kind, 0)) for kind in game.receptacle_types]
         self._sliceable = [o for o, ability in enumerate(game.abilities) if ability & _SLICEABLE]
         self._knives = frozenset(o for o, kind in enumerate(game.object_types) if kind in KNIVES)
-        alone = ("inventory", "look") if game.grammar.help is None else ("help", "inventory", "look")
+        alone = (
+            ("inventory", "look") if game.grammar.help is None else ("help", "inventory", "look")
+        )
         self._last = tuple(self._text(verb) for verb in alone)
 
     def offered(self, game_state: GameState) -> tuple[str, ...]:
         """Return the admissible commands, sorted."""
-        if game_state.held in self._knives:  # a scene does not determine which objects can be sliced
+        # a scene does not determine which objects can be sliced
+        if game_state.held in self._knives:
             return self._offered(game_state)
         here = self._game.receptacles_at[game_state.location]
-        scene = (game_state.location, game_state.held, *[(game_state.contents[r], game_state.opened[r]) for r in here])
+        scene = (
+            game_state.location,
+            game_state.held,
+            *[(game_state.contents[r], game_state.opened[r]) for r in here],
+        )
         commands = self._scenes.get(scene)
         if commands is None:
             if len(self._scenes) >= _KEPT_SCENES:
@@ -99,11 +111,17 @@ class Commands:
         if held != NOTHING:
             first.append(text("examine", held))
         if held in self._knives:
-            rest += [text("slice", o, held) for o in self._sliceable if game_state.location in game_state.spots[o]]
+            rest += [
+                text("slice", o, held)
+                for o in self._sliceable
+                if game_state.location in game_state.spots[o]
+            ]
         go = self._elsewhere.get(game_state.location)
         if go is None:
             here = {self._go[r] for r in game.receptacles_at[game_state.location]}
-            go = self._elsewhere[game_state.location] = tuple(text for text in self._anywhere if text not in here)
+            go = self._elsewhere[game_state.location] = tuple(
+                text for text in self._anywhere if text not in here
+            )
         return (*_unique(first), *go, *_unique(heat), *self._last, *_unique(rest))
 
     def _text(self, verb: str, first: int = NOTHING, second: int = NOTHING) -> str:

@@ -58,7 +58,11 @@ class ALFWorldEngine:
         self._deciding = rules.DECIDES_LIGHT if game.goal.lamp_type else rules.DECIDES_PLACE
         won = rules.won(game, self.game_state)
         return self._show(
-            observations.welcome(game), self._commands.offered(self.game_state), valid=True, won=won, ended=False
+            observations.welcome(game),
+            self._commands.offered(self.game_state),
+            valid=True,
+            won=won,
+            ended=False,
         )
 
     def act(self, command: str) -> State:
@@ -70,7 +74,9 @@ class ALFWorldEngine:
             return replace(state, valid=False, reward=0.0)
         command = command.strip()
         if command not in state.actions:
-            return self._show(observations.NOTHING_HAPPENS, state.actions, valid=False, won=False, ended=False)
+            return self._show(
+                observations.NOTHING_HAPPENS, state.actions, valid=False, won=False, ended=False
+            )
         verb, first, second = self._commands.meaning[command]
         observation = rules.RULES[verb](self.game, self.game_state, first, second)
         actions = state.actions if verb in rules.SEEING else self._commands.offered(self.game_state)
@@ -107,12 +113,17 @@ class ALFWorldEngine:
             _changes(now.traits, start.traits),
             tuple(sorted(now.emptied)),
             state.won,
-            state.text if state.terminated else None,  # after the end, every command returns the last text
+            # after the end, every command returns the last text
+            state.text if state.terminated else None,
         )
 
-    def _show(self, observation: str, actions: Sequence[str], *, valid: bool, won: bool, ended: bool) -> State:
+    def _show(
+        self, observation: str, actions: Sequence[str], *, valid: bool, won: bool, ended: bool
+    ) -> State:
         score = 1.0 if won else 0.0
-        self._state = State(observation, actions, valid, ended, won, score if ended else 0.0, score, _NO_INFO)
+        self._state = State(
+            observation, actions, valid, ended, won, score if ended else 0.0, score, _NO_INFO
+        )
         return self._state
 
 

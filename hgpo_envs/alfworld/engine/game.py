@@ -138,10 +138,14 @@ def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
         raise InputError(f"{where}: {error}") from None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         # a damaged problem can be inconsistent in many ways, so these errors share one message
-        raise InputError(f"{where}: the game is inconsistent ({type(error).__name__}: {one_line(error)})") from None
+        raise InputError(
+            f"{where}: the game is inconsistent ({type(error).__name__}: {one_line(error)})"
+        ) from None
 
 
-def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iterable[str] | None = None) -> Game:
+def compile_problem(
+    problem: str, grammar: Grammar, task: str, walkthrough: Iterable[str] | None = None
+) -> Game:
     """Compile a planning problem of the ALFWorld domain.
 
     Args:
@@ -159,7 +163,9 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
         objects, rest = rest.split("(:init", 1)
         initial, wish = rest.split("(:goal", 1)
     except ValueError:
-        raise InputError("expected a problem with :objects, :init and :goal, in this order") from None
+        raise InputError(
+            "expected a problem with :objects, :init and :goal, in this order"
+        ) from None
     facts = _facts(initial)
     entities = _entities(objects, facts)
     names = display_names([*entities["object"], *entities["receptacle"], *entities["location"]])
@@ -197,7 +203,8 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
         accepts=tuple(frozen.get(name, frozenset()) for name in receptacle_types),
         location_names=tuple(names[name] for name in entities["location"]),
         receptacles_at=tuple(
-            tuple(r for r, place in enumerate(places) if place == location) for location in range(len(location_index))
+            tuple(r for r, place in enumerate(places) if place == location)
+            for location in range(len(location_index))
         ),
         start=_start(facts, object_index, receptacle_index, location_index),
         goal=goal,
@@ -243,14 +250,18 @@ _KNOWN: Final = {
 def _facts(initial: str) -> Facts:
     """Return the initial facts by predicate."""
     if "(not" in initial or "(=" in initial:
-        raise InputError("the problem's :init contains a negation or a number, which the engine does not support")
+        raise InputError(
+            "the problem's :init contains a negation or a number, which the engine does not support"
+        )
     facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for fact in _FACT.findall(initial):
         predicate, *arguments = fact.split()
         facts[predicate].append(tuple(arguments))
     for predicate, rows in facts.items():
         if predicate not in _KNOWN or any(len(row) != _KNOWN[predicate] for row in rows):
-            raise InputError(f"the problem's :init contains an unsupported fact: {predicate}{rows[0]}")
+            raise InputError(
+                f"the problem's :init contains an unsupported fact: {predicate}{rows[0]}"
+            )
     return facts
 
 
@@ -270,7 +281,10 @@ def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
     for name in mentioned:
         if name not in kinds:
             raise InputError(f"the problem uses {name!r} without declaring it")
-    return {kind: tuple(n for n in mentioned if kinds[n] == kind) for kind in ("object", "receptacle", "location")}
+    return {
+        kind: tuple(n for n in mentioned if kinds[n] == kind)
+        for kind in ("object", "receptacle", "location")
+    }
 
 
 def _values(rows: list[tuple[str, ...]], names: tuple[str, ...], noun: str) -> list[str]:
@@ -300,7 +314,9 @@ _TRAIT_FACTS: Final = {
 }
 
 
-def _flags(facts: Facts, flags: Mapping[str, Ability] | Mapping[str, Trait], objects: Mapping[str, int]) -> list[int]:
+def _flags(
+    facts: Facts, flags: Mapping[str, Ability] | Mapping[str, Trait], objects: Mapping[str, int]
+) -> list[int]:
     values = [0] * len(objects)
     for predicate, flag in flags.items():
         for (name,) in facts.get(predicate, ()):
@@ -335,5 +351,9 @@ def _start(
     )
 
 
-def _matching(types: tuple[str, ...], kind: str, abilities: tuple[int, ...], ability: int) -> frozenset[int]:
-    return frozenset(o for o, found in enumerate(types) if found == kind and abilities[o] & ability == ability)
+def _matching(
+    types: tuple[str, ...], kind: str, abilities: tuple[int, ...], ability: int
+) -> frozenset[int]:
+    return frozenset(
+        o for o, found in enumerate(types) if found == kind and abilities[o] & ability == ability
+    )

@@ -70,7 +70,9 @@ _GOALS: Final = tuple(
         ),
         (
             _placed(f"(cleanable ?o) {_TYPED} (isClean ?o) (inReceptacle ?o ?r)"),
-            Goal("pick_clean_then_place_in_recep", "", trait=Trait.CLEAN, ability=Ability.CLEANABLE),
+            Goal(
+                "pick_clean_then_place_in_recep", "", trait=Trait.CLEAN, ability=Ability.CLEANABLE
+            ),
         ),
         (
             _placed(f"(heatable ?o) {_TYPED} (isHot ?o) (inReceptacle ?o ?r)"),
@@ -110,4 +112,6 @@ def parse_goal(text: str) -> Goal:
                 receptacle_type=types.get("receptacle", ""),
                 lamp_type=types.get("lamp", ""),
             )
-    raise InputError(f"expected a goal of one of ALFWorld's six task types, received (:goal {plain[:200]}")
+    raise InputError(
+        f"expected a goal of one of ALFWorld's six task types, received (:goal {plain[:200]}"
+    )

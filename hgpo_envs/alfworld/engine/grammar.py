@@ -73,11 +73,19 @@ _RELEASES: Final = {"move": "alfworld 0.4 and later", "put": "alfworld 0.3 and b
 """The versions of alfworld that install a wording and download games with it (read in 0.2.2 to 0.4.2)."""
 
 MOVE: Final = Grammar(
-    "move", "move {object} to {receptacle}", "You move the {object} to the {receptacle}.", False, HELP
+    "move",
+    "move {object} to {receptacle}",
+    "You move the {object} to the {receptacle}.",
+    False,
+    HELP,
 )
 """The wording of alfworld 0.4 and later."""
 PUT: Final = Grammar(
-    "put", "put {object} in/on {receptacle}", "You put the {object} in/on the {receptacle}.", True, None
+    "put",
+    "put {object} in/on {receptacle}",
+    "You put the {object} in/on the {receptacle}.",
+    True,
+    None,
 )
 """The wording of alfworld 0.3 and before (json_2.1.1)."""
 GRAMMARS: Final = {grammar.name: grammar for grammar in (MOVE, PUT)}
@@ -94,7 +102,9 @@ _PHRASES: Final = {
     "put": r"\bput\b[^.\n]{1,60}?\bin ?/ ?on\b",
 }
 """What prompts for a wording say. Everyday English does not: "move to the next step", "put the action in tags"."""
-WORDINGS: Final = {f"grammar={name}": Wording(each.words, _PHRASES[name]) for name, each in GRAMMARS.items()}
+WORDINGS: Final = {
+    f"grammar={name}": Wording(each.words, _PHRASES[name]) for name, each in GRAMMARS.items()
+}
 """The wordings for `hgpo_envs.environment_spec.EnvironmentSpec`."""
 
 _TASK = re.compile(r'("rhs"\s*:\s*"Your task is to: )([^";|<>\[\]#{}\\\n\t]*)(")')
@@ -114,7 +124,9 @@ def split_task(grammar: str) -> tuple[str, str]:
     """
     match = _TASK.search(grammar)
     if match is None:
-        raise InputError('no task in the grammar: expected a rule "Your task is to: …" with plain text')
+        raise InputError(
+            'no task in the grammar: expected a rule "Your task is to: …" with plain text'
+        )
     return grammar[: match.start(2)] + grammar[match.end(2) :], match[2]
 
 
@@ -162,8 +174,16 @@ def _known() -> tuple[dict[str, str], dict[str, str]]:
     actions = domain_parts(domain)
     parts = grammar_parts(split_task(grammar)[0])
     return (
-        {name: part for name, part in actions.items() if name == "types" or name.startswith("action")},
-        {name: part for name, part in parts.items() if name not in _WORDING and not _UNUSED.search(name)},
+        {
+            name: part
+            for name, part in actions.items()
+            if name == "types" or name.startswith("action")
+        },
+        {
+            name: part
+            for name, part in parts.items()
+            if name not in _WORDING and not _UNUSED.search(name)
+        },
     )
 
 
@@ -181,13 +201,21 @@ def recognise(domain: str, grammar: str) -> Grammar:
     parts = grammar_parts(grammar)
     has_help = "action help" in actions
     known_actions, known_parts = _known()
-    _compare("domain", actions, {k: v for k, v in known_actions.items() if has_help or k != "action help"})
+    _compare(
+        "domain",
+        actions,
+        {k: v for k, v in known_actions.items() if has_help or k != "action help"},
+    )
     _compare("grammar", parts, known_parts)
-    feedback = parts.get("action help feedback", "")  # the text of `help`, in a rule or in the action itself
+    # the text of `help`, in a rule or in the action itself
+    feedback = parts.get("action help feedback", "")
     shown = _plain_rule(parts, "help.feedback") if feedback == "#help.feedback#" else feedback
     helps = parts.get("action help template") == "help" and shown == f"\n{HELP}"
     choices = (
-        ("action PutObject template", _PUT_COMMANDS.get(parts.get("action PutObject template", ""))),
+        (
+            "action PutObject template",
+            _PUT_COMMANDS.get(parts.get("action PutObject template", "")),
+        ),
         ("PutObject.feedback", _PUT_FEEDBACK.get(_plain_rule(parts, "PutObject.feedback"))),
         ("GotoLocation.feedback", _ARRIVALS.get(_plain_rule(parts, "GotoLocation.feedback"))),
         ("help", not has_help or helps or None),
@@ -196,7 +224,9 @@ def recognise(domain: str, grammar: str) -> Grammar:
     if wrong:
         raise _unknown("grammar", wrong)
     (_, put), (_, puts), (_, arrives), _ = choices
-    return Grammar(str(put).split()[0], str(put), str(puts), bool(arrives), HELP if has_help else None)
+    return Grammar(
+        str(put).split()[0], str(put), str(puts), bool(arrives), HELP if has_help else None
+    )
 
 
 def _plain_rule(parts: Mapping[str, str], name: str) -> str:
@@ -208,7 +238,11 @@ def _plain_rule(parts: Mapping[str, str], name: str) -> str:
 
 def _compare(kind: str, parts: Mapping[str, str], known: Mapping[str, str]) -> None:
     wrong = [name for name, expected in known.items() if parts.get(name) != expected]
-    wrong += [name for name in parts if name.startswith("action") and kind == "domain" and name not in known]
+    wrong += [
+        name
+        for name in parts
+        if name.startswith("action") and kind == "domain" and name not in known
+    ]
     if wrong:
         raise _unknown(kind, wrong)
 
@@ -221,10 +255,13 @@ def _unknown(kind: str, wrong: list[str]) -> InputError:
     )
 
 
-_HELP_ACTION: Final = "(:action help :parameters (?a - agent) :precondition () :effect (and (checked ?a)))"
+_HELP_ACTION: Final = (
+    "(:action help :parameters (?a - agent) :precondition () :effect (and (checked ?a)))"
+)
 _HELP_FEEDBACK: Final = json.dumps({"help.feedback": [{"rhs": f"\n{HELP}"}]})
 _HELP_TEXT: Final = (
-    f'\naction help {{ template :: "help"; feedback :: "#help.feedback#"; grammar :: """{_HELP_FEEDBACK}"""; }}\n'
+    '\naction help { template :: "help"; feedback :: "#help.feedback#"; '
+    f'grammar :: """{_HELP_FEEDBACK}"""; }}\n'
 )
 _REWORDED: Final = (
     ("move {o} to {r}", "put {o} in/on {r}"),
@@ -252,8 +289,12 @@ def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
         for move, put in _REWORDED:
             grammar = grammar.replace(put, move) if name == "move" else grammar.replace(move, put)
         if name == "put":
-            domain = re.sub(r"\(:action help\b.*?\(checked \?a\)\s*\)\s*\)", "", domain, flags=re.DOTALL)
-            grammar = re.sub(r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)", "", grammar, flags=re.DOTALL)
+            domain = re.sub(
+                r"\(:action help\b.*?\(checked \?a\)\s*\)\s*\)", "", domain, flags=re.DOTALL
+            )
+            grammar = re.sub(
+                r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)", "", grammar, flags=re.DOTALL
+            )
         elif "action help" not in domain_parts(domain):
             head, _, tail = domain.rpartition(")")
             domain = f"{head}{_HELP_ACTION}){tail}"
@@ -265,5 +306,7 @@ def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
         if name == "put":
             pattern = r"^move (.+) to (.+)$"
             words = r"put \1 in/on \2"
-        converted["walkthrough"] = [re.sub(pattern, words, command) for command in file["walkthrough"]]
+        converted["walkthrough"] = [
+            re.sub(pattern, words, command) for command in file["walkthrough"]
+        ]
     return converted

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def bundled() -> tuple[str, str]:
     """Return the planning domain and text grammar of alfworld 0.4 (`alfred.pddl`, `alfred.twl2`; MIT, NOTICE)."""
     folder = files("hgpo_envs.alfworld").joinpath("bundled")
-    return folder.joinpath("alfred.pddl").read_text("utf-8"), folder.joinpath("alfred.twl2").read_text("utf-8")
+    return folder.joinpath("alfred.pddl").read_text("utf-8"), folder.joinpath(
+        "alfred.twl2"
+    ).read_text("utf-8")
 
 
 def domain_parts(domain: str) -> dict[str, str]:
@@ -51,7 +53,9 @@ def _forms(plain: str) -> Iterator[tuple[str, str]]:
             depth -= 1
 
 
-_TOKEN = re.compile(r'"""(?P<block>.*?)"""|"(?P<text>[^"]*)"|#[^\n]*|(?P<word>[\w/.-]+|[{}])', re.DOTALL)
+_TOKEN = re.compile(
+    r'"""(?P<block>.*?)"""|"(?P<text>[^"]*)"|#[^\n]*|(?P<word>[\w/.-]+|[{}])', re.DOTALL
+)
 
 
 def grammar_parts(grammar: str) -> dict[str, str]:
@@ -65,7 +69,10 @@ def grammar_parts(grammar: str) -> dict[str, str]:
     opening = False
     for token in _TOKEN.finditer(grammar):
         if token["block"] is not None:
-            parts |= {name: json.dumps(rule, sort_keys=True) for name, rule in _rules(token["block"]).items()}
+            parts |= {
+                name: json.dumps(rule, sort_keys=True)
+                for name, rule in _rules(token["block"]).items()
+            }
         elif token["text"] is not None:
             parts[f"action {action} {field}"] = token["text"]
         elif token["word"] == "action":

@@ -35,7 +35,11 @@ def welcome(game: Game) -> str:
     if game.receptacles_at[game_state.location]:
         around = look(game, game_state)
     else:
-        seen = [name for name, place in zip(game.receptacle_names, game.places, strict=True) if place != NOTHING]
+        seen = [
+            name
+            for name, place in zip(game.receptacle_names, game.places, strict=True)
+            if place != NOTHING
+        ]
         around = _MIDDLE.format(listing(seen))
     return f"-= Welcome to TextWorld, ALFRED! =-\n\n{around}\n\nYour task is to: {game.task}"
 
@@ -45,7 +49,11 @@ def look(game: Game, game_state: GameState, *_: int) -> str:
     here = game.receptacles_at[game_state.location]
     if not here:
         return _MIDDLE.format("nothing")
-    moved = sorted((o, r) for o, r in game_state.emptied if r in here and game_state.location in game_state.spots[o])
+    moved = sorted(
+        (o, r)
+        for o, r in game_state.emptied
+        if r in here and game_state.location in game_state.spots[o]
+    )
     facing = enumeration([game.receptacle_names[r] for r in here])
     return f"You are facing the {facing}. Next to it, you see {listing(game.object_names[o] for o, _ in moved)}."
 
@@ -57,7 +65,9 @@ def receptacle(game: Game, game_state: GameState, index: int, *_: int) -> str:
         return f"The {name} is closed."
     inside = listing([game.object_names[o] for o in game_state.contents[index]])
     return (
-        f"The {name} is open. In it, you see {inside}." if game.openable[index] else f"On the {name}, you see {inside}."
+        f"The {name} is open. In it, you see {inside}."
+        if game.openable[index]
+        else f"On the {name}, you see {inside}."
     )
 
 

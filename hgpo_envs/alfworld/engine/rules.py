@@ -37,7 +37,9 @@ def _go(game: Game, game_state: GameState, r: int, _second: int) -> str:
 
 def _open(game: Game, game_state: GameState, r: int, _second: int) -> str:
     game_state.opened[r] = True
-    return f"You open the {game.receptacle_names[r]}. {observations.receptacle(game, game_state, r)}"
+    return (
+        f"You open the {game.receptacle_names[r]}. {observations.receptacle(game, game_state, r)}"
+    )
 
 
 def _close(game: Game, game_state: GameState, r: int, _second: int) -> str:
@@ -58,7 +60,9 @@ def _put(game: Game, game_state: GameState, o: int, r: int) -> str:
     game_state.emptied.discard((o, r))
     game_state.held = NOTHING
     game_state.spots[o] |= {game_state.location}
-    return game.grammar.puts.format(object=game.object_names[o], receptacle=game.receptacle_names[r])
+    return game.grammar.puts.format(
+        object=game.object_names[o], receptacle=game.receptacle_names[r]
+    )
 
 
 def _clean(game: Game, game_state: GameState, o: int, r: int) -> str:
@@ -125,7 +129,11 @@ def won(game: Game, game_state: GameState) -> bool:
             for o in game_state.contents[r]
         )
     for r in game.targets:
-        ready = [o for o in game_state.contents[r] if o in game.wanted and traits[o] & goal.trait == goal.trait]
+        ready = [
+            o
+            for o in game_state.contents[r]
+            if o in game.wanted and traits[o] & goal.trait == goal.trait
+        ]
         if len(ready) >= goal.count:
             return True
     return False

@@ -50,14 +50,26 @@ NESTED_SHARE: Final = 0.1
 """The fraction of objects beside a container that are inside it."""
 SENTENCES: Final = {
     "pick_and_place_simple": ("put a {object} in {place}.", "put some {object} on {place}."),
-    "look_at_obj_in_light": ("look at {object} under the {place}.", "examine the {object} with the {place}."),
+    "look_at_obj_in_light": (
+        "look at {object} under the {place}.",
+        "examine the {object} with the {place}.",
+    ),
     "pick_clean_then_place_in_recep": (
         "put a clean {object} in {place}.",
         "clean some {object} and put it in {place}.",
     ),
-    "pick_heat_then_place_in_recep": ("put a hot {object} in {place}.", "heat some {object} and put it in {place}."),
-    "pick_cool_then_place_in_recep": ("put a cool {object} in {place}.", "cool some {object} and put it in {place}."),
-    "pick_two_obj_and_place": ("put two {object} in {place}.", "find two {object} and put them in {place}."),
+    "pick_heat_then_place_in_recep": (
+        "put a hot {object} in {place}.",
+        "heat some {object} and put it in {place}.",
+    ),
+    "pick_cool_then_place_in_recep": (
+        "put a cool {object} in {place}.",
+        "cool some {object} and put it in {place}.",
+    ),
+    "pick_two_obj_and_place": (
+        "put two {object} in {place}.",
+        "find two {object} and put them in {place}.",
+    ),
 }
 """The two task sentences of each type in the official games."""
 
@@ -161,7 +173,9 @@ def _possible(task: TaskTemplate) -> bool:
 
 def _avoided(task: TaskTemplate) -> str:
     """Return the kind of receptacle where the object must not lie at the start, or ""."""
-    return task.place if task.task_type in ("pick_and_place_simple", "pick_two_obj_and_place") else ""
+    return (
+        task.place if task.task_type in ("pick_and_place_simple", "pick_two_obj_and_place") else ""
+    )
 
 
 def _places_of(kind: str, room: Room, avoid: str = "") -> dict[str, int]:
@@ -244,7 +258,11 @@ def _furnish(task: TaskTemplate, trial: str, draws: _RandomChoices) -> GameDraft
     # The draws follow in this order: the sentence, the start, cold things, nested things.
     sentence = draws.choice(SENTENCES[task.task_type])
     start = _start(room, draws)
-    cold = [thing.name for thing in things if _may_be_cold(thing, task, room) and draws.chance(COLD_SHARE)]
+    cold = [
+        thing.name
+        for thing in things
+        if _may_be_cold(thing, task, room) and draws.chance(COLD_SHARE)
+    ]
     return GameDraft(
         task=task,
         trial=trial,
@@ -259,10 +277,16 @@ def _furnish(task: TaskTemplate, trial: str, draws: _RandomChoices) -> GameDraft
 
 def _may_be_cold(thing: PlacedObject, task: TaskTemplate, room: Room) -> bool:
     in_fridge = any(room.receptacles[i].kind == "Fridge" for i in thing.lies_on)
-    return in_fridge and thing.kind != task.object and "coolable" in load_rooms().attributes[thing.kind]
+    return (
+        in_fridge
+        and thing.kind != task.object
+        and "coolable" in load_rooms().attributes[thing.kind]
+    )
 
 
-def _spot(kind: str, room: Room, draws: _RandomChoices, avoid: str = "", *, floor: bool = True) -> tuple[int, ...]:
+def _spot(
+    kind: str, room: Room, draws: _RandomChoices, avoid: str = "", *, floor: bool = True
+) -> tuple[int, ...]:
     """Draw the receptacles of one object.
 
     Args:
@@ -283,7 +307,9 @@ def _spot(kind: str, room: Room, draws: _RandomChoices, avoid: str = "", *, floo
         return ()
     first = draws.choice(room.by_kind[place])
     overlaps = room.overlaps.get(first, ())
-    others = [i for i, share in overlaps if draws.chance(share) and room.receptacles[i].kind != avoid]
+    others = [
+        i for i, share in overlaps if draws.chance(share) and room.receptacles[i].kind != avoid
+    ]
     return tuple(sorted({first, *others}))
 
 
@@ -304,18 +330,27 @@ def _nested(things: Sequence[PlacedObject], draws: _RandomChoices) -> Iterator[t
     attributes = load_rooms().attributes
     containers = [thing for thing in things if "isReceptacleObject" in attributes[thing.kind]]
     for thing in things:
-        beside = [outer for outer in containers if outer.lies_on and outer.lies_on == thing.lies_on and outer != thing]
+        beside = [
+            outer
+            for outer in containers
+            if outer.lies_on and outer.lies_on == thing.lies_on and outer != thing
+        ]
         if beside and thing not in containers and draws.chance(NESTED_SHARE):
             yield thing.name, draws.choice(beside).name
 
 
-def _name(kind: str, lies_on: tuple[int, ...], room: Room, names: set[str], draws: _RandomChoices) -> str:
+def _name(
+    kind: str, lies_on: tuple[int, ...], room: Room, names: set[str], draws: _RandomChoices
+) -> str:
     """Return a new identifier: the kind and coordinates near the place."""
     place = room.receptacles[lies_on[0]] if lies_on else draws.choice(room.receptacles)
     x, y, z = (float(part) for part in place.position.split("|")[:3])
     while True:
         shifts = (draws.number(-30, 30), draws.number(0, 20), draws.number(-30, 30))
-        at = (_coordinate(round(100 * value) + shift) for value, shift in zip((x, y, z), shifts, strict=True))
+        at = (
+            _coordinate(round(100 * value) + shift)
+            for value, shift in zip((x, y, z), shifts, strict=True)
+        )
         name = "|".join((kind, *at))
         if name.lower() not in names:
             names.add(name.lower())

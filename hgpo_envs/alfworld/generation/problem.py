@@ -72,7 +72,9 @@ def traj_data(draft: GameDraft) -> dict[str, Any]:
             "toggle_target": task.place if light else "",
         },
         "scene": {"floor_plan": f"FloorPlan{task.scene}", "scene_num": task.scene},
-        "turk_annotations": {"anns": [{"task_desc": draft.sentence, "high_descs": [], "votes": [1]}]},
+        "turk_annotations": {
+            "anns": [{"task_desc": draft.sentence, "high_descs": [], "votes": [1]}]
+        },
     }
 
 
@@ -97,7 +99,11 @@ def problem_text(draft: GameDraft) -> str:
 
 def _kinds(draft: GameDraft) -> tuple[list[str], list[str]]:
     """Return the kinds of objects and of receptacles that a problem declares."""
-    things = {*NAMED_THINGS, *(t.kind for t in draft.things), *(kind for kind, _, _ in draft.room.fixtures)}
+    things = {
+        *NAMED_THINGS,
+        *(t.kind for t in draft.things),
+        *(kind for kind, _, _ in draft.room.fixtures),
+    }
     return sorted(things), sorted({*NAMED_PLACES, *draft.room.by_kind})
 
 
@@ -144,7 +150,9 @@ def _facts(draft: GameDraft) -> Iterator[tuple[str, ...]]:
     )
 
 
-def _thing_facts(kind: str, name: str, lies_on: tuple[int, ...], draft: GameDraft) -> Iterator[tuple[str, ...]]:
+def _thing_facts(
+    kind: str, name: str, lies_on: tuple[int, ...], draft: GameDraft
+) -> Iterator[tuple[str, ...]]:
     name = mangle(name)
     receptacles = [draft.room.receptacles[i] for i in lies_on]
     yield "objectType", name, f"{kind}Type"

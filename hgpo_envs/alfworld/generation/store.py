@@ -28,7 +28,9 @@ def split_sizes(games: int) -> dict[str, int]:
     {'train': 144, 'valid_seen': 36, 'valid_unseen': 36}
     """
     if games < MIN_GAMES:
-        raise InputError(f"expected at least {MIN_GAMES} games (every task type in each split), received {games}")
+        raise InputError(
+            f"expected at least {MIN_GAMES} games (every task type in each split), received {games}"
+        )
     return {"train": games - 2 * (games // 6), "valid_seen": games // 6, "valid_unseen": games // 6}
 
 
@@ -78,6 +80,7 @@ def walkthrough(game: GameDraft) -> list[str]:
     assert plan, f"{game.id} is won at its start, or cannot be won"
     for number, command in enumerate(plan, start=1):
         state = engine.act(command)
-        if state.won:  # sometimes early: an object on two receptacles stays on the second one when it is taken
+        # sometimes early: an object on two receptacles stays on the second one when it is taken
+        if state.won:
             return plan[:number]
     raise AssertionError(f"{game.id} is not won by {plan}")

@@ -56,7 +56,9 @@ class ExpertPlayer:
 
 def find_plan(game: Game, game_state: GameState) -> list[str] | None:
     """Return commands that win from a state, or None if there are none (no receptacle accepts the held object)."""
-    plans = _light_plans(game, game_state) if game.goal.lamp_type else _place_plans(game, game_state)
+    plans = (
+        _light_plans(game, game_state) if game.goal.lamp_type else _place_plans(game, game_state)
+    )
     return min(plans, key=lambda plan: (len(plan), plan), default=None)
 
 
@@ -97,7 +99,9 @@ class _Plan:
             self._lay_down()
         if self.held == NOTHING:
             self.access(r)
-            self.commands.append(f"take {self.game.object_names[o]} from {self.game.receptacle_names[r]}")
+            self.commands.append(
+                f"take {self.game.object_names[o]} from {self.game.receptacle_names[r]}"
+            )
             self.held = o
 
     def treat(self, verb: str, station: int) -> None:
@@ -118,7 +122,11 @@ class _Plan:
             closed = self.game.openable[r] and r not in self.opened
             return (self.game.places[r] != self.location) + closed, r
 
-        taker = min((r for r in _receptacles(self.game) if kind in self.game.accepts[r]), key=cost, default=None)
+        taker = min(
+            (r for r in _receptacles(self.game) if kind in self.game.accepts[r]),
+            key=cost,
+            default=None,
+        )
         if taker is None:
             self.stuck = True
         else:
@@ -138,7 +146,11 @@ def _candidates(game: Game, game_state: GameState, ability: int) -> Iterator[tup
         yield game_state.held, NOTHING
     for r in _receptacles(game):
         for o in game_state.contents[r]:
-            if o != game_state.held and _fits(game, o, ability) and game.abilities[o] & Ability.PICKUPABLE:
+            if (
+                o != game_state.held
+                and _fits(game, o, ability)
+                and game.abilities[o] & Ability.PICKUPABLE
+            ):
                 yield o, r
 
 
@@ -150,13 +162,17 @@ def _place_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
     """Yield plans that bring the missing objects to one receptacle of the goal's kind."""
     goal = game.goal
     verb, ability = TREATMENTS.get(Trait(goal.trait), ("", Ability(0)))
-    stations = [r for r in _receptacles(game) if verb and STATIONS.get(game.receptacle_types[r]) == ability]
+    stations = [
+        r for r in _receptacles(game) if verb and STATIONS.get(game.receptacle_types[r]) == ability
+    ]
     candidates = list(_candidates(game, game_state, goal.ability))
     for target in _receptacles(game, goal.receptacle_type):
         if goal.object_type not in game.accepts[target]:
             continue
         done = {
-            o for o in game_state.contents[target] if _fits(game, o, goal.ability) and _treated(game, game_state, o)
+            o
+            for o in game_state.contents[target]
+            if _fits(game, o, goal.ability) and _treated(game, game_state, o)
         }
         lacking = [(o, r) for o, r in candidates if o not in done]
         for chosen in permutations(lacking, max(0, goal.count - len(done))):
@@ -178,7 +194,12 @@ def _treated(game: Game, game_state: GameState, o: int) -> bool:
 
 
 def _fetch(
-    game: Game, game_state: GameState, chosen: Iterable[tuple[int, int]], target: int, verb: str, station: int
+    game: Game,
+    game_state: GameState,
+    chosen: Iterable[tuple[int, int]],
+    target: int,
+    verb: str,
+    station: int,
 ) -> _Plan:
     plan = _Plan(game, game_state)
     for o, r in chosen:

@@ -78,7 +78,9 @@ def parse_instruction(instruction: str) -> ParsedInstruction:
         match = re.match(pattern, instruction.lower())
         if match:
             return ParsedInstruction(match["thing"], match["place"], deed, count)
-    raise InputError(f"explorer: expected one of ALFWorld's twelve task sentences, received {instruction!r}")
+    raise InputError(
+        f"explorer: expected one of ALFWorld's twelve task sentences, received {instruction!r}"
+    )
 
 
 @lru_cache(maxsize=1)
@@ -88,7 +90,10 @@ def usual_places() -> dict[str, dict[str, float]]:
     Returns:
         Kind of object → kind of receptacle → frequency, with lower-case kinds.
     """
-    result: dict[str, dict[str, float]] = {"desklamp": {**LAMP_STANDS}, "floorlamp": {**LAMP_STANDS}}
+    result: dict[str, dict[str, float]] = {
+        "desklamp": {**LAMP_STANDS},
+        "floorlamp": {**LAMP_STANDS},
+    }
     for kinds in load_rooms().where.values():
         for kind, places in kinds.items():
             counts = result.setdefault(kind.lower(), {})
@@ -135,7 +140,9 @@ class _Memory:
             name = shown[1] or shown[2]
             self.contents[name] = set(re.findall(_NAME, shown[3]))
             self.shut.discard(name)
-        self.shut.update(match[1] for pattern in (_SHUT, _CLOSED) for match in pattern.finditer(text))
+        self.shut.update(
+            match[1] for pattern in (_SHUT, _CLOSED) for match in pattern.finditer(text)
+        )
         for match in _TOOK.finditer(text):
             self.held = match[1]
             self._inside(match[2]).discard(match[1])
@@ -155,7 +162,9 @@ class _Memory:
     def things(self, kind: str) -> Iterator[tuple[str, str]]:
         """Yield the observed objects of a kind with their receptacles."""
         for receptacle, contents in self.contents.items():
-            yield from ((thing, receptacle) for thing in sorted(contents or ()) if _kind(thing) == kind)
+            yield from (
+                (thing, receptacle) for thing in sorted(contents or ()) if _kind(thing) == kind
+            )
 
     def unseen(self) -> list[str]:
         """Return the receptacles whose content was never observed."""
@@ -163,7 +172,9 @@ class _Memory:
 
     def maybe_shut(self, receptacle: str) -> bool:
         """Return whether a receptacle is closed, or not observed and of a kind that is usually closed."""
-        return receptacle in self.shut or (self.contents[receptacle] is None and _kind(receptacle) in CLOSED)
+        return receptacle in self.shut or (
+            self.contents[receptacle] is None and _kind(receptacle) in CLOSED
+        )
 
     def is_here(self, receptacle: str) -> bool:
         """Return whether the agent is at a receptacle."""
@@ -265,7 +276,9 @@ class ExplorerPlayer:
     def _lay_down(self, held: str) -> Iterator[str]:
         """Yield ideas to put the held object down: here if possible, else where such objects usually are."""
         yield from (
-            action for action in sorted(self._memory.offered) if action.startswith((f"move {held} ", f"put {held} "))
+            action
+            for action in sorted(self._memory.offered)
+            if action.startswith((f"move {held} ", f"put {held} "))
         )
         usual = usual_places().get(_kind(held), {})
 
@@ -278,7 +291,11 @@ class ExplorerPlayer:
 
     def _target(self) -> str | None:
         """Return the target receptacle: the one with the most objects of the task, open ones first."""
-        fit = [r for r in self._memory.contents if _kind(r) == self._wish.place and r not in self._unfit]
+        fit = [
+            r
+            for r in self._memory.contents
+            if _kind(r) == self._wish.place and r not in self._unfit
+        ]
 
         def preference(r: str) -> tuple[int, bool]:
             there = sum(_kind(o) == self._wish.thing for o in self._memory.contents[r] or ())

@@ -37,7 +37,9 @@ class OriginalSource(ALFWorldSource):
         except InputError:
             grammar = "unknown"
         split, folder, _ = task_id.split("/")
-        return Task(task_id, split, task, folder.split("-")[0], {"grammar": grammar, "backend": "original"})
+        return Task(
+            task_id, split, task, folder.split("-")[0], {"grammar": grammar, "backend": "original"}
+        )
 
     def engine(self) -> OriginalEngine:  # type: ignore[override]  # both are engines
         """Return a new engine over these games. It uses about 100 MB and takes seconds to start a task."""
@@ -80,7 +82,9 @@ class OriginalEngine:
         if state is None:
             raise RuntimeError("act before start")
         if state.terminated:
-            return State(state.text, state.actions, False, True, state.won, 0.0, state.score, state.info)
+            return State(
+                state.text, state.actions, False, True, state.won, 0.0, state.score, state.info
+            )
         valid = command.strip() in state.actions
         shown, _, _ = self._env.step(command)
         return self._show(shown, valid=valid)

@@ -109,11 +109,16 @@ class Catalogue:
         }
         records = Records(folder, "products", dict[str, Any])
         # Rows of products are checked once, here, and trusted from then on.
-        lengths = {len(values) for values in (records, self.asins, self.order, self.prices, self.combinations)}
+        lengths = {
+            len(values)
+            for values in (records, self.asins, self.order, self.prices, self.combinations)
+        }
         rows = np.concatenate([self.order, self.instructed, self._human_counts[:, 0]])
         inside = not len(rows) or 0 <= rows.min() <= rows.max() < self._size
         if lengths != {self._size} or len(self._human) != len(self._human_counts) or not inside:
-            raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
+            raise InputError(
+                f"the files of {folder} do not match each other; build the catalogue again"
+            )
         # the caches must not refer to the catalogue: a reference cycle would delay unmapping the files
         self._make_product = partial(_product, folder, records)
         self.product = bounded_cache(
@@ -121,11 +126,17 @@ class Catalogue:
         )
         """The product at an index. Raises InputError outside 0 … len - 1, because only a damaged file has such one."""
         self.index_of = bounded_cache(
-            partial(_index_of, folder, self.asins, self.order), KEPT_ASINS, LONGEST_ASIN, lambda _, asin: len(asin)
+            partial(_index_of, folder, self.asins, self.order),
+            KEPT_ASINS,
+            LONGEST_ASIN,
+            lambda _, asin: len(asin),
         )
         """The index of the product with an identifier. Raises KeyError if there is none."""
         self.search = bounded_cache(
-            partial(_search, folder, self.index, self.order), KEPT_SEARCHES, LONGEST_QUERY, lambda _, query: len(query)
+            partial(_search, folder, self.index, self.order),
+            KEPT_SEARCHES,
+            LONGEST_QUERY,
+            lambda _, query: len(query),
         )
         """The best 50 products for a query by Lucene's ranking. Fewer if fewer contain any of its terms."""
 
@@ -148,7 +159,9 @@ class Catalogue:
             actual = path.stat().st_size if path.is_file() else None
             if actual != size:
                 was = "is missing" if actual is None else f"has {actual:,} bytes, expected {size:,}"
-                raise InputError(f"{path} {was}; build the catalogue again (hgpo data build webshop)")
+                raise InputError(
+                    f"{path} {was}; build the catalogue again (hgpo data build webshop)"
+                )
         return cls(folder, manifest)
 
     def verify(self) -> None:
@@ -199,7 +212,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             for name in manifest["files"]:
                 path_inside(Path(), name)
     except (InputError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is damaged ({one_line(error)}); build the catalogue again: {build}") from None
+        raise InputError(
+            f"{path} is damaged ({one_line(error)}); build the catalogue again: {build}"
+        ) from None
     if known != FORMAT:
         raise InputError(
             f"{folder}: expected catalogue format {FORMAT}, received {known!r:.20}; build it again: {build}"
@@ -218,7 +233,8 @@ def _index_of(folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32],
 def _product(folder: Path, records: Records, index: int) -> Product:
     with report_damage(folder):
         row = records[index]
-        prices = tuple([math.inf if price is None else price for price in row["prices"]])  # JSON has no infinity
+        # JSON has no infinity
+        prices = tuple([math.inf if price is None else price for price in row["prices"]])
         options = {option["name"]: option["values"] for option in row["options"]}
         derived = {
             "index": index,

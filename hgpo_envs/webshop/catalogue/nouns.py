@@ -58,7 +58,11 @@ def stand_in_nouns(titles: Sequence[str]) -> list[list[str]]:
     [['women', 'cotton', 'shirt', 'pockets']]
     """
     return [
-        [word for word in _WORD.findall(title.lower()) if word not in _OTHER and not word.endswith("ly")]
+        [
+            word
+            for word in _WORD.findall(title.lower())
+            if word not in _OTHER and not word.endswith("ly")
+        ]
         for title in titles
     ]
 
@@ -66,7 +70,10 @@ def stand_in_nouns(titles: Sequence[str]) -> list[list[str]]:
 def spacy_nouns(pipeline: Any, titles: Sequence[str]) -> list[list[str]]:  # noqa: ANN401 - spaCy may be absent
     """Return the words tagged NOUN, PROPN or PNOUN. The original also tests PNOUN, which is not a spaCy tag."""
     parsed = pipeline.pipe(titles, batch_size=256)
-    return [[word.text.lower() for word in title if word.pos_ in {"PNOUN", "NOUN", "PROPN"}] for title in parsed]
+    return [
+        [word.text.lower() for word in title if word.pos_ in {"PNOUN", "NOUN", "PROPN"}]
+        for title in parsed
+    ]
 
 
 def recorded_nouns(path: Path) -> tuple[str, NounFinder]:
@@ -80,7 +87,9 @@ def recorded_nouns(path: Path) -> tuple[str, NounFinder]:
     except InputError as error:
         raise InputError(f"cannot read the nouns of {path}: {error}") from None
     if not isinstance(recorded, dict):
-        raise InputError(f"{path}: expected a JSON object of title: [nouns], received {type(recorded).__name__}")
+        raise InputError(
+            f"{path}: expected a JSON object of title: [nouns], received {type(recorded).__name__}"
+        )
 
     def find(titles: Sequence[str]) -> list[list[str]]:
         for title in titles:
@@ -118,5 +127,7 @@ def noun_finder(nouns: str | Path | None) -> tuple[str, NounFinder]:
         else:
             meta = pipeline.meta
             version = meta["spacy_version"].strip(">=<").split(",")[0]
-            return f"spacy {version} {meta['lang']}_{meta['name']} {meta['version']}", partial(spacy_nouns, pipeline)
+            return f"spacy {version} {meta['lang']}_{meta['name']} {meta['version']}", partial(
+                spacy_nouns, pipeline
+            )
     return "stand-in 1", stand_in_nouns

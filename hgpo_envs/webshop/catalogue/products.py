@@ -96,7 +96,9 @@ def text(record: Mapping[str, Any], name: str) -> str:
     """
     value = record.get(name)
     if not isinstance(value, str):
-        fault = " is missing" if name not in record else f": expected a text, received {value!r:.40}"
+        fault = (
+            " is missing" if name not in record else f": expected a text, received {value!r:.40}"
+        )
         raise InputError(f"field {name!r}{fault}")
     return clean_text(value)
 
@@ -127,7 +129,9 @@ def prices(pricing: object) -> tuple[float, ...]:
     try:
         values = [float(Decimal(_NO_DIGIT.sub("", part))) for part in pricing.split("$")[1:]]
     except InvalidOperation:
-        raise InputError(f"expected a price with a number after each '$', received {pricing!r:.40}") from None
+        raise InputError(
+            f"expected a price with a number after each '$', received {pricing!r:.40}"
+        ) from None
     return tuple(values[:2])
 
 
@@ -151,25 +155,36 @@ def options(customization: object) -> dict[str, tuple[str, ...]]:
     if not customization:
         return {}
     if not isinstance(customization, dict):
-        raise InputError(f"field 'customization_options': expected an object, received {customization!r:.40}")
+        raise InputError(
+            f"field 'customization_options': expected an object, received {customization!r:.40}"
+        )
     result: dict[str, tuple[str, ...]] = {}
     for name, choices in customization.items():
         if choices is None:
             continue
         try:
-            values = tuple(text(choice, "value").strip().replace("/", " | ").lower() for choice in choices)
+            values = tuple(
+                text(choice, "value").strip().replace("/", " | ").lower() for choice in choices
+            )
         except (TypeError, AttributeError):
-            raise InputError(f"option {name!r:.40}: expected a list of objects with a text 'value'") from None
+            raise InputError(
+                f"option {name!r:.40}: expected a list of objects with a text 'value'"
+            ) from None
         result[clean_text(name.lower())] = values
     return result
 
 
 def bullet_points(small_description: object) -> tuple[str, ...]:
     """Return the features, from a list of texts or a single text."""
-    return texts(small_description if isinstance(small_description, list) else [small_description], "small_description")
+    return texts(
+        small_description if isinstance(small_description, list) else [small_description],
+        "small_description",
+    )
 
 
-def indexed_text(title: str, description: str, bullets: tuple[str, ...], choices: Mapping[str, Iterable[str]]) -> str:
+def indexed_text(
+    title: str, description: str, bullets: tuple[str, ...], choices: Mapping[str, Iterable[str]]
+) -> str:
     """Return the indexed text of a product: title, description, the first feature and options, in lowercase.
 
     Source: the original's search_engine/convert_product_file_format.py. It fails for a product without features; here

@@ -90,7 +90,9 @@ def build(
                 asin = record.get("asin")
                 line = f"{items}, record {number:,} ({asin if isinstance(asin, str) else 'without asin'}): {error}"
                 if not skip_unusable:
-                    raise InputError(f"{line}; correct it, or skip such records (--skip-unusable)") from None
+                    raise InputError(
+                        f"{line}; correct it, or skip such records (--skip-unusable)"
+                    ) from None
                 maker.unusable(line)
         manifest = maker.finish(report_progress) | {"nouns": method}
         manifest["sources"] = {path.name: sha256(path) for path in (items, attributes, human)}
@@ -169,7 +171,9 @@ class _Maker:
         people = list(self._people(asin))
         combinations = math.prod(len(values) for values in row["options"].values())
         if combinations > MOST_GOALS:
-            raise InputError(f"its options have {float(min(combinations, 10**300)):.0e} combinations, too many")
+            raise InputError(
+                f"its options have {float(min(combinations, 10**300)):.0e} combinations, too many"
+            )
         self.seen[asin] = None
         number = len(self.price)
         self.people += [{"product": number, **person} for person in people]
@@ -180,14 +184,20 @@ class _Maker:
         self.categories.add(row["category"])
         self.queries.add(row["query"])
         self.rows.append(row)
-        self.index.add(products.indexed_text(row["title"], row["description"], row["bullet_points"], row["options"]))
+        self.index.add(
+            products.indexed_text(
+                row["title"], row["description"], row["bullet_points"], row["options"]
+            )
+        )
         self.size += len(row["description"]) + sum(map(len, row["bullet_points"]))
         if len(self.rows) >= BATCH_ROWS or self.size >= BATCH_CHARACTERS:
             self.flush()
 
     def _row(self, asin: str, record: Mapping[str, Any]) -> dict[str, Any]:
         packed = self.known.get(asin)
-        found, instruction_text, own = orjson.loads(packed) if packed else (products.NO_ATTRIBUTES, None, None)
+        found, instruction_text, own = (
+            orjson.loads(packed) if packed else (products.NO_ATTRIBUTES, None, None)
+        )
         return {
             "asin": asin,
             "title": products.text(record, "name"),
@@ -212,18 +222,26 @@ class _Maker:
             try:
                 yield {
                     "instruction": products.text(entry, "instruction"),
-                    "attributes": products.texts(entry.get("instruction_attributes"), "instruction_attributes"),
-                    "options": products.texts(entry.get("instruction_options"), "instruction_options"),
+                    "attributes": products.texts(
+                        entry.get("instruction_attributes"), "instruction_attributes"
+                    ),
+                    "options": products.texts(
+                        entry.get("instruction_options"), "instruction_options"
+                    ),
                 }
             except (InputError, AttributeError) as error:
                 raise InputError(f"its human instruction cannot be used: {error}") from None
 
     def flush(self) -> None:
         """Write the current batch."""
-        for row, found in zip(self.rows, self.nouns([row["title"] for row in self.rows]), strict=True):
+        for row, found in zip(
+            self.rows, self.nouns([row["title"] for row in self.rows]), strict=True
+        ):
             row["nouns"] = found
             # a list: with an object, table readers would create a column for every option name
-            row["options"] = [{"name": name, "values": values} for name, values in row["options"].items()]
+            row["options"] = [
+                {"name": name, "values": values} for name, values in row["options"].items()
+            ]
             self.products.write(row)
         self.rows = []
         self.size = 0
@@ -267,8 +285,12 @@ class _Maker:
 
 def _seal(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """Complete and write the manifest: every file's size and digest, and the id computed from them."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    manifest["files"] = {path.relative_to(folder).as_posix(): [path.stat().st_size, sha256(path)] for path in paths}
+    paths = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
+    manifest["files"] = {
+        path.relative_to(folder).as_posix(): [path.stat().st_size, sha256(path)] for path in paths
+    }
     content = orjson.dumps([manifest["format"], manifest["nouns"], manifest["files"]])
     manifest["id"] = hashlib.sha256(content).hexdigest()[:16]
     (folder / MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))

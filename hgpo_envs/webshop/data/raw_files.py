@@ -67,7 +67,9 @@ class _Stream:
         except UnicodeDecodeError as error:
             raise self.fault(f"not UTF-8 ({error.reason})", len(self.text)) from None
         except (EOFError, zlib.error, OSError) as error:
-            raise InputError(f"{self.path}: cannot be read to its end ({error}; {self.element})") from None
+            raise InputError(
+                f"{self.path}: cannot be read to its end ({error}; {self.element})"
+            ) from None
         if self.advance:
             self.advance(os.lseek(self.source.fileno(), 0, os.SEEK_CUR) - before)
         # What is decoded is dropped, so that the text never grows beyond a record and a piece.
@@ -92,7 +94,9 @@ class _Stream:
         character = self.peek()
         if not character or character not in allowed:
             shown = f"{character!r}" if character else "the end of the file"
-            raise self.fault(f"expected {' or '.join(map(repr, allowed))}, received {shown}", self.at)
+            raise self.fault(
+                f"expected {' or '.join(map(repr, allowed))}, received {shown}", self.at
+            )
         self.at += 1
         return character
 
@@ -104,23 +108,33 @@ class _Stream:
                 value, end = _DECODER.raw_decode(self.text, self.at)
             except json.JSONDecodeError as error:
                 # an incomplete value fails at the end of the text read so far, or in a string that the end splits
-                unfinished = error.msg.startswith(("Unterminated", "Invalid \\u")) or error.pos >= len(self.text) - 16
+                unfinished = (
+                    error.msg.startswith(("Unterminated", "Invalid \\u"))
+                    or error.pos >= len(self.text) - 16
+                )
                 if unfinished and len(self.text) - self.at < LONGEST and self.more():
                     continue
                 raise self.fault(error.msg, error.pos) from None
-            except (RecursionError, ValueError) as error:  # nested too deeply, or an integer with too many digits
+            except (RecursionError, ValueError) as error:
+                # nested too deeply, or an integer with too many digits
                 raise self.fault(str(error).split(";")[0], self.at) from None
             # a number or literal at the end of a piece may continue in the next
             if end < len(self.text) or not self.more():
                 break
         if not isinstance(value, expected):
-            raise self.fault(f"expected {expected.__name__}, received {type(value).__name__}", self.at)
+            raise self.fault(
+                f"expected {expected.__name__}, received {type(value).__name__}", self.at
+            )
         self.at = end
         return value
 
 
 def elements(
-    path: Path, opening: Literal["[", "{"], advance: Callable[[int], None] | None = None, *, most: int | None = None
+    path: Path,
+    opening: Literal["[", "{"],
+    advance: Callable[[int], None] | None = None,
+    *,
+    most: int | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the objects of a JSON array with their positions from 0, or the values of a JSON object with their names.
 
@@ -149,7 +163,9 @@ def elements(
                 stream.take(":")
                 yield name, stream.value()
             if most is not None and stream.passed + stream.at > most:
-                raise InputError(f"{path}: expected a file of at most {most:,} characters, received a longer one")
+                raise InputError(
+                    f"{path}: expected a file of at most {most:,} characters, received a longer one"
+                )
             number += 1
             separator = stream.take(f",{end}")
         stream.element = f"after {number:,} records"

@@ -101,12 +101,16 @@ def fetch_release(
 def _check_local(size: str, local: Path, out: Path) -> None:
     """Raise InputError unless a folder has the files that are not in `out`."""
     if not local.is_dir():
-        raise InputError(f"--from {local}: there is no such folder; expected that of the official files")
+        raise InputError(
+            f"--from {local}: there is no such folder; expected that of the official files"
+        )
     wanted = [file.name for file in FILES[size] if not (out / file.name).exists()]
     missing = [name for name in wanted if not (local / name).exists()]
     if not missing:
         return
-    others = [name for name, files in FILES.items() if name != size and (local / files[0].name).exists()]
+    others = [
+        name for name, files in FILES.items() if name != size and (local / files[0].name).exists()
+    ]
     hint = f"; it has those of --size {others[0]}" if others else ""
     raise InputError(f"--from {local}: no {missing[0]} in this folder of official files{hint}")
 
@@ -146,4 +150,6 @@ def _check(file: OfficialFile, path: Path, name: object) -> None:
         opened.seek(max(0, opened.seek(0, os.SEEK_END) - 64))
         last = opened.read(64).rstrip()[-1:]
     if (first, last) != (file.begins, {b"[": b"]", b"{": b"}"}[file.begins]):
-        raise InputError(f"{name} is not the official file (a web page or truncated?); remove it and try again")
+        raise InputError(
+            f"{name} is not the official file (a web page or truncated?); remove it and try again"
+        )

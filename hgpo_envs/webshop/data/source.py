@@ -35,7 +35,9 @@ class TaskIds(Sequence[str]):
         return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 (an id, or several for a slice)
-        return TaskIds(self._places[index]) if isinstance(index, slice) else str(self._places[index])
+        return (
+            TaskIds(self._places[index]) if isinstance(index, slice) else str(self._places[index])
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -95,7 +97,10 @@ class WebShopSource(GoalTasks):
     ) -> None:
         check_known("observation_mode", observation_mode, get_args(ObservationMode))
         check_known("show_attributes", show_attributes, (True, False))
-        self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), quirks
+        self._arguments = (
+            (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed),
+            quirks,
+        )
         catalogue = Catalogue.open(bundled_folder() if data is None else data)
         self.shop: Final = Shop(catalogue, goals, price_seed, shuffle_seed)
         self.observation_mode: Final = observation_mode
@@ -115,7 +120,9 @@ class WebShopSource(GoalTasks):
         }
         if self.quirks != Quirks():
             changed = asdict(self.quirks).items() - asdict(Quirks()).items()
-            self._versions["oddities"] = ", ".join(f"{name}={value}" for name, value in sorted(changed))
+            self._versions["oddities"] = ", ".join(
+                f"{name}={value}" for name, value in sorted(changed)
+            )
 
     def __reduce__(self) -> tuple[Callable[..., WebShopSource], tuple[object, ...]]:
         """Open the catalogue again in another process."""

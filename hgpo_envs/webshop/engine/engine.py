@@ -37,7 +37,9 @@ RewardScale = Literal["score", "success"]
 _ADDRESS: Final = "http://127.0.0.1:3000"
 _PAGE_NAMES: Final = ("search_results", "item_page", "item_sub_page", "done")
 _TABS: Final = {tab.lower(): tab for tab in pages.SUB_PAGES}
-_BUY, _BACK, _NEXT, _PREVIOUS = (text.lower() for text in (pages.BUY, pages.BACK, pages.NEXT, pages.PREVIOUS))
+_BUY, _BACK, _NEXT, _PREVIOUS = (
+    text.lower() for text in (pages.BUY, pages.BACK, pages.NEXT, pages.PREVIOUS)
+)
 _TURNS: Final = {
     ("search_results", _NEXT): 1,
     ("search_results", _PREVIOUS): -1,
@@ -244,7 +246,9 @@ class WebShopEngine:
         size = pages.PAGE_SIZE
         product = self.shop.catalogue.product
         products = [product(int(row)) for row in selection[(number - 1) * size : number * size]]
-        session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
+        session.url = (
+            f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
+        )
         session.page = pages.results_page(
             session.goal.instruction,
             number,
@@ -257,7 +261,9 @@ class WebShopEngine:
 
         The query must be one for which the original raises no error.
         """
-        rows = np.flatnonzero(np.asarray(self._select(self._session, tuple(query.split(" ")))) == product)
+        rows = np.flatnonzero(
+            np.asarray(self._select(self._session, tuple(query.split(" ")))) == product
+        )
         return int(rows[0]) if len(rows) else None
 
     def _select(self, session: _Session, keywords: tuple[str, ...]) -> Selection:
@@ -284,7 +290,9 @@ class WebShopEngine:
         turn = None
         if name in (_NEXT, _PREVIOUS):
             # the kind of page as the original determines it: the first name that occurs anywhere in the address
-            turn = _TURNS.get((next((kind for kind in _PAGE_NAMES if kind in session.url), ""), name))
+            turn = _TURNS.get(
+                (next((kind for kind in _PAGE_NAMES if kind in session.url), ""), name)
+            )
         if name == _BUY:
             self._buy(session)
             return True
@@ -373,14 +381,19 @@ class WebShopEngine:
             clickables,
         )
 
-    def _state(self, session: _Session, *, valid: bool, bought: bool = False, error: str | None = None) -> State:
+    def _state(
+        self, session: _Session, *, valid: bool, bought: bool = False, error: str | None = None
+    ) -> State:
         view = self._view
         page = session.page
         purchase = session.purchase
         score = purchase.score if purchase else 0.0
         info: dict[str, Any] = {
             "page": view.observation,
-            "available_actions": {"has_search_bar": page.search_bar, "clickables": list(view.clickables)},
+            "available_actions": {
+                "has_search_bar": page.search_bar,
+                "clickables": list(view.clickables),
+            },
             "page_type": page.name,
             "url": session.url,
         }

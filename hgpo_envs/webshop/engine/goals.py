@@ -104,7 +104,8 @@ class GoalSet:
         # Of each instruction with goals: its position, its product, and the number of goals.
         if kind == "human":
             products, attributes = catalogue.human_products()
-            sources = np.flatnonzero(attributes)  # the original skips instructions without attributes
+            # the original skips instructions without attributes
+            sources = np.flatnonzero(attributes)
             rows = products[sources].astype(np.int64)
             counts = np.ones(len(sources), np.int64)
         else:
@@ -115,9 +116,13 @@ class GoalSet:
         self._ends = np.cumsum(counts, dtype=np.int64)
         total = int(self._ends[-1]) if len(self._ends) else 0
         if not total:
-            raise InputError(f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals")
+            raise InputError(
+                f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals"
+            )
         if counts.min() < 0 or counts.max() > MOST_GOALS or total > MOST_GOALS:
-            raise InputError(f"the catalogue in {catalogue.folder} has more than {MOST_GOALS:,} {kind} goals, or none")
+            raise InputError(
+                f"the catalogue in {catalogue.folder} has more than {MOST_GOALS:,} {kind} goals, or none"
+            )
         # The original's draws, in its order: prices, then bounds; the order has its own seed.
         draw = random.Random(price_seed)
         self.prices = _prices(catalogue.prices, draw)
@@ -155,7 +160,9 @@ class GoalSet:
                 bound,
             )
         if not product.instruction_attributes:
-            raise InputError(f"the instruction of {product.asin} has no attributes; the original fails here too")
+            raise InputError(
+                f"the instruction of {product.asin} has no attributes; the original fails here too"
+            )
         options = combination(product.options, number)
         chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
         text = f"{product.instruction}{' with ' if chosen else ''}{chosen}{price}"
@@ -179,7 +186,12 @@ def checked_seed(name: str, seed: object) -> int:
 def _length(goal: Goal, _: int) -> int:
     """Return the length in characters of a goal and its product."""
     product = goal.product
-    return len(goal.instruction) + len(product.title) + len(product.description) + sum(map(len, product.bullet_points))
+    return (
+        len(goal.instruction)
+        + len(product.title)
+        + len(product.description)
+        + sum(map(len, product.bullet_points))
+    )
 
 
 def split_ranges(goals: int) -> dict[str, range]:

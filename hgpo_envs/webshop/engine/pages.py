@@ -32,7 +32,9 @@ _CLICKED: Final = "You have clicked "
 _BLANK: Final = " \t\n\f\r"  # white space for the original's HTML parser
 
 NodeKind = Literal["text", "button", "option", "product"]
-PageName = Literal["index", "results", "item", "description", "features", "reviews", "attributes", "done"]
+PageName = Literal[
+    "index", "results", "item", "description", "features", "reviews", "attributes", "done"
+]
 
 
 class Node(NamedTuple):
@@ -152,11 +154,44 @@ def html_safe_json(options: Mapping[str, str]) -> str:
 def done_page(asin: str, options: Mapping[str, str], score: float) -> Page:
     """Return the page after a purchase. It shows no instruction or goal, because the original leaves them unset."""
     texts = (
-        *("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)"),
-        *("Purchased", "asin", asin, "options", html_safe_json(options), "attrs", "None", "category", "None"),
+        *(
+            "Thank you for shopping with us!",
+            "Your code: ",
+            "None",
+            " (Paste it in your MTurk interface.)",
+        ),
+        *(
+            "Purchased",
+            "asin",
+            asin,
+            "options",
+            html_safe_json(options),
+            "attrs",
+            "None",
+            "category",
+            "None",
+        ),
         *("query", "None", "product category", "None"),
-        *("Target", "asin", "options", "attrs", "price upper", "instuction text", "category", "product category"),
-        *("query", "Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)", str(score), "Reward Details ", "None"),
+        *(
+            "Target",
+            "asin",
+            "options",
+            "attrs",
+            "price upper",
+            "instuction text",
+            "category",
+            "product category",
+        ),
+        *(
+            "query",
+            "Goal ",
+            "None",
+            "Reward",
+            "Your score (min 0.0, max 1.0)",
+            str(score),
+            "Reward Details ",
+            "None",
+        ),
     )
     return Page(
         "done",
@@ -178,7 +213,9 @@ def visible_text(text: str) -> str:
 
 def text_observation(nodes: Iterable[Node]) -> str:
     """Return the `text` observation: all texts, stripped and joined by ` [SEP] `."""
-    return SEPARATOR.join([text for node in nodes if (text := node.text.strip()) or visible_text(node.text)])
+    return SEPARATOR.join(
+        [text for node in nodes if (text := node.text.strip()) or visible_text(node.text)]
+    )
 
 
 def text_rich_observation(nodes: Iterable[Node], url: str, visited: Collection[str]) -> str:
@@ -245,11 +282,12 @@ def parse_action(command: str) -> tuple[str, str]:
     """
     line, _, _ = command.partition("\n")
     end = line.rfind("]")
+    # not a regular expression, which would try every pair of brackets
     start = line.rfind(
         "[",
         1,
         max(end - 1, 0),
-    )  # not a regular expression, which would try every pair of brackets
+    )
     return (line[:start], line[start + 1 : end].lower()) if start > 0 else (command, "")
 
 
@@ -283,7 +321,12 @@ def rich_state_text(text: str, task: str) -> str:
     for heading in ("Instruction:\n", "Instruction: \n"):
         before, found, after = text.partition(f"{heading}{visible_text(task)}\n")
         if found:
-            return "".join(line for line in before.splitlines(keepends=True) if line.startswith(_CLICKED)) + after
+            return (
+                "".join(
+                    line for line in before.splitlines(keepends=True) if line.startswith(_CLICKED)
+                )
+                + after
+            )
     return text
 
 

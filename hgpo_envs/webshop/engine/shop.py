@@ -41,14 +41,22 @@ class Shop:
         shuffle_seed: The seed of the goals' order.
     """
 
-    def __init__(self, catalogue: Catalogue, goals: GoalKind, price_seed: int, shuffle_seed: int) -> None:
+    def __init__(
+        self, catalogue: Catalogue, goals: GoalKind, price_seed: int, shuffle_seed: int
+    ) -> None:
         self.catalogue: Final = catalogue
         self.goals: Final = GoalSet(catalogue, goals, price_seed, shuffle_seed)
         self.item_nodes = bounded_cache(
-            self._item_nodes, KEPT_ITEMS, LONGEST_ITEM, lambda nodes, *_: sum(len(node.text) for node in nodes)
+            self._item_nodes,
+            KEPT_ITEMS,
+            LONGEST_ITEM,
+            lambda nodes, *_: sum(len(node.text) for node in nodes),
         )
         self.products_where = bounded_cache(
-            catalogue.products_where, KEPT_SELECTIONS, LONGEST_QUERY, lambda _, __, value: len(value)
+            catalogue.products_where,
+            KEPT_SELECTIONS,
+            LONGEST_QUERY,
+            lambda _, __, value: len(value),
         )
 
     def goal(self, task_id: str | int) -> Goal:

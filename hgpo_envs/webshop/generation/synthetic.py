@@ -73,7 +73,9 @@ def write_synthetic(
         InputError: If a number is out of range, the folder exists, or the disk is full.
     """
     if not 0 < products < _IDENTIFIERS:
-        raise InputError(f"products: expected a number from 1 to {_IDENTIFIERS - 1:,}, received {products}")
+        raise InputError(
+            f"products: expected a number from 1 to {_IDENTIFIERS - 1:,}, received {products}"
+        )
     rate = min(0.5, HUMAN_INSTRUCTIONS / products) if people is None else people
     report_progress = progress or (lambda _: None)
     with writing(out), new_folder(out) as folder:
@@ -81,7 +83,9 @@ def write_synthetic(
             orjson.dumps({"made_by": "hgpo data synth webshop", "products": products, "seed": seed})
         )
         with ExitStack() as stack:
-            items, attributes, human = (stack.enter_context((folder / name).open("wb")) for name in FILES)
+            items, attributes, human = (
+                stack.enter_context((folder / name).open("wb")) for name in FILES
+            )
             items.write(b"[")
             attributes.write(b"{")
             human.write(b"{")
@@ -91,7 +95,9 @@ def write_synthetic(
                 items.write(comma + orjson.dumps(product.record))
                 attributes.write(comma + _entry(product.asin, product.attribute_entry()))
                 if instructions := product.human_entries(rate):
-                    human.write((b", " if human.tell() > 1 else b"") + _entry(product.asin, instructions))
+                    human.write(
+                        (b", " if human.tell() > 1 else b"") + _entry(product.asin, instructions)
+                    )
                 if not number % 1000:
                     report_progress(number)
             items.write(b"]")
@@ -138,7 +144,9 @@ def plain_values(option: str) -> tuple[str, ...]:
     (True, False)
     """
     return tuple(
-        value for value in OPTIONS[option][1] if option == "color" or first_colour(value.lower()) == value.lower()
+        value
+        for value in OPTIONS[option][1]
+        if option == "color" or first_colour(value.lower()) == value.lower()
     )
 
 
@@ -190,7 +198,10 @@ class SyntheticProduct:
 
     def _choices(self) -> dict[str, list[str]]:
         names = [name for name in self.kind.options if self.chance(0.85)]
-        return {OPTIONS[name][0]: self.some(plain_values(name), 2, 8 if name == "color" else 5) for name in names}
+        return {
+            OPTIONS[name][0]: self.some(plain_values(name), 2, 8 if name == "color" else 5)
+            for name in names
+        }
 
     def _title(self) -> str:
         first, *others = [attribute.title() for attribute in self.attributes]
@@ -216,7 +227,8 @@ class SyntheticProduct:
         }
 
         def filled(gap: re.Match[str]) -> str:
-            draw = _DRAWN.get(gap[1], SyntheticProduct.rare)  # the names of a series, place or artist
+            # the names of a series, place or artist
+            draw = _DRAWN.get(gap[1], SyntheticProduct.rare)
             return values.get(gap[1]) or str(draw(self))
 
         return _GAP.sub(filled, form)
@@ -224,24 +236,33 @@ class SyntheticProduct:
     def _record(self, text: float) -> dict[str, Any]:
         kind = self.kind
         number = self.random.randint(10**8, 10**9)
-        sentences = self.random.sample(SENTENCES, max(1, min(len(SENTENCES), round(self.random.uniform(5, 13) * text))))
+        sentences = self.random.sample(
+            SENTENCES, max(1, min(len(SENTENCES), round(self.random.uniform(5, 13) * text)))
+        )
         features = [
             FIRST_POINT,
             *self.random.sample(POINTS, max(1, min(len(POINTS), round(4 * text)))),
         ]
         bullets = [self._filled(form) for form in features]
-        bullets += [f"{attribute.capitalize()} {self.name.lower()}" for attribute in self.attributes]
+        bullets += [
+            f"{attribute.capitalize()} {self.name.lower()}" for attribute in self.attributes
+        ]
         price = max(1.99, kind.price * math.exp(self.random.gauss(0, 0.55)))
         rating = round(self.random.uniform(1, 5), 1)
         return {
             "name": self._title(),
-            "product_information": {"Item Weight": f"{rating} pounds", "ASIN": self.asin, "Manufacturer": self.brand},
+            "product_information": {
+                "Item Weight": f"{rating} pounds",
+                "ASIN": self.asin,
+                "Manufacturer": self.brand,
+            },
             "brand": f"Visit the {self.brand} Store",
             "full_description": " ".join(self._filled(sentence) for sentence in sentences),
             "pricing": f"${price:.2f}"
             + (f" - ${price * self.random.uniform(1.1, 2.2):.2f}" if self.chance(0.12) else ""),
             "images": [
-                f"https://m.media-amazon.com/images/I/{number + n}.jpg" for n in range(self.random.randint(1, 4))
+                f"https://m.media-amazon.com/images/I/{number + n}.jpg"
+                for n in range(self.random.randint(1, 4))
             ],
             "product_category": kind.path,
             "average_rating": rating,
@@ -261,7 +282,10 @@ class SyntheticProduct:
         asked = self.some(self.attributes, 1, 3)
         first, *others = asked
         more = f" with {', and '.join(others)}" if others else ""
-        entry = {"attributes": self.attributes, "instruction": f"Find me {first} {self.kind.query}{more}"}
+        entry = {
+            "attributes": self.attributes,
+            "instruction": f"Find me {first} {self.kind.query}{more}",
+        }
         return {**entry, "instruction_attributes": asked}
 
     def human_entries(self, rate: float) -> list[dict[str, Any]]:
@@ -271,12 +295,23 @@ class SyntheticProduct:
 
     def _human_entry(self) -> dict[str, Any]:
         asked = self.some(self.attributes, 1, 2)
-        choices = {label: self.pick(values) for label, values in self._offered().items() if self.chance(0.8)}
+        choices = {
+            label: self.pick(values)
+            for label, values in self._offered().items()
+            if self.chance(0.8)
+        }
         name = self.name.lower()
         article = "an" if name[0] in "aeiou" else "a"
         noun = name if name.endswith(_PLURAL) else f"{article} {name}"
         opening = self.pick(
-            ("i am looking for", "i need", "find me", "i would like to buy", "im shopping for", "i want")
+            (
+                "i am looking for",
+                "i need",
+                "find me",
+                "i would like to buy",
+                "im shopping for",
+                "i want",
+            )
         )
         is_so = [attribute for attribute in asked if attribute.split()[-1] in DESCRIBING]
         has = [attribute for attribute in asked if attribute not in is_so]
@@ -287,7 +322,9 @@ class SyntheticProduct:
         if has:
             clauses.append(f"with {' and '.join(has)}")
         wishes = [
-            self.pick(("{} {}", "the {} should be {}", "i prefer {} {}", "and {} {}")).format(label, value)
+            self.pick(("{} {}", "the {} should be {}", "i prefer {} {}", "and {} {}")).format(
+                label, value
+            )
             for label, value in itertools.islice(choices.items(), 3)
         ]
         return {
@@ -306,7 +343,9 @@ class SyntheticProduct:
         """Return the record's options as pages show them."""
         offered = self.record["customization_options"] or {}
         return {
-            label.lower(): [option["value"].strip().replace("/", " | ").lower() for option in options]
+            label.lower(): [
+                option["value"].strip().replace("/", " | ").lower() for option in options
+            ]
             for label, options in offered.items()
             if options
         }

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.engine import WebShopEngine, pages
-from hgpo_envs.webshop.engine.reward import first_colour, has_attribute, reward, same, type_match, wanted_options
+from hgpo_envs.webshop.engine.reward import (
+    first_colour,
+    has_attribute,
+    reward,
+    same,
+    type_match,
+    wanted_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +32,8 @@ if TYPE_CHECKING:
 EXAMINED: Final = 20_000
 """The size up to which a catalogue is searched completely for another product that satisfies a goal."""
 
-_UNSAFE: Final = re.compile(r"[\[\]<>\s]+")  # characters that would end an action or start a magic query
+# characters that would end an action or start a magic query
+_UNSAFE: Final = re.compile(r"[\[\]<>\s]+")
 _QUERY_WORDS: Final = 60
 _GIVE_UP: Final = f"click[{pages.BACK.lower()}]"
 
@@ -58,7 +66,9 @@ class ExpertPlayer:
         """
         del task, state
         if not isinstance(engine, WebShopEngine):
-            raise InputError("WebShop's expert needs the native engine; use explorer with other engines")
+            raise InputError(
+                "WebShop's expert needs the native engine; use explorer with other engines"
+            )
         self.plan = plan_purchase(engine)
         self._done = 0
 
@@ -71,7 +81,9 @@ class ExpertPlayer:
         """Return the next action of the plan."""
         del state
         self._done += 1
-        return self.plan.actions[self._done - 1] if self._done <= len(self.plan.actions) else _GIVE_UP
+        return (
+            self.plan.actions[self._done - 1] if self._done <= len(self.plan.actions) else _GIVE_UP
+        )
 
 
 def plan_purchase(engine: WebShopEngine) -> PurchasePlan:
@@ -149,7 +161,11 @@ def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list
     }
     values: dict[str, list[str]] = {}
     for value, node in pages.clickables(page).items():
-        if node.kind == "option" and value not in taken and pages.parse_action(f"click[{value}]") == ("click", value):
+        if (
+            node.kind == "option"
+            and value not in taken
+            and pages.parse_action(f"click[{value}]") == ("click", value)
+        ):
             values.setdefault(node.option.lower(), []).append(value)
     return values
 
@@ -164,7 +180,9 @@ def _others(engine: WebShopEngine) -> Iterable[Product]:
         if row == goal.product.index or shop.price(int(row)) > goal.price_upper:
             continue
         product = shop.catalogue.product(int(row))
-        if type_match(product, goal.product)[0] == 1.0 and all(has_attribute(product, a) for a in goal.attributes):
+        if type_match(product, goal.product)[0] == 1.0 and all(
+            has_attribute(product, a) for a in goal.attributes
+        ):
             yield product
 
 

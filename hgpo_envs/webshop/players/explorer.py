@@ -101,6 +101,8 @@ class ExplorerPlayer:
             values = [click for click in clicks if click not in BUTTONS]
             groups = option_groups(page_parts(state.text), values)
             self._choices = [
-                best for name, group in groups if (best := named_value(self._instruction, name, group)) is not None
+                best
+                for name, group in groups
+                if (best := named_value(self._instruction, name, group)) is not None
             ]
         return f"click[{self._choices.pop(0)}]" if self._choices else f"click[{pages.BUY.lower()}]"

@@ -22,7 +22,8 @@ _EMPTY: Final = frozenset(
     ).split()
 )
 BUTTONS: Final = frozenset(
-    text.lower() for text in (pages.BUY, pages.NEXT, pages.PREVIOUS, pages.BACK, "Search", *pages.SUB_PAGES)
+    text.lower()
+    for text in (pages.BUY, pages.NEXT, pages.PREVIOUS, pages.BACK, "Search", *pages.SUB_PAGES)
 )
 
 

@@ -77,7 +77,9 @@ class OriginalSource(GoalTasks):
         check_known("observation_mode", observation_mode, get_args(ObservationMode))
         check_known("num_products", num_products, INDEXES)
         if shuffle_seed != SHUFFLE_SEED:
-            raise InputError(f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it")
+            raise InputError(
+                f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it"
+            )
         price_seed = checked_seed("price_seed", price_seed)
         folder = checked_checkout(data, num_products)
         self.observation_mode: Final = observation_mode
@@ -140,7 +142,10 @@ class OriginalEngine:
         answer = self._source.process.ask({"environment": self._number, "command": command})
         name, argument = pages.parse_action(command)
         listed = name == "click" and argument in before and argument != "search"
-        return self._state(answer, valid=(listed or (name == "search" and argument != "")) and "error" not in answer)
+        return self._state(
+            answer,
+            valid=(listed or (name == "search" and argument != "")) and "error" not in answer,
+        )
 
     def _state(self, answer: dict[str, Any], *, valid: bool) -> State:
         text = answer["page"]
@@ -149,7 +154,11 @@ class OriginalEngine:
         if answer["done"]:
             self._score = answer["reward"]
         plain = self._source.observation_mode == "text"
-        state = pages.state_text(text, self._part) if plain else pages.rich_state_text(text, self._instruction)
+        state = (
+            pages.state_text(text, self._part)
+            if plain
+            else pages.rich_state_text(text, self._instruction)
+        )
         info = {
             "page": text,
             "available_actions": available,
@@ -254,7 +263,9 @@ def checked_checkout(checkout: str | Path | None, num_products: int | None) -> P
         raise InputError("the original WebShop needs a checkout: give its folder, data=…")
     folder = Path(checkout).resolve()
     if not (folder / _CODE).is_file():
-        raise InputError(f"no WebShop checkout in {folder} (it has no {_CODE}); git clone princeton-nlp/WebShop first")
+        raise InputError(
+            f"no WebShop checkout in {folder} (it has no {_CODE}); git clone princeton-nlp/WebShop first"
+        )
     if not any((folder / "data").glob("items_shuffle*.json")):
         raise InputError(f"{folder / 'data'} has no items_shuffle*.json; {_FIXES['data/']}")
     index = folder / "search_engine" / INDEXES[num_products]
@@ -266,5 +277,8 @@ def checked_checkout(checkout: str | Path | None, num_products: int | None) -> P
 def _with_fix(failure: str) -> str:
     """Return an error line with the failure and its fix."""
     line = " ".join(failure.split())[:300]
-    fix = next((fix for sign, fix in _FIXES.items() if sign in line), "check whether the checkout runs by itself")
+    fix = next(
+        (fix for sign, fix in _FIXES.items() if sign in line),
+        "check whether the checkout runs by itself",
+    )
     return f"the original WebShop does not start: {line}; {fix}"

@@ -25,7 +25,9 @@ def _stand_in_tagger(nouns: dict[str, list[str]]) -> types.ModuleType:
     module = types.ModuleType("spacy")
 
     def load(_name: str) -> Any:  # noqa: ANN401 - the part of spaCy's pipeline that the original uses
-        return lambda title: [types.SimpleNamespace(text=noun, pos_="NOUN") for noun in nouns.get(title, [])]
+        return lambda title: [
+            types.SimpleNamespace(text=noun, pos_="NOUN") for noun in nouns.get(title, [])
+        ]
 
     module.load = load  # type: ignore[attr-defined]
     return module
@@ -42,7 +44,9 @@ class Original:
     def __init__(self, settings: dict[str, Any]) -> None:
         sys.path.insert(0, settings["checkout"])
         if settings["nouns"]:
-            sys.modules["spacy"] = _stand_in_tagger(json.loads(Path(settings["nouns"]).read_text(encoding="utf-8")))
+            sys.modules["spacy"] = _stand_in_tagger(
+                json.loads(Path(settings["nouns"]).read_text(encoding="utf-8"))
+            )
         from web_agent_site.envs import web_agent_text_env as site  # type: ignore[import-not-found, unused-ignore]
 
         self._site = site
@@ -68,7 +72,9 @@ class Original:
         if number is None:
             number = len(self._environments)
             prefix = f"e{number}-"
-            self._environments.append(self._site.WebAgentTextEnv(self._mode, server=self.server, session_prefix=prefix))
+            self._environments.append(
+                self._site.WebAgentTextEnv(self._mode, server=self.server, session_prefix=prefix)
+            )
             self._pages.append("")
         environment = self._environments[number]
         self._pages[number], _ = environment.reset(session=goal)
@@ -93,7 +99,9 @@ class Original:
         return {
             "environment": number,
             "page": self._pages[number],
-            "url": environment.state["url"].replace(f"/{environment.session}", "/" + environment.session.split("-")[1]),
+            "url": environment.state["url"].replace(
+                f"/{environment.session}", "/" + environment.session.split("-")[1]
+            ),
             "available_actions": environment.get_available_actions(),
             "reward": float(reward),
             "done": bool(done),

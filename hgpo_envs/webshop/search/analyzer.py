@@ -37,7 +37,9 @@ LONGEST_KNOWN: Final = 24
 @cache
 def _classes() -> dict[str, Any]:
     """Return the character classes of Unicode's word-break rules."""
-    classes: dict[str, Any] = json.loads((resources.files("hgpo_envs.webshop.search") / "word_break.json").read_bytes())
+    classes: dict[str, Any] = json.loads(
+        (resources.files("hgpo_envs.webshop.search") / "word_break.json").read_bytes()
+    )
     return classes
 
 
@@ -106,7 +108,17 @@ def _any() -> re.Pattern[str]:
 @cache
 def _core() -> re.Pattern[str]:
     """Return the pattern of the characters of which every word contains at least one."""
-    names = ("letters", "hebrew", "numbers", "katakana", "complex", "han", "hiragana", "pictures", "modified")
+    names = (
+        "letters",
+        "hebrew",
+        "numbers",
+        "katakana",
+        "complex",
+        "han",
+        "hiragana",
+        "pictures",
+        "modified",
+    )
     return re.compile(_set(*names) + "|[0-9#*\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff]")
 
 
@@ -145,7 +157,8 @@ def _cut_words(text: str) -> Iterator[str]:
             core = match.start()
         word = _any().search(text, at, seen) if core < seen else None
         if word is None:
-            at += LONGEST_WORD // 4  # not the whole window, whose end may contain the start of a word
+            # not the whole window, whose end may contain the start of a word
+            at += LONGEST_WORD // 4
         elif word.start() > at:
             at = word.start()
         else:
@@ -172,7 +185,8 @@ def term(word: str) -> str | None:
     if len(word) >= 2 and word[-1] in "sS" and word[-2] in "'\u2019\uff07":
         word = word[:-2]
     word = word.replace("İ", "i")  # of which Python makes two characters
-    word = word.lower() if word.isascii() else "".join(map(str.lower, word))  # alone, so that no letter sees another
+    # alone, so that no letter sees another
+    word = word.lower() if word.isascii() else "".join(map(str.lower, word))
     return None if word in STOP_WORDS else stem(word)
 
 

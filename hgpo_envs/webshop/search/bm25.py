@@ -76,7 +76,9 @@ def weight(documents: int, holding: int, boost: int = 1) -> np.float32:
         holding: The number of documents with this term.
         boost: The term's frequency in the query.
     """
-    return np.float32(boost) * np.float32(math.log(1 + (documents - holding + 0.5) / (holding + 0.5)))
+    return np.float32(boost) * np.float32(
+        math.log(1 + (documents - holding + 0.5) / (holding + 0.5))
+    )
 
 
 def scores(weight: np.float32, saturation: NDArray[np.float32]) -> NDArray[np.float32]:

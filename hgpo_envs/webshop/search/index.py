@@ -147,9 +147,13 @@ class Index:
 
     def __init__(self, folder: Path, products: int) -> None:
         try:
-            counts = msgspec.json.decode(read_bytes(folder / "index.json", 1 << 16, "catalogue's file"), type=_Counts)
+            counts = msgspec.json.decode(
+                read_bytes(folder / "index.json", 1 << 16, "catalogue's file"), type=_Counts
+            )
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{folder / 'index.json'}: {one_line(error)}; build the catalogue again") from None
+            raise InputError(
+                f"{folder / 'index.json'}: {one_line(error)}; build the catalogue again"
+            ) from None
         self.size: Final[int] = counts.documents
         self._products: Final = products
         # 1. The terms: their names, one after the other, and the number of each.
@@ -160,12 +164,13 @@ class Index:
             fits = os.fstat(file.fileno()).st_size == terms_size
             names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
         # The cache gets the arrays, not the index: a reference cycle would delay unmapping the files.
+        # a view, because slicing a memmap is slow
         find = partial(
             _number,
             names.view(np.ndarray),
             ends,
             numbers,
-        )  # a view, because slicing a memmap is slow
+        )
         self.number: Final = bounded_cache(
             find,
             KEPT_TERMS,
@@ -192,7 +197,9 @@ class Index:
         fits = fits and len(frequencies) == len(lengths)
         fits = fits and len(numbers) == len(ends) == len(self._starts) - 1
         if not fits or not len(self._codes) == len(self._documents) == postings:
-            raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
+            raise InputError(
+                f"the files of {folder} do not match each other; build the catalogue again"
+            )
         self._saturation = bm25.saturation(
             frequencies,
             lengths,
@@ -219,7 +226,9 @@ class Index:
             lists.append(_Postings(documents, codes, table, bound))
         return sorted(lists, key=lambda postings: -postings.bound)
 
-    def search(self, query: str, results: int = RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def search(
+        self, query: str, results: int = RESULTS
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the best documents for a query.
 
         Args:
@@ -246,7 +255,9 @@ class Index:
         return documents[order].astype(np.int64), scores[order]
 
 
-def _number(names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray[np.int32], term: str) -> int | None:
+def _number(
+    names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray[np.int32], term: str
+) -> int | None:
     """Find a term's number by bisection of the sorted names."""
     wanted = term.encode("utf-8", "surrogatepass")
     low = 0
@@ -276,7 +287,9 @@ def _threshold(lists: list[_Postings], results: int) -> float:
     )
 
 
-def _reached(lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np.float64], results: int) -> float:
+def _reached(
+    lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np.float64], results: int
+) -> float:
     """Return a score that at least `results` of some documents reach.
 
     Args:
@@ -329,7 +342,8 @@ def _union(lists: list[NDArray[Any]]) -> NDArray[Any]:
     if len(lists) == 1:
         return lists[0]
     if sum(map(len, lists)) < _FEW:
-        documents = np.sort(np.concatenate(lists), kind="stable")  # merges sorted runs, which np.unique does not
+        # merges sorted runs, which np.unique does not
+        documents = np.sort(np.concatenate(lists), kind="stable")
         first = np.ones(len(documents), np.bool_)
         np.not_equal(
             documents[1:],
@@ -355,7 +369,9 @@ def _scored(
         # The best documents so far give a higher threshold.
         if place in _LOOK_AGAIN and len(documents) > _FEW:
             best = _largest(totals, _FEW)
-            threshold = max(threshold, _reached(lists[place + 1 :], documents[best], totals[best], results))
+            threshold = max(
+                threshold, _reached(lists[place + 1 :], documents[best], totals[best], results)
+            )
         # Documents that cannot reach it with the bounds of the other lists are dropped.
         if threshold > 0:
             able = totals >= threshold - rest * (2 - _CAREFUL)

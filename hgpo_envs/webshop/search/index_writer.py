@@ -116,20 +116,27 @@ class IndexWriter:
         lengths = np.array(self.lengths, np.int64)
         documents = int(np.count_nonzero(lengths))
         total = int(lengths.sum())
-        (self.folder / "index.json").write_text(json.dumps({"documents": documents, "tokens": total}))
+        (self.folder / "index.json").write_text(
+            json.dumps({"documents": documents, "tokens": total})
+        )
         codes = self._codes(documents, total)
         starts = self._starts()
         np.save(self.folder / "starts.npy", starts)
         short = _length_bytes(self.lengths)
         # 2. The postings, merged for as many terms at a time as fit into memory, but at least one.
-        with (self.folder / "documents.npy").open("wb") as out, (self.folder / "codes.npy").open("wb") as out_codes:
+        with (
+            (self.folder / "documents.npy").open("wb") as out,
+            (self.folder / "codes.npy").open("wb") as out_codes,
+        ):
             document_type = np.uint16 if len(ranks) <= 1 << 16 else np.uint32
             code_type = np.uint16 if len(codes) <= 1 << 16 else np.uint32
             _write_header(out, document_type, int(starts[-1]))
             _write_header(out_codes, code_type, int(starts[-1]))
             first = 0
             while first < len(starts) - 1:
-                last = int(np.searchsorted(starts, starts[first] + TOKENS_AT_ONCE, side="right")) - 1
+                last = (
+                    int(np.searchsorted(starts, starts[first] + TOKENS_AT_ONCE, side="right")) - 1
+                )
                 last = max(last, first + 1)
                 document, code = self._merged(
                     first,
@@ -174,27 +181,44 @@ class IndexWriter:
         return np.stack([pairs, code])
 
     def _merged(
-        self, first: int, last: int, ranks: NDArray[np.int32], short: NDArray[np.uint8], codes: NDArray[np.int64]
+        self,
+        first: int,
+        last: int,
+        ranks: NDArray[np.int32],
+        short: NDArray[np.uint8],
+        codes: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the documents and codes of the postings of terms first … last - 1, sorted by term and rank."""
         parts = []
         for number in range(self.files):
             terms = self._run("terms", number)
             begin, end = np.searchsorted(terms, [first, last])
-            document, count = (self._run(name, number)[begin:end] for name in ("documents", "counts"))
+            document, count = (
+                self._run(name, number)[begin:end] for name in ("documents", "counts")
+            )
             pair = count.astype(np.int64) << 8 | short[document]
             code = codes[1][np.searchsorted(codes[0], pair)]
             # term and rank in one sortable integer; the list of a term has at most one posting per document
-            parts.append(((terms[begin:end] - first).astype(np.int64) << 32 | ranks[document], code))
+            parts.append(
+                ((terms[begin:end] - first).astype(np.int64) << 32 | ranks[document], code)
+            )
         keys = np.concatenate([key for key, _ in parts])
         order = np.argsort(keys)
         return keys[order] & 0xFFFFFFFF, np.concatenate([code for _, code in parts])[order]
 
     def _write_terms(self) -> None:
-        encoded = sorted((term.encode("utf-8", "surrogatepass"), number) for term, number in self.vocabulary.items())
+        encoded = sorted(
+            (term.encode("utf-8", "surrogatepass"), number)
+            for term, number in self.vocabulary.items()
+        )
         (self.folder / "terms.bin").write_bytes(b"".join(term for term, _ in encoded))
-        np.save(self.folder / "term_ends.npy", np.cumsum([len(term) for term, _ in encoded], dtype=np.uint32))
-        np.save(self.folder / "term_numbers.npy", np.array([number for _, number in encoded], np.int32))
+        np.save(
+            self.folder / "term_ends.npy",
+            np.cumsum([len(term) for term, _ in encoded], dtype=np.uint32),
+        )
+        np.save(
+            self.folder / "term_numbers.npy", np.array([number for _, number in encoded], np.int32)
+        )
 
 
 def _length_bytes(lengths: list[int]) -> NDArray[np.uint8]:
@@ -203,5 +227,10 @@ def _length_bytes(lengths: list[int]) -> NDArray[np.uint8]:
 
 def _write_header(file: Any, kind: type[np.generic], length: int) -> None:  # noqa: ANN401 - any binary file
     np.lib.format.write_array_header_1_0(
-        file, {"descr": np.lib.format.dtype_to_descr(np.dtype(kind)), "fortran_order": False, "shape": (length,)}
+        file,
+        {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(kind)),
+            "fortran_order": False,
+            "shape": (length,),
+        },
     )

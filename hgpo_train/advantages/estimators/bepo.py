@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 
 Gate = Annotated[
     bool,
-    Meta(description="Whether steps from states with a single observed successor have the episode's advantage."),
+    Meta(
+        description="Whether steps from states with a single observed successor have the episode's advantage."
+    ),
 ]
 
 _ROUNDS: Final = 100_000
@@ -88,7 +90,9 @@ def bepo(
     # Tasks are iterated together, each in its own scale, so that none depends on the others.
     scale = pl.col("(ahead)").abs().max().over("task_key")
     scaled = pl.when(scale > 0).then(pl.col("(ahead)") / scale).otherwise(0.0)
-    added = pl.map_batches(["(node)", "first", scaled], partial(_fixed_point, gamma=gamma), pl.Float64())
+    added = pl.map_batches(
+        ["(node)", "first", scaled], partial(_fixed_point, gamma=gamma), pl.Float64()
+    )
     steps = steps.with_columns((added * scale).alias("(added)"))
 
     # 2. Advantages of both kinds.
@@ -99,13 +103,19 @@ def bepo(
         value=pl.col("plain_return") + surplus,
     )
     steps = generalised_advantage(steps, "(step)", gamma=gamma, gae_lambda=gae_lambda)
-    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
+    steps = with_episode(
+        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+    )
     if mode == "mean_std_norm":
-        steps = normalise(steps, "(step)", "(step)", within(), ddof=ddof, epsilon=epsilon, alone=0.0)
+        steps = normalise(
+            steps, "(step)", "(step)", within(), ddof=ddof, epsilon=epsilon, alone=0.0
+        )
 
     # 3. Whether a state was left in different ways.
     successor = pl.col("next_state_hash").fill_null(0)
-    several = successor.min().over(state) != successor.max().over(state) if gate else pl.lit(value=True)
+    several = (
+        successor.min().over(state) != successor.max().over(state) if gate else pl.lit(value=True)
+    )
     steps = steps.with_columns(gate=several)
     return steps.with_columns(advantage=pl.when("gate").then("(step)").otherwise("episode"))
 

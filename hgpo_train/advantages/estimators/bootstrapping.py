@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 GaeLambda = Annotated[
     float,
-    Meta(ge=0, le=1, description="λ of GAE, in [0, 1]: 0 trusts the values after one step, 1 the rollout's return."),
+    Meta(
+        ge=0,
+        le=1,
+        description="λ of GAE, in [0, 1]: 0 trusts the values after one step, 1 the rollout's return.",
+    ),
 ]
 
 
@@ -49,7 +53,9 @@ def generalised_advantage(
 
     def accumulated(columns: Sequence[pl.Series]) -> pl.Series:
         surplus, first = (column.to_numpy() for column in columns)
-        return pl.Series(discounted((1.0 - gae_lambda) * surplus, gamma * gae_lambda, first.nonzero()[0]))
+        return pl.Series(
+            discounted((1.0 - gae_lambda) * surplus, gamma * gae_lambda, first.nonzero()[0])
+        )
 
     ahead = pl.map_batches(["(surplus)", "first"], accumulated, return_dtype=pl.Float64)
     steps = steps.with_columns(ahead.alias("(ahead)"))

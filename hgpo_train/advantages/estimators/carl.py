@@ -46,4 +46,6 @@ def carl(
     steps = normalise(steps, "(edge)", value, within("node"), mode=mode, epsilon=epsilon, alone=0.0)
     differ = pl.col("action_hash").n_unique().over(within("node")) > 1
     weight = pl.col("weight") if tree_weights else 1.0
-    return steps.with_columns(advantage=pl.when(differ).then(pl.col("(edge)") * weight).otherwise(0.0))
+    return steps.with_columns(
+        advantage=pl.when(differ).then(pl.col("(edge)") * weight).otherwise(0.0)
+    )

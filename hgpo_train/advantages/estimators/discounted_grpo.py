@@ -28,7 +28,9 @@ from hgpo_train.advantages.windows import within
 
 PerVisit = Annotated[
     bool,
-    Meta(description="Whether advantages are divided by the number of steps of the rollout in the same state."),
+    Meta(
+        description="Whether advantages are divided by the number of steps of the rollout in the same state."
+    ),
 ]
 
 

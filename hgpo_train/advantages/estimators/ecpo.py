@@ -47,10 +47,16 @@ from hgpo_train.settings import NonNegativeFloat, PositiveFloat
 
 Kappa = Annotated[
     NonNegativeFloat,
-    Meta(description="κ, the number of occurrences that the state's mean counts as in the mean of an action."),
+    Meta(
+        description="κ, the number of occurrences that the state's mean counts as in the mean of an action."
+    ),
 ]
-Tau = Annotated[PositiveFloat, Meta(description="τ, the number of steps in a state that are much evidence.")]
-VarianceGate = Annotated[bool, Meta(description="Whether the step term is multiplied by ρ(s); if false, ρ is 1.")]
+Tau = Annotated[
+    PositiveFloat, Meta(description="τ, the number of steps in a state that are much evidence.")
+]
+VarianceGate = Annotated[
+    bool, Meta(description="Whether the step term is multiplied by ρ(s); if false, ρ is 1.")
+]
 
 
 @estimator(reads=("state_hash", "action_hash"), details=("episode", "step", "value", "gate"))
@@ -69,7 +75,9 @@ def ecpo(
     **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and actions in the same state, with little trust in few occurrences."""
-    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, epsilon=epsilon, precision=precision)
+    steps = with_episode(
+        steps, mode=mode, cross_steps=cross_steps, epsilon=epsilon, precision=precision
+    )
     state = within("state_hash")
     action = within("state_hash", "action_hash")
     steps = steps.with_columns(
@@ -85,7 +93,9 @@ def ecpo(
     n = pl.len().over("(action)").cast(pl.Float64)
     steps = steps.with_columns(value=centre + n / (n + kappa) * between)
     once = pl.col("(action)").is_first_distinct()
-    steps = normalise(steps, "step", "value", state, mode=mode, epsilon=epsilon, sample=once, alone=0.0)
+    steps = normalise(
+        steps, "step", "value", state, mode=mode, epsilon=epsilon, sample=once, alone=0.0
+    )
 
     # 2. The gate. The variance of the returns is that between actions plus that within them.
     ratio = pl.lit(1.0)
@@ -93,7 +103,9 @@ def ecpo(
         explained = (between**2).mean().over("(state)")
         variance = ((pl.col("return") - centre) ** 2).mean().over("(state)")
         evidence = (pl.len().over("(state)").cast(pl.Float64) / tau).tanh()
-        ratio = pl.when(variance > 0).then(evidence * explained / (variance + epsilon)).otherwise(0.0)
+        ratio = (
+            pl.when(variance > 0).then(evidence * explained / (variance + epsilon)).otherwise(0.0)
+        )
     steps = steps.with_columns(gate=ratio)
     step = step_weight * pl.col("gate") * pl.col("step")
     return steps.with_columns(advantage=episode_weight * pl.col("episode") + step)

@@ -39,9 +39,15 @@ from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import mean, neighbour, normalise, within
 from hgpo_train.settings import NonNegativeFloat
 
-Sharpness = Annotated[NonNegativeFloat, Meta(description="k, how much confident steps count more; 0: not at all.")]
-FutureSharpness = Annotated[NonNegativeFloat, Meta(description="k', how fast the bonus falls with the next entropy.")]
-BonusWeight = Annotated[float, Meta(description="ζ, the weight of the bonus for a confident next step.")]
+Sharpness = Annotated[
+    NonNegativeFloat, Meta(description="k, how much confident steps count more; 0: not at all.")
+]
+FutureSharpness = Annotated[
+    NonNegativeFloat, Meta(description="k', how fast the bonus falls with the next entropy.")
+]
+BonusWeight = Annotated[
+    float, Meta(description="ζ, the weight of the bonus for a confident next step.")
+]
 
 _RANGE: Final = 1e-8
 """Added to the range of entropies, as in the authors' pseudocode."""
@@ -62,7 +68,9 @@ def empg(
     **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Scale episode advantages by the confidence of the step, and add a bonus for a confident next step."""
-    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
+    steps = with_episode(
+        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+    )
     # The entropy among those of the batch.
     batch = within(of="batch_key")
     entropy = pl.col("entropy")

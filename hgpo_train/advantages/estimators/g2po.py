@@ -70,14 +70,21 @@ def g2po(
     node = within("history_hash_0")
     reward = pl.col("episode_return")
     discount = rounded(gamma ** (pl.col("steps_left") + 1).cast(pl.Float64), precision)
-    steps = mean(steps, "value", rounded(discount * reward, precision), node)  # rounded as in the official code
+    # rounded as in the official code
+    steps = mean(steps, "value", rounded(discount * reward, precision), node)
     end = pl.when(reward == success_reward).then(success_reward).otherwise(0.0)
     steps = steps.with_columns(pl.coalesce(neighbour("value", 1), end).alias("(after)"))
     after = pl.col("(after)")
     value = pl.col("value")
-    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
+    steps = with_episode(
+        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+    )
     cost = pl.col("penalty")
-    steps = normalise(steps, "node", after - cost, node, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
-    steps = normalise(steps, "edge", after - value, within(), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
+    steps = normalise(
+        steps, "node", after - cost, node, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+    )
+    steps = normalise(
+        steps, "edge", after - value, within(), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+    )
     graph = pl.col("node") + pl.col("edge")
     return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * graph)

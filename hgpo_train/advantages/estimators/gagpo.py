@@ -40,7 +40,9 @@ from hgpo_train.advantages.windows import normalise, within
 
 Normalize = Annotated[
     Literal["group", "batch"],
-    Meta(description="Whether advantages are compared with those of the task's steps, or of the whole batch."),
+    Meta(
+        description="Whether advantages are compared with those of the task's steps, or of the whole batch."
+    ),
 ]
 
 
@@ -68,4 +70,6 @@ def gagpo(
     )
     steps = generalised_advantage(steps, "(step)", gamma=gamma, gae_lambda=gae_lambda)
     compared = within() if normalize == "group" else within(of="batch_key")
-    return normalise(steps, "advantage", "(step)", compared, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
+    return normalise(
+        steps, "advantage", "(step)", compared, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+    )

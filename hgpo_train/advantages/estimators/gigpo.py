@@ -37,7 +37,10 @@ from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
 
-@estimator(reads=lambda p: ["state" if p.similarity else "history_hash_0"], details=("episode", "step", "size_step"))
+@estimator(
+    reads=lambda p: ["state" if p.similarity else "history_hash_0"],
+    details=("episode", "step", "size_step"),
+)
 def gigpo(
     steps: pl.LazyFrame,
     *,
@@ -53,11 +56,17 @@ def gigpo(
     **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and steps in the same state."""
-    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
+    steps = with_episode(
+        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+    )
     group = within("history_hash_0")
     if similarity:
         similar = clusters({"cluster": pl.col("state")}, similarity_threshold)
         steps = steps.with_columns(similar.struct.field("cluster"))
         group = within("cluster")
-    steps = normalise(steps, "step", "return", group, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
-    return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step"))
+    steps = normalise(
+        steps, "step", "return", group, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+    )
+    return steps.with_columns(
+        advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step")
+    )

@@ -73,7 +73,9 @@ _DISTANCES: Final = pl.Struct({"from": pl.Float64, "to": pl.Float64})
 
 EdgeDiscount = Annotated[
     Discount,
-    Meta(description="γ, the discount per edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop."),
+    Meta(
+        description="γ, the discount per edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop."
+    ),
 ]
 Potential = Annotated[
     Literal["distance", "rewardflow"],
@@ -83,7 +85,10 @@ Potential = Annotated[
     ),
 ]
 NormalizeDistance = Annotated[
-    bool, Meta(description="Whether returns depend on the reduction of the distance instead of the distance.")
+    bool,
+    Meta(
+        description="Whether returns depend on the reduction of the distance instead of the distance."
+    ),
 ]
 Success = Annotated[
     Literal["positive", "full"],
@@ -93,11 +98,16 @@ Success = Annotated[
     ),
 ]
 GoalReward = Annotated[float, Meta(description="The return of a step to the goal.")]
-GoalText = Annotated[str, Meta(description="The text of the goal. A state with this text is the goal.")]
+GoalText = Annotated[
+    str, Meta(description="The text of the goal. A state with this text is the goal.")
+]
 
 
 @estimator(
-    reads=lambda p: ["state_hash", *(["state", "next_state"] if p.similarity else ["next_state_hash"])],
+    reads=lambda p: [
+        "state_hash",
+        *(["state", "next_state"] if p.similarity else ["next_state_hash"]),
+    ],
     details=("episode", "step", "distance"),
 )
 def graphgpo(
@@ -126,38 +136,60 @@ def graphgpo(
         InputError: `gamma` is 0 with `normalize_distance`, or the threshold is out of range.
     """
     if normalize_distance and not gamma:
-        raise InputError("parameter gamma: expected a number above 0 with normalize_distance, received 0")
+        raise InputError(
+            "parameter gamma: expected a number above 0 with normalize_distance, received 0"
+        )
     reward = pl.col("episode_return")
-    won = (pl.col("steps_left") == 0) & (reward > 0 if success == "positive" else reward == success_reward)
+    won = (pl.col("steps_left") == 0) & (
+        reward > 0 if success == "positive" else reward == success_reward
+    )
     if similarity:
         texts = [pl.col("next_state")] if "next_state" in steps.collect_schema() else []
         after = pl.coalesce(*texts, neighbour("state", 1))
-        nodes = {"node": pl.col("state"), "next": pl.when(won).then(pl.lit(goal_text)).otherwise(after)}
+        nodes = {
+            "node": pl.col("state"),
+            "next": pl.when(won).then(pl.lit(goal_text)).otherwise(after),
+        }
         similar = clusters(nodes, similarity_threshold, goal=goal_text)
-        steps = steps.with_columns(similar.alias("(similar)")).with_columns(pl.col("(similar)").struct.unnest())
+        steps = steps.with_columns(similar.alias("(similar)")).with_columns(
+            pl.col("(similar)").struct.unnest()
+        )
     else:
         goal = pl.lit(hashing.text_hash(goal_text), pl.Int64)
         after = pl.when(won).then(goal).otherwise("next_state_hash")
         nodes = {"node": pl.col("state_hash"), "next": after, "goal": goal}
-        steps = steps.with_columns(chain(pl.col("task_key"), node).alias(name) for name, node in nodes.items())
-    distances = pl.map_batches(
-        ["node", "next", "goal"], _distances, _DISTANCES
-    )  # a column: each use would search again
-    steps = steps.with_columns(distances.alias("(graph)")).with_columns(pl.col("(graph)").struct.unnest())
+        steps = steps.with_columns(
+            chain(pl.col("task_key"), node).alias(name) for name, node in nodes.items()
+        )
+    # a column: each use would search again
+    distances = pl.map_batches(["node", "next", "goal"], _distances, _DISTANCES)
+    steps = steps.with_columns(distances.alias("(graph)")).with_columns(
+        pl.col("(graph)").struct.unnest()
+    )
     # of the states with a path to the goal, the farthest is that of a step
     unreachable = pl.col("from").max().over("task_key").fill_null(0.0) + 1
     before, after = (pl.col(name).fill_null(unreachable) for name in ("from", "to"))
-    steps = steps.with_columns((after - before + 1 if normalize_distance else after).alias("edges"), distance=after)
+    steps = steps.with_columns(
+        (after - before + 1 if normalize_distance else after).alias("edges"), distance=after
+    )
     value = success_reward * gamma ** pl.col("edges")
     if potential == "rewardflow":
-        before, after = (success_reward * (gamma ** pl.col(name)).fill_null(0.0) for name in ("from", "to"))
+        before, after = (
+            success_reward * (gamma ** pl.col(name)).fill_null(0.0) for name in ("from", "to")
+        )
         value = pl.when(pl.col("next").is_null()).then("step_reward").otherwise(after - before)
     value = rounded(value, precision)
     value = rounded(value - rounded(pl.col("penalty"), precision), precision)
     # float64: unlike the others, the official code does not round 1 + ε, by which it divides a lone score
-    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision="float64")
-    steps = normalise(steps, "step", value, within("state_hash"), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
-    return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step"))
+    steps = with_episode(
+        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision="float64"
+    )
+    steps = normalise(
+        steps, "step", value, within("state_hash"), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+    )
+    return steps.with_columns(
+        advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step")
+    )
 
 
 def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
@@ -167,8 +199,13 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
         nodes: Three int64 columns: each row's node, its next node (null if unknown), and the goals.
     """
     state, after, goals = nodes
-    everything = pl.concat([state, after, goals.drop_nulls().unique()], rechunk=True).to_frame("node").with_row_index()
-    number = pl.col("index").min().over("node")  # a node's small number is the index of its first row
+    everything = (
+        pl.concat([state, after, goals.drop_nulls().unique()], rechunk=True)
+        .to_frame("node")
+        .with_row_index()
+    )
+    # a node's small number is the index of its first row
+    number = pl.col("index").min().over("node")
     numbers = everything.lazy().select(number).collect(engine="streaming").to_series().to_numpy()
     before, behind, goal = np.split(numbers, [len(state), 2 * len(state)])
     distance = np.full(len(numbers), -1, np.int32)
@@ -185,5 +222,7 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
             break
         reached += 1
         distance[nearer] = reached
-    distances = pl.DataFrame({"from": distance[before], "to": np.where(after.is_null(), -1, distance[behind])})
+    distances = pl.DataFrame(
+        {"from": distance[before], "to": np.where(after.is_null(), -1, distance[behind])}
+    )
     return distances.select(pl.when(pl.all() >= 0).then(pl.all().cast(pl.Float64))).to_struct()

@@ -54,7 +54,15 @@ def grpo(
     if mode == "mean_std_norm":
         lone = score / (1 + epsilon if precision == "float64" else float(np.float32(1 + epsilon)))
     return normalise(
-        steps, "advantage", score, within(), mode=mode, ddof=ddof, epsilon=epsilon, sample=sample, alone=lone
+        steps,
+        "advantage",
+        score,
+        within(),
+        mode=mode,
+        ddof=ddof,
+        epsilon=epsilon,
+        sample=sample,
+        alone=lone,
     )
 
 
@@ -71,7 +79,9 @@ def with_episode(
 
     It differs from `grpo` where the standard deviation is 0: a penalty after the first row is not divided by ε.
     """
-    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
+    steps = grpo.function(
+        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+    )
     episode = pl.col("advantage")
     if mode == "mean_std_norm" and not cross_steps:
         score = pl.col("episode_score")

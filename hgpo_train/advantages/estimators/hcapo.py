@@ -43,13 +43,17 @@ from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import mean, neighbour, normalise, within
 from hgpo_train.settings import NonNegativeFloat
 
-Flatness = Annotated[float, Meta(gt=0, description="By what mean log-probabilities are divided; 1: as they are.")]
+Flatness = Annotated[
+    float, Meta(gt=0, description="By what mean log-probabilities are divided; 1: as they are.")
+]
 Lowest = Annotated[NonNegativeFloat, Meta(description="The lowest ρ.")]
 Highest = Annotated[NonNegativeFloat, Meta(description="The highest ρ.")]
 Smoothing = Annotated[bool, Meta(description="Whether Q_t is the mean of Q_t and Q_{t+1}.")]
 Micro = Annotated[
     Literal["group", "state"],
-    Meta(description="What Q is compared with: all steps of the task, or those of it in the same state."),
+    Meta(
+        description="What Q is compared with: all steps of the task, or those of it in the same state."
+    ),
 ]
 
 
@@ -76,7 +80,9 @@ def hcapo(
 ) -> pl.LazyFrame:
     """Compare episodes, plus steps by how likely their actions are for someone who knows how the episode ends."""
     if ratio_low > ratio_high:
-        raise InputError(f"ratio_low: expected at most ratio_high = {ratio_high:g}, received {ratio_low:g}")
+        raise InputError(
+            f"ratio_low: expected at most ratio_high = {ratio_high:g}, received {ratio_low:g}"
+        )
 
     # 1. The hindsight ratio. Probabilities are taken relative to the trajectory's largest, which cannot underflow.
     score = pl.col("hindsight")

@@ -42,9 +42,14 @@ from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, weighted_mean, within
 
 Alpha = Annotated[
-    float, Meta(description="α, the exponent of the weights. Larger values give more weight to deeper levels.")
+    float,
+    Meta(
+        description="α, the exponent of the weights. Larger values give more weight to deeper levels."
+    ),
 ]
-BaseGroup = Annotated[bool, Meta(description="Whether the episode's advantage is an additional level.")]
+BaseGroup = Annotated[
+    bool, Meta(description="Whether the episode's advantage is an additional level.")
+]
 Weights = Annotated[
     Literal["code", "paper"],
     Meta(
@@ -68,7 +73,10 @@ def details(p: Any) -> list[str]:  # noqa: ANN401 - of a class that is made of t
     return [*named, *(f"weight_{name}" for name in named), *(f"size_{name}" for name in levels)]
 
 
-@estimator(reads=lambda p: [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)], details=details)
+@estimator(
+    reads=lambda p: [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)],
+    details=details,
+)
 def hgpo(
     steps: pl.LazyFrame,
     *,
@@ -92,10 +100,16 @@ def hgpo(
         levels["episode"] = 1.0
     for k in range(history_length + 1):
         group = within(f"{CHAINS[context]}{k}")
-        if k:  # a step that shares no context of depth k - 1 shares none of depth k: fewer groups are faster
+        # a step that shares no context of depth k - 1 shares none of depth k: fewer groups are faster
+        if k:
             group = pl.when(pl.col(f"size_k{k - 1}") > 1).then(group)
         steps = normalise(steps, f"k{k}", "return", group, mode=mode, ddof=ddof, epsilon=epsilon)
         levels[f"k{k}"] = float((k + first) ** alpha)
-    sizes = {f"size_k{k}": pl.col(f"{CHAINS[context]}{k}").is_not_null() for k in range(history_length + 1)}
-    steps = steps.with_columns(pl.when(known).then(pl.col(n).fill_null(1.0)).alias(n) for n, known in sizes.items())
+    sizes = {
+        f"size_k{k}": pl.col(f"{CHAINS[context]}{k}").is_not_null()
+        for k in range(history_length + 1)
+    }
+    steps = steps.with_columns(
+        pl.when(known).then(pl.col(n).fill_null(1.0)).alias(n) for n, known in sizes.items()
+    )
     return weighted_mean(steps, levels, skip_zero=skip_zero_advantages, epsilon=epsilon)

@@ -25,7 +25,9 @@ from hgpo_train.advantages.parameters import SharedOptions  # noqa: TC001 - eval
 from hgpo_train.advantages.registry import estimator
 
 
-@estimator(reads=(), scores=("logprobs", "reference_logprobs"), details=("logprob", "reference_logprob"))
+@estimator(
+    reads=(), scores=("logprobs", "reference_logprobs"), details=("logprob", "reference_logprob")
+)
 def progress(steps: pl.LazyFrame, **_: Unpack[SharedOptions]) -> pl.LazyFrame:
     """Compare each response's log-probability with that of a reference model."""
     tokens = pl.List(pl.Float64)

@@ -31,7 +31,9 @@ from hgpo_train.advantages.windows import mean, normalise, within
 from hgpo_train.settings import NonNegativeFloat
 
 Baseline = Annotated[bool, Meta(description="Whether the task's mean score is subtracted first.")]
-BatchEpsilon = Annotated[NonNegativeFloat, Meta(description="ε, added to the variance and to the number of rows.")]
+BatchEpsilon = Annotated[
+    NonNegativeFloat, Meta(description="ε, added to the variance and to the number of rows.")
+]
 
 
 @estimator(reads=(), scope="batch")

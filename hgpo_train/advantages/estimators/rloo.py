@@ -24,11 +24,17 @@ from hgpo_train.advantages.windows import normalise, within
 
 
 @estimator(reads=())
-def rloo(steps: pl.LazyFrame, *, cross_steps: CrossSteps = True, **_: Unpack[SharedOptions]) -> pl.LazyFrame:
+def rloo(
+    steps: pl.LazyFrame, *, cross_steps: CrossSteps = True, **_: Unpack[SharedOptions]
+) -> pl.LazyFrame:
     """Compare each episode score with the mean of the task's others."""
     score = pl.col("episode_score")
     centred = pl.col("centred")
     n = pl.col("size_centred")
     sample = None if cross_steps else pl.col("first")
-    steps = normalise(steps, "centred", score, within(), mode="mean_norm", sample=sample, alone=score)
-    return steps.with_columns(advantage=pl.when(n > 1).then(centred * n / (n - 1)).otherwise(centred))
+    steps = normalise(
+        steps, "centred", score, within(), mode="mean_norm", sample=sample, alone=score
+    )
+    return steps.with_columns(
+        advantage=pl.when(n > 1).then(centred * n / (n - 1)).otherwise(centred)
+    )

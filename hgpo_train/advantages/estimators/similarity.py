@@ -33,7 +33,9 @@ def clusters(texts: Mapping[str, pl.Expr], threshold: float, *, goal: str = "") 
         InputError: The threshold is out of range.
     """
     if not 0 < threshold < 1:
-        raise InputError(f"similarity_threshold: expected a number between 0 and 1, received {threshold}")
+        raise InputError(
+            f"similarity_threshold: expected a number between 0 and 1, received {threshold}"
+        )
 
     def numbers(columns: Sequence[pl.Series]) -> pl.Series:
         # Clusters depend on the order of texts, which therefore is not that of the table's rows.
@@ -49,7 +51,9 @@ def clusters(texts: Mapping[str, pl.Expr], threshold: float, *, goal: str = "") 
                 return None
             if (task, text) in known:
                 return known[task, text]
-            near = (cluster for cluster, opener in openers[task] if _similar(text, opener, threshold))
+            near = (
+                cluster for cluster, opener in openers[task] if _similar(text, opener, threshold)
+            )
             cluster = next(near, len(known))
             if cluster == len(known):
                 openers[task].append((cluster, SequenceMatcher(None, "", text)))
@@ -71,4 +75,8 @@ def clusters(texts: Mapping[str, pl.Expr], threshold: float, *, goal: str = "") 
 def _similar(text: str, opener: SequenceMatcher[str], threshold: float) -> bool:
     opener.set_seq1(text)
     # The two cheap ratios are upper bounds of the third, which takes quadratic time.
-    return opener.real_quick_ratio() >= threshold and opener.quick_ratio() >= threshold and opener.ratio() >= threshold
+    return (
+        opener.real_quick_ratio() >= threshold
+        and opener.quick_ratio() >= threshold
+        and opener.ratio() >= threshold
+    )

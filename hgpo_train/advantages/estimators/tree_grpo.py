@@ -43,11 +43,15 @@ def tree_grpo(
     steps = with_tree(steps, gamma=1.0)
     ahead = pl.col("step_reward").cum_sum(reverse=True).over("trajectory_key")
     before = pl.col("episode_return") - ahead
-    steps = steps.with_columns((before + pl.col("tree_return") - pl.col("penalty")).alias("(score)"))
+    steps = steps.with_columns(
+        (before + pl.col("tree_return") - pl.col("penalty")).alias("(score)")
+    )
     is_leaf = neighbour("step", 1).is_null()
     leaf = pl.when(is_leaf).then("weight").otherwise(0.0)
     score = pl.col("(score)")
-    steps = weighted_normalise(steps, "(compared)", score, within(), weight=leaf, mode=mode, ddof=ddof, epsilon=epsilon)
+    steps = weighted_normalise(
+        steps, "(compared)", score, within(), weight=leaf, mode=mode, ddof=ddof, epsilon=epsilon
+    )
     alone = score / (1 + epsilon) if mode == "mean_std_norm" else score
     weight = pl.col("weight") if tree_weights else 1.0
     return steps.with_columns(advantage=pl.coalesce("(compared)", alone) * weight)

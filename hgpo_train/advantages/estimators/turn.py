@@ -68,8 +68,17 @@ def turn(
     same = within("(number)")
     if form == "turn":
         reward = pl.col("step_reward") - pl.col("penalty")
-        steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
-        steps = normalise(steps, "step", reward, same, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
+        steps = with_episode(
+            steps,
+            mode=mode,
+            cross_steps=cross_steps,
+            ddof=ddof,
+            epsilon=epsilon,
+            precision=precision,
+        )
+        steps = normalise(
+            steps, "step", reward, same, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+        )
         return steps.with_columns(advantage=pl.col("step") + episode_weight * pl.col("episode"))
 
     # The mean over all rollouts is that over the rollouts that are there, times their share.

@@ -113,7 +113,9 @@ def check_rows(steps: pl.DataFrame, vocabulary: int) -> None:
         ids = steps[name].explode()
         outside = ids.filter((ids < 0) | (ids >= vocabulary))
         if len(outside):
-            raise InputError(f"expected {name} from 0 to {vocabulary - 1}, received {outside[0]}; check the tokenizer")
+            raise InputError(
+                f"expected {name} from 0 to {vocabulary - 1}, received {outside[0]}; check the tokenizer"
+            )
 
     if not (steps["prompt_token_ids"].list.len().fill_null(0) > 0).all():
         raise InputError("expected prompts of at least one token, received an empty one")
@@ -139,14 +141,18 @@ def _check_logprobs(logprobs: pl.Series, tokens: pl.Series) -> None:
     if wrong.any():
         found = numbers.filter(wrong)[0]
         expected = tokens.filter(wrong)[0]
-        raise InputError(f"expected response_logprobs for each of {expected} response tokens, received {found}")
+        raise InputError(
+            f"expected response_logprobs for each of {expected} response tokens, received {found}"
+        )
 
     # NaN and null are impossible, too: Polars takes NaN as larger than any number.
     values = logprobs.filter(numbers > 0).explode()
     possible = (values <= _ROUNDING).fill_null(value=False)
     if not possible.all():
         found = values.filter(~possible)[0]
-        raise InputError(f"expected response_logprobs of at most 0, received {found}; check the engine that wrote them")
+        raise InputError(
+            f"expected response_logprobs of at most 0, received {found}; check the engine that wrote them"
+        )
 
 
 def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> Samples:
@@ -185,7 +191,9 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
     if share_prefixes and len(length):
         rows = np.split(tokens, start[1:-1])
         # A row that its predecessor does not begin starts a new sequence.
-        is_new = [not np.array_equal(row, following[: len(row)]) for row, following in pairwise(rows)]
+        is_new = [
+            not np.array_equal(row, following[: len(row)]) for row, following in pairwise(rows)
+        ]
         sequence = np.cumsum([0, *is_new])
     return Samples(tokens, start, prompt_length, response_start, advantage, logprob, sequence)
 

@@ -70,7 +70,9 @@ class Learner(TokenScorer):
             self.optimiser = make_optimiser(model, config.optimiser)
             if keep:
                 is_adapted = hasattr(model, "disable_adapter")
-                self.reference = model if is_adapted else frozen_copy(model, compute_dtype(config.model))
+                self.reference = (
+                    model if is_adapted else frozen_copy(model, compute_dtype(config.model))
+                )
         if config.model.compile:
             compile_layers(model)
             if self.reference not in (None, model):
@@ -115,7 +117,9 @@ class Learner(TokenScorer):
             return {"actor/optimiser_steps": 0.0}
 
         # 1. What the loss takes as given, before the first step changes the policy.
-        fixed, metrics = self._fixed(samples, self.fixed_scores(samples) if scores is None else scores)
+        fixed, metrics = self._fixed(
+            samples, self.fixed_scores(samples) if scores is None else scores
+        )
 
         # 2. One optimiser step per mini-batch.
         update_begin = time.perf_counter()
@@ -140,8 +144,12 @@ class Learner(TokenScorer):
         metrics["perf/shared_tokens"] = 1.0 - computed / float(samples.start[-1])
         peak = peak_flops(self.device, self.dtype)
         if peak is not None:
-            flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
-            metrics["perf/mfu/actor"] = flops / (end - update_begin) / peak  # as verl's: without scoring
+            flops = (
+                model_flops(self.model, samples.sequence_length, samples.response_length)
+                * config.epochs
+            )
+            # as verl's: without scoring
+            metrics["perf/mfu/actor"] = flops / (end - update_begin) / peak
         return metrics
 
     def _fixed(self, samples: Samples, scores: Fixed) -> tuple[Fixed, dict[str, float]]:
@@ -149,7 +157,9 @@ class Learner(TokenScorer):
         config = self.config.update
         old = scores.old
         if config.old_logprobs == "rollout" or old is None:
-            return scores._replace(old=_reported(samples, 'set update.old_logprobs = "recompute"')), {}
+            return scores._replace(
+                old=_reported(samples, 'set update.old_logprobs = "recompute"')
+            ), {}
         metrics: dict[str, float] = {}
         if config.rollout_is is not None:
             weights, metrics = rollout_correction(
@@ -219,8 +229,13 @@ class Learner(TokenScorer):
         sums: dict[str, float] = {}
         for micro in self.micro_batches(samples, rows):
             with memory_advice(self.config):
-                logprob, entropy = self.forward(self.model, micro, entropy_gradient=config.entropy_weight != 0)
-                given = [None if values is None else self._tensor(values[micro.token]) for values in fixed]
+                logprob, entropy = self.forward(
+                    self.model, micro, entropy_gradient=config.entropy_weight != 0
+                )
+                given = [
+                    None if values is None else self._tensor(values[micro.token])
+                    for values in fixed
+                ]
                 old, reference, rollout_is = given
                 loss, parts, totals = policy_loss(
                     logprob,
@@ -247,6 +262,7 @@ def _reported(samples: Samples, otherwise: str) -> NDArray[np.float32]:
     """Return the engine's log-probabilities. Raises `InputError` with advice if some are missing."""
     if np.isnan(samples.rollout_logprob).any():
         raise InputError(
-            "expected response_logprobs for every response token, but the engine reported none for some; " + otherwise
+            "expected response_logprobs for every response token, but the engine reported none for some; "
+            + otherwise
         )
     return samples.rollout_logprob

@@ -109,7 +109,9 @@ def low_variance_kl(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     return (difference.exp() - difference - 1.0).clamp(max=_KL_LIMIT)
 
 
-def token_weights(response_lengths: NDArray[np.int64], aggregation: Aggregation) -> NDArray[np.float64]:
+def token_weights(
+    response_lengths: NDArray[np.int64], aggregation: Aggregation
+) -> NDArray[np.float64]:
     """Return the weight w that the tokens of each response of a mini-batch have in the loss.
 
     token_mean      w = 1 / Σ_j |y_j|          all tokens have equal weight (DAPO, verl's default)
@@ -131,7 +133,9 @@ def token_weights(response_lengths: NDArray[np.int64], aggregation: Aggregation)
     if aggregation == "token_mean":
         return filled / max(float(response_lengths.sum()), 1.0)
     responses = max(float(filled.sum()), 1.0)
-    return filled / (responses * np.maximum(response_lengths, 1) if aggregation == "sequence_mean" else responses)
+    return filled / (
+        responses * np.maximum(response_lengths, 1) if aggregation == "sequence_mean" else responses
+    )
 
 
 def policy_loss(
@@ -168,7 +172,12 @@ def policy_loss(
         assert response is not None
         compared = sequence_old_logprob(logprob, old_logprob, response)
     clipped_loss, ratio, clipped, dual_clipped = clipped_policy_loss(
-        logprob, compared, advantage, clip_low=terms.clip_low, clip_high=terms.clip_high, dual_clip=terms.dual_clip
+        logprob,
+        compared,
+        advantage,
+        clip_low=terms.clip_low,
+        clip_high=terms.clip_high,
+        dual_clip=terms.dual_clip,
     )
     policy = (weight * (clipped_loss if rollout_is is None else rollout_is * clipped_loss)).sum()
     mean_entropy = (weight * entropy).sum()
@@ -189,5 +198,7 @@ def policy_loss(
         loss = loss + terms.kl_weight * divergence
         parts["kl_loss"] = divergence
     parts["loss"] = loss
-    parts, totals = ({name: value.detach() for name, value in values.items()} for values in (parts, totals))
+    parts, totals = (
+        {name: value.detach() for name, value in values.items()} for values in (parts, totals)
+    )
     return loss, parts, totals

@@ -96,7 +96,9 @@ def restore_optimiser(
     expected = {f"state.{name}.{moment}" for name in trained for moment in _MOMENTS}
     if odd := tensors.keys() ^ expected:
         parameter = min(odd).removeprefix("state.").rpartition(".")[0]
-        raise InputError(f"the optimiser's state belongs to another model: {parameter!r} is in only one of them")
+        raise InputError(
+            f"the optimiser's state belongs to another model: {parameter!r} is in only one of them"
+        )
     # torch numbers parameters in the optimiser's order, which is the model's, and moves the state to their devices.
     state = {
         number: {moment: tensors[f"state.{name}.{moment}"] for moment in _MOMENTS}

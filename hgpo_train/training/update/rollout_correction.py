@@ -94,7 +94,8 @@ def rollout_correction(
         "rollout_is_max": extreme.max(),
         "rollout_is_min": extreme.min(),
         "rollout_is_std": weight.std(),
-        "rollout_is_eff_sample_size": weight.mean() ** 2 / max((weight**2).mean(), np.finfo(float).tiny),
+        "rollout_is_eff_sample_size": weight.mean() ** 2
+        / max((weight**2).mean(), np.finfo(float).tiny),
         "rollout_is_ratio_fraction_high": (ratio > threshold).mean(),
         "rollout_is_ratio_fraction_low": (ratio < 1.0 / threshold).mean(),
         "kl": -log_ratio.mean(),

@@ -62,7 +62,9 @@ class TokenScorer:
     def context(self) -> int | None:
         """The number of tokens of the longest sequence that the model accepts; None if its configuration names none."""
         positions: int | None
-        positions = getattr(unwrap_peft(self.model).config.get_text_config(), "max_position_embeddings", None)
+        positions = getattr(
+            unwrap_peft(self.model).config.get_text_config(), "max_position_embeddings", None
+        )
         return positions
 
     def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:
@@ -80,7 +82,9 @@ class TokenScorer:
         if not reference:
             return self._scores(self.model, samples)
         if self.reference is None:
-            raise InputError("expected a reference model for reference_logprobs, received none; name one (--reference)")
+            raise InputError(
+                "expected a reference model for reference_logprobs, received none; name one (--reference)"
+            )
         # A model with adapters is its own reference while they are disabled.
         is_adapted = self.reference is self.model
         with self.model.disable_adapter() if is_adapted else nullcontext():

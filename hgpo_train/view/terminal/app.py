@@ -78,7 +78,11 @@ class TerminalViewer(App[None]):
         names = first["usual"][:2]
         # A parameter of training that neither of both has is not unknown: that of training has it.
         known = {*names, trained["name"]} - {AS_TRAINED}
-        variants = read_variants(estimators) if estimators else read_variants(sorted(known), trained["set"])
+        variants = (
+            read_variants(estimators)
+            if estimators
+            else read_variants(sorted(known), trained["set"])
+        )
         found = {variant.name: variant.estimator for variant in variants}
         self.compared: dict[str, Estimator | None] = {
             name: found.get(name) for name in (found if estimators else names)
@@ -127,7 +131,11 @@ class TerminalViewer(App[None]):
         contains = [text.str.contains(self.searched.lower(), literal=True) for text in texts]
         found = index.groups.filter(pl.any_horizontal(contains))
         for group in found.head(GROUPS).iter_rows(named=True):
-            won = group["won"] / group["rollouts"] if group["rollouts"] and group["won"] is not None else None
+            won = (
+                group["won"] / group["rollouts"]
+                if group["rollouts"] and group["won"] is not None
+                else None
+            )
             title = line(group["task_id"] if group["task"] is None else group["task"])
             about = f" · return {number(group['mean_return'])} · iteration {group['iteration']}"
             load = partial(self._add_trajectories, index, group["number"])
@@ -152,9 +160,14 @@ class TerminalViewer(App[None]):
         steps = first.group["steps"]
         for row in range(first.row, first.row + length):
             position = steps["action"][row]
-            action = "no action" if position is None else line(first.group["actions"][position], 100)
+            action = (
+                "no action" if position is None else line(first.group["actions"][position], 100)
+            )
             mark = "" if steps["valid"][row] else " (invalid)"
-            parent.add_leaf(_label(Content.assemble(f"{steps['step'][row]} ", action, mark)), first._replace(row=row))
+            parent.add_leaf(
+                _label(Content.assemble(f"{steps['step'][row]} ", action, mark)),
+                first._replace(row=row),
+            )
 
     def on_tree_node_expanded(self, event: Tree.NodeExpanded[Any]) -> None:
         """Add the children of a node that is opened for the first time."""
@@ -172,11 +185,19 @@ class TerminalViewer(App[None]):
             found = {name: _estimated(step, estimator) for name, estimator in self.compared.items()}
             lines = [_about_step(step, name, columns) for name, columns in found.items()]
             parts = [_head(step, document), Content("\n").join(lines)]
-            parts += [_levels(columns, step.row) for columns in found.values() if "size_k0" in columns][:1]
+            parts += [
+                _levels(columns, step.row) for columns in found.values() if "size_k0" in columns
+            ][:1]
             after = step.group["steps"]["next"][step.row]
-            texts = document | {"next state": None if after is None else step.group["states"][after]}
+            texts = document | {
+                "next state": None if after is None else step.group["states"][after]
+            }
             for name in TEXTS:
-                parts.append(Content.assemble((name.capitalize(), "bold underline"), "\n", block(texts[name])))
+                parts.append(
+                    Content.assemble(
+                        (name.capitalize(), "bold underline"), "\n", block(texts[name])
+                    )
+                )
             self.query_one("#step", Static).update(Content("\n\n").join(parts))
             self.query_one("#text").scroll_home(animate=False)
 
@@ -258,6 +279,12 @@ def _levels(columns: dict[str, Any], row: int) -> Content:
         if size is None:
             break
         before = f"and the same {counted(k, 'state')} before" if k else "same state"
-        title = Content.assemble((f"k = {k}", "bold"), f" {before}: {counted(int(size), 'step')} · A{k} ")
-        lines.append(title + signed(columns[f"k{k}"][row]) + f" · weight {number(columns[f'weight_k{k}'][row])}")
+        title = Content.assemble(
+            (f"k = {k}", "bold"), f" {before}: {counted(int(size), 'step')} · A{k} "
+        )
+        lines.append(
+            title
+            + signed(columns[f"k{k}"][row])
+            + f" · weight {number(columns[f'weight_k{k}'][row])}"
+        )
     return Content("\n").join(lines)

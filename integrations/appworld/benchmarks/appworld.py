@@ -48,7 +48,10 @@ def memory(pids: list[int]) -> tuple[float, float]:
     total = 0
     private = []
     for pid in pids:
-        lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]]
+        lines = [
+            line.split()
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
+        ]
         found = {line[0].rstrip(":"): int(line[1]) for line in lines}
         total += found["Pss"]
         private.append(found["Private_Clean"] + found["Private_Dirty"])
@@ -109,7 +112,9 @@ def servers(python: str, data: str, ids: list[str], count: int) -> dict[str, flo
     return summarized(figures) | {"memory, MB": round(total), "private, MB": round(private)}
 
 
-def one_server(call: Call, pid: int, task: str, rollout: str, figures: dict[str, list[float]]) -> None:
+def one_server(
+    call: Call, pid: int, task: str, rollout: str, figures: dict[str, list[float]]
+) -> None:
     """Play a task on a server twice: the first start imports and computes what later ones find."""
 
     def timed(name: str | None, times: int, method: str, **given: str | bool) -> None:
@@ -129,14 +134,21 @@ def one_server(call: Call, pid: int, task: str, rollout: str, figures: dict[str,
 
 def summarized(figures: dict[str, list[float]]) -> dict[str, float]:
     """Return medians, in ms."""
-    return {f"{name}, ms": round(1000 * statistics.median(values), 1) for name, values in figures.items()}
+    return {
+        f"{name}, ms": round(1000 * statistics.median(values), 1)
+        for name, values in figures.items()
+    }
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, help="AppWorld's root")
-    parser.add_argument("--python", default=os.environ.get("HGPO_APPWORLD_PYTHON"), help="AppWorld's interpreter")
+    parser.add_argument(
+        "--python", default=os.environ.get("HGPO_APPWORLD_PYTHON"), help="AppWorld's interpreter"
+    )
     parser.add_argument("--worlds", default="1,16,64")
     parser.add_argument("--servers", default="1,4")
     add_keep(parser)
@@ -147,16 +159,23 @@ def main() -> None:
     server = source.server(ids[0])
     figures: dict[str, Any] = {
         "appworld": server.version,
-        "server": {"wall, s": round(time.perf_counter() - began, 1), "CPU, s": round(cpu(server.pid), 1)},
+        "server": {
+            "wall, s": round(time.perf_counter() - began, 1),
+            "CPU, s": round(cpu(server.pid), 1),
+        },
         "worlds": {number: worlds(source, int(number)) for number in given.worlds.split(",")},
     }
     python = source._launch.python  # noqa: SLF001
-    figures["servers"] = {number: servers(python, given.data, ids, int(number)) for number in given.servers.split(",")}
+    figures["servers"] = {
+        number: servers(python, given.data, ids, int(number)) for number in given.servers.split(",")
+    }
     columns = {f"{n} worlds": found for n, found in figures["worlds"].items()}
     columns |= {f"{n} servers": found for n, found in figures["servers"].items()}
     table = Table("CPU of one, median", *columns, title="AppWorld")
     for name in dict.fromkeys(name for found in columns.values() for name in found):
-        table.add_row(name, *(f"{found[name]:,}" if name in found else "" for found in columns.values()))
+        table.add_row(
+            name, *(f"{found[name]:,}" if name in found else "" for found in columns.values())
+        )
     console = Console()
     console.print(table)
     console.print(store("appworld", figures, rows(figures), keep=given.keep))
@@ -176,7 +195,13 @@ def rows(figures: dict[str, Any]) -> Iterator[Row]:
         shown="page",
     )
     started = ours["start, ms"] / 1000
-    yield Row("AppWorld: CPU of a start of a task", started, "s", rival=("new server", new_server / 1000), shown="page")
+    yield Row(
+        "AppWorld: CPU of a start of a task",
+        started,
+        "s",
+        rival=("new server", new_server / 1000),
+        shown="page",
+    )
 
 
 if __name__ == "__main__":

@@ -46,9 +46,11 @@ _SAVED = (
     "apis.supervisor.complete_task()"
 )
 _ENDLESS = (
-    "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) INSERT INTO sqlite_sequence SELECT 1, x FROM c"
+    "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
+    "INSERT INTO sqlite_sequence SELECT 1, x FROM c"
 )
-_JOIN = "INSERT INTO sqlite_sequence SELECT 1, 1 FROM " + ", ".join(f"sqlite_master t{n}" for n in range(9))  # noqa: S608
+_TABLES = ", ".join(f"sqlite_master t{n}" for n in range(9))
+_JOIN = f"INSERT INTO sqlite_sequence SELECT 1, 1 FROM {_TABLES}"  # noqa: S608
 _ANSWER = (
     "for number in range(3, 99):\n"
     "    try: posix.write(number, len(DATA).to_bytes(4, 'big') + DATA)\n"
@@ -70,8 +72,10 @@ PROGRAMS = {
     "closed sockets": "posix.closerange(0, 256)\nwhile True: pass",
     "open files": "x = [posix.pipe() for _ in range(100_000)]",
     "nonsense": "DATA = b'\\xff' * 99\n" + _ANSWER,
-    "too many calls": "DATA = b'{\"is\": \"executed\", \"calls\": [' + b'1,' * 4_000_000 + b'1]}'\n" + _ANSWER,
-    "completed: no": 'DATA = b\'{"is": "executed", "output": "", "failed": false, "completed": "no"}\'\n' + _ANSWER,
+    "too many calls": "DATA = b'{\"is\": \"executed\", \"calls\": [' + b'1,' * 4_000_000 + b'1]}'\n"
+    + _ANSWER,
+    "completed: no": 'DATA = b\'{"is": "executed", "output": "", "failed": false, "completed": "no"}\'\n'
+    + _ANSWER,
     "endless recursion": _SAVED.format(sql=_ENDLESS),
     "endless join": _SAVED.format(sql=_JOIN),
     "other database": _SAVED.format(sql="ATTACH '/tmp/other.db' AS other"),
@@ -107,7 +111,9 @@ class Players:
                 return f"{MARK}\napis.supervisor.complete_task()"
             return _MODULES + PROGRAMS[request.rng.choice(list(PROGRAMS))]
         steps = split_solution(request.engine.ground_truth_solution(), request.task.id)  # type: ignore[union-attr]
-        return steps[request.step] if request.step < len(steps) else "apis.supervisor.complete_task()"
+        return (
+            steps[request.step] if request.step < len(steps) else "apis.supervisor.complete_task()"
+        )
 
 
 class Sampler(threading.Thread):
@@ -154,7 +160,11 @@ class Sampler(threading.Thread):
 
 def resident(pid: int) -> float:
     """Return a process's resident memory in MB."""
-    return int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+    return (
+        int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
+        * os.sysconf("SC_PAGESIZE")
+        / 2**20
+    )
 
 
 def opened(pid: int) -> int:
@@ -164,13 +174,18 @@ def opened(pid: int) -> int:
 
 def children(pid: int) -> list[int]:
     """Return the process ids of a process's children, of all its threads."""
-    found = [path.read_text("ascii").split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    found = [
+        path.read_text("ascii").split() for path in Path(f"/proc/{pid}/task").glob("*/children")
+    ]
     return [int(child) for part in found for child in part]
 
 
 def segments() -> int:
     """Return the number of System V segments, queues and semaphores of this machine."""
-    return sum(len(Path("/proc/sysvipc", name).read_text("ascii").splitlines()) - 1 for name in ("shm", "msg", "sem"))
+    return sum(
+        len(Path("/proc/sysvipc", name).read_text("ascii").splitlines()) - 1
+        for name in ("shm", "msg", "sem")
+    )
 
 
 def harm(run: Path) -> dict[str, int]:
@@ -184,7 +199,10 @@ def harm(run: Path) -> dict[str, int]:
             pl.col("aborted").any(),
             pl.col("error").is_not_null().any().alias("lost"),
             pl.col("error").drop_nulls().first(),
-            pl.col("state").filter(pl.col("state").str.starts_with("Execution failed")).first().alias("failure"),
+            pl.col("state")
+            .filter(pl.col("state").str.starts_with("Execution failed"))
+            .first()
+            .alias("failure"),
         )
         .collect()
     )
@@ -205,9 +223,13 @@ def harm(run: Path) -> dict[str, int]:
 
 def main() -> None:
     """Play and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, help="AppWorld's root")
-    parser.add_argument("--python", default=os.environ.get("HGPO_APPWORLD_PYTHON"), help="AppWorld's interpreter")
+    parser.add_argument(
+        "--python", default=os.environ.get("HGPO_APPWORLD_PYTHON"), help="AppWorld's interpreter"
+    )
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--group-size", type=int, default=8)

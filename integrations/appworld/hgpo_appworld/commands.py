@@ -10,7 +10,9 @@ from cyclopts import Parameter
 
 
 def install_appworld(
-    *, into: Annotated[Path | None, Parameter(("--into", "--out"))] = None, python: str = sys.executable
+    *,
+    into: Annotated[Path | None, Parameter(("--into", "--out"))] = None,
+    python: str = sys.executable,
 ) -> None:
     """Install AppWorld into a virtual environment of its own. By using it you accept its licence, which is printed.
 
@@ -26,7 +28,9 @@ def install_appworld(
 
 
 def fetch_appworld(
-    *, into: Annotated[Path, Parameter(("--into", "--out"))] = Path("appworld"), python: str | None = None
+    *,
+    into: Annotated[Path, Parameter(("--into", "--out"))] = Path("appworld"),
+    python: str | None = None,
 ) -> None:
     """Download AppWorld's official tasks with AppWorld itself. You accept its licence, which is printed.
 
@@ -43,7 +47,11 @@ def fetch_appworld(
 
 
 def synth_appworld(
-    *, out: Annotated[Path, Parameter(("--out", "--into"))], python: str | None = None, seed: int = 0, tasks: int = 48
+    *,
+    out: Annotated[Path, Parameter(("--out", "--into"))],
+    python: str | None = None,
+    seed: int = 0,
+    tasks: int = 48,
 ) -> None:
     """Generate a small AppWorld: people, their data in seven apps, and tasks with evaluations and solutions.
 

@@ -94,7 +94,9 @@ def open_source(
     rules = Rules(cast("Any", observation), cast("Any", reward_scale), refuse, max_steps)
     limits = Limits(program_seconds, memory_mb, max_output)
     interpreter = _default_python() if python is None else python
-    return AppWorldSource(root, interpreter, rules, limits, cast("Any", isolation), max_difficulty, concurrent)
+    return AppWorldSource(
+        root, interpreter, rules, limits, cast("Any", isolation), max_difficulty, concurrent
+    )
 
 
 def data_places() -> list[Path]:

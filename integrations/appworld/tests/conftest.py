@@ -24,7 +24,10 @@ collect_ignore_glob = [] if find_spec("hgpo_appworld") else ["*"]
 def appworld_python() -> str:
     """Return an interpreter with AppWorld, named by HGPO_APPWORLD_PYTHON."""
     python = os.environ.get("HGPO_APPWORLD_PYTHON", "")
-    if not python or subprocess.run([python, "-c", "import appworld.apps"], capture_output=True).returncode:
+    if (
+        not python
+        or subprocess.run([python, "-c", "import appworld.apps"], capture_output=True).returncode
+    ):
         pytest.skip("needs HGPO_APPWORLD_PYTHON, set to a Python that has appworld")
     return python
 

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from hgpo_appworld.reference.compare import Played, batches, differences, play_class, play_engine, play_server
+from hgpo_appworld.reference.compare import (
+    Played,
+    batches,
+    differences,
+    play_class,
+    play_engine,
+    play_server,
+)
 from hgpo_appworld.reference.random_programs import STEPS, Episode, random_episodes
 from hgpo_envs.errors import InputError
 
@@ -30,7 +37,9 @@ def test_no_process_of_the_original_goes_on_after_a_logout() -> None:
 
 
 def test_a_folder_without_tasks_is_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match="expected AppWorld's root with tasks and API documentation"):
+    with pytest.raises(
+        InputError, match="expected AppWorld's root with tasks and API documentation"
+    ):
         random_episodes(tmp_path, 1)
 
 
@@ -41,7 +50,12 @@ def test_episodes_are_their_seed(appworld_root) -> None:
     assert episodes != random_episodes(appworld_root, 50, seed=6)
     assert all(program.strip() for episode in episodes for program in episode.programs)
     assert max(len(episode.programs) for episode in episodes) == STEPS
-    called = {word for episode in episodes for program in episode.programs for word in program.split("apis.")}
+    called = {
+        word
+        for episode in episodes
+        for program in episode.programs
+        for word in program.split("apis.")
+    }
     assert len(called) > 200
 
 

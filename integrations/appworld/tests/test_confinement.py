@@ -207,7 +207,9 @@ def results() -> Results:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         kept = {
-            setting[2]: (Path(setting[2]) / "readable").read_text() for setting in settings if setting[0] is not None
+            setting[2]: (Path(setting[2]) / "readable").read_text()
+            for setting in settings
+            if setting[0] is not None
         }
     assert set(kept.values()) == {"x"}
     return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
@@ -223,7 +225,10 @@ def test_the_attempts_are_possible_without_confinement(results: Results) -> None
     for (version, _), found in results.items():
         if version is None:
             for name, errors in found.items():
-                assert sum(error not in DENIED for error in errors) >= len(errors) / 2, (name, errors)
+                assert sum(error not in DENIED for error in errors) >= len(errors) / 2, (
+                    name,
+                    errors,
+                )
 
 
 def test_the_page_says_what_is_denied(results: Results) -> None:
@@ -239,7 +244,9 @@ def test_the_page_says_what_is_denied(results: Results) -> None:
         denied = {True: "denied", False: "possible"}
         assert (with_landlock <= DENIED) == (name not in NOT_DENIED), (name, results)
         assert (without <= DENIED) == (name not in FILES | NOT_DENIED), (name, results[0, 0])
-        assert f"| {name} | {denied[with_landlock <= DENIED]} | {denied[without <= DENIED]} |" in page
+        assert (
+            f"| {name} | {denied[with_landlock <= DENIED]} | {denied[without <= DENIED]} |" in page
+        )
 
 
 PARENT = """
@@ -256,7 +263,9 @@ time.sleep(600)
 
 
 def test_a_process_ends_with_its_parent() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout
         child = Path(f"/proc/{int(parent.stdout.readline())}")
         assert child.exists()
@@ -311,7 +320,13 @@ def test_a_world_finds_nothing_of_another(tmp_path: Path) -> None:
     """Not on the stack or among Python's objects, and no lock on the files that it starts with."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    settings = {"scratch": str(scratch), "data": str(tmp_path), "confined": False, "task": "", "seconds": 1}
+    settings = {
+        "scratch": str(scratch),
+        "data": str(tmp_path),
+        "confined": False,
+        "task": "",
+        "seconds": 1,
+    }
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", WORLDS, str(theirs.fileno()), json.dumps(settings)]
     connections = []
@@ -321,8 +336,16 @@ def test_a_world_finds_nothing_of_another(tmp_path: Path) -> None:
         assert json.loads(control.recv(1 << 16))["version"] == "1"
         for number, rollout in enumerate(("rollout-of-the-first", "another")):
             ours, given = socket.socketpair()
-            request = {"run": "play", "number": number, "task": "", "rollout": rollout, "memory_mb": 500}
-            socket.send_fds(control, [json.dumps({**request, "cpu_seconds": 60}).encode()], [given.fileno()])
+            request = {
+                "run": "play",
+                "number": number,
+                "task": "",
+                "rollout": rollout,
+                "memory_mb": 500,
+            }
+            socket.send_fds(
+                control, [json.dumps({**request, "cpu_seconds": 60}).encode()], [given.fileno()]
+            )
             given.close()
             connections.append(ours)  # the first runs while the second looks
             assert json.loads(control.recv(1 << 16)) == {}

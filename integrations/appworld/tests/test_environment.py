@@ -41,25 +41,39 @@ def play(env: Any, programs: list[str]) -> list[Any]:
 def test_numbered_actions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "data" / "tasks").mkdir(parents=True)
     (tmp_path / "data" / "datasets").mkdir()
-    with pytest.raises(InputError, match="received 'number': it has no list of admissible actions to number"):
+    with pytest.raises(
+        InputError, match="received 'number': it has no list of admissible actions to number"
+    ):
         gymnasium.make(ENV_ID, data=str(tmp_path), python="python3", action_format="number")
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({}, "data: expected AppWorld's root; get the official tasks with hgpo data fetch appworld"),
+        (
+            {},
+            "data: expected AppWorld's root; get the official tasks with hgpo data fetch appworld",
+        ),
         (
             {"data": "nowhere"},
             "expected AppWorld's root, a folder with data/datasets and data/tasks; received 'nowhere'",
         ),
-        ({"data": "DATA", "python": "no-such-python"}, "received 'no-such-python', which cannot be run"),
+        (
+            {"data": "DATA", "python": "no-such-python"},
+            "received 'no-such-python', which cannot be run",
+        ),
         ({"data": "DATA", "observation": "all"}, "unknown observation 'all'"),
         ({"data": "DATA", "reward_scale": "sum"}, "unknown reward_scale 'sum'"),
         ({"data": "DATA", "isolation": "docker"}, "unknown isolation 'docker'"),
         ({"data": "DATA", "max_difficulty": 4}, "unknown max_difficulty 4"),
-        ({"data": "DATA", "max_output": 0}, "max_output: expected an integer of at least 1, received 0"),
-        ({"data": "DATA", "memory_mb": True}, "memory_mb: expected an integer of at least 1, received True"),
+        (
+            {"data": "DATA", "max_output": 0},
+            "max_output: expected an integer of at least 1, received 0",
+        ),
+        (
+            {"data": "DATA", "memory_mb": True},
+            "memory_mb: expected an integer of at least 1, received True",
+        ),
         ({"data": 3}, "data: expected a path, received 3"),
     ],
 )
@@ -115,7 +129,9 @@ class TestGymnasium:
         env = gymnasium.make(ENV_ID, **place).unwrapped
         env.reset(seed=1)
         play(env, ["import uuid\nprint(uuid.uuid4())"])
-        with pytest.raises(InputError, match=r"replaying task .* ended in another state after 1 commands"):
+        with pytest.raises(
+            InputError, match=r"replaying task .* ended in another state after 1 commands"
+        ):
             env.fork()
 
     def test_sources_and_tasks_can_be_pickled(self, opened: Callable[..., AppWorldSource]) -> None:
@@ -135,7 +151,16 @@ class TestRollouts:
     def test_every_task_is_won_by_its_solution(self, place: dict[str, str], tmp_path: Path) -> None:
         """The whole way: collector, step table, advantages."""
         tasks = sample_or_all(16, len(gymnasium.make(ENV_ID, split="all", **place).unwrapped.tasks))
-        run = collect(ENV_ID, "expert", tmp_path / "run", tasks=tasks, group_size=1, split="all", slots=2, **place)
+        run = collect(
+            ENV_ID,
+            "expert",
+            tmp_path / "run",
+            tasks=tasks,
+            group_size=1,
+            split="all",
+            slots=2,
+            **place,
+        )
         steps = run.steps.collect()
         assert run.summary["failed"] == 0
         assert run.summary["success"] == 1
@@ -148,16 +173,26 @@ class TestRollouts:
         advantages = compute(scan_steps(run), "hgpo").collect()["advantage"]
         assert advantages.is_finite().all()
 
-    def test_a_program_that_ends_its_world_loses_its_trajectory(self, place: dict[str, str], tmp_path: Path) -> None:
+    def test_a_program_that_ends_its_world_loses_its_trajectory(
+        self, place: dict[str, str], tmp_path: Path
+    ) -> None:
         def policy(request: Any) -> str:
-            return "import os\nos.abort()" if request.seed % 3 == 0 and request.step == 1 else "print(1)"
+            return (
+                "import os\nos.abort()"
+                if request.seed % 3 == 0 and request.step == 1
+                else "print(1)"
+            )
 
         run = collect(ENV_ID, policy, tmp_path / "run", tasks=2, group_size=4, max_steps=3, **place)
         lost = run.steps.filter(pl.col("error").is_not_null()).collect()
         assert 0 < len(lost) < 8
         assert lost.select("aborted", "terminated", "won").unique().row(0) == (False, True, False)
         assert all("Lost" in line and "died of SIGABRT" in line for line in lost["error"])
-        lengths = run.steps.group_by("task_id", "group", "trajectory").agg(pl.len(), pl.col("error").count()).collect()
+        lengths = (
+            run.steps.group_by("task_id", "group", "trajectory")
+            .agg(pl.len(), pl.col("error").count())
+            .collect()
+        )
         assert set(lengths.select("len", "error").iter_rows()) == {(2, 1), (3, 0)}
 
     def test_prompts_show_programs_with_their_results(self, place: dict[str, str]) -> None:
@@ -169,11 +204,17 @@ class TestRollouts:
             observation, *_ = env.step(f"<think>.</think><code>print({number} + 10)</code>")
         prompt = observation["prompt"]
         assert "Program 1:" not in prompt
-        assert prompt.index("print(1 + 10)") < prompt.index("Output 2:\n11\n") < prompt.index("print(2 + 10)")
+        assert (
+            prompt.index("print(1 + 10)")
+            < prompt.index("Output 2:\n11\n")
+            < prompt.index("print(2 + 10)")
+        )
         assert prompt.index("print(2 + 10)") < prompt.index("Output 3:\n12\n")
 
     def test_the_programs_of_the_example_run(self, place: dict[str, str]) -> None:
-        template = next(path for name, path in bundled_templates().items() if name == "appworld-example")
+        template = next(
+            path for name, path in bundled_templates().items() if name == "appworld-example"
+        )
         env = gymnasium.make(ENV_ID, prompt_template=str(template), **place)
         observation, _ = env.reset(seed=1)
         example = observation["prompt"].partition("An example")[2].partition("Step 1")[0]
@@ -189,10 +230,24 @@ class TestRollouts:
     ) -> None:
         where = ["--data", place["data"], "--env-option", f"python={place['python']}"]
         code, out, errors = hgpo(
-            "eval", "--env", ENV_ID, *where, "--policy", "expert", "--out", tmp_path / "run", "--json", "--slots", 2
+            "eval",
+            "--env",
+            ENV_ID,
+            *where,
+            "--policy",
+            "expert",
+            "--out",
+            tmp_path / "run",
+            "--json",
+            "--slots",
+            2,
         )
         assert code == 0, errors
         everything, *kinds = json.loads(out)["reports"]
-        assert everything["scenarios"] * 3 == everything["tasks"] == sum(kind["tasks"] for kind in kinds)
+        assert (
+            everything["scenarios"] * 3
+            == everything["tasks"]
+            == sum(kind["tasks"] for kind in kinds)
+        )
         assert everything["scenario_success"] == everything["measures"]["success"]["mean"] == 1
         assert {kind["name"] for kind in kinds} <= {"difficulty 1", "difficulty 2", "difficulty 3"}

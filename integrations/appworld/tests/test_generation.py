@@ -78,7 +78,9 @@ def test_every_row_has_the_id_that_a_database_gives(seed: int) -> None:
 def test_every_task_asks_for_something_that_can_be_done(seed: int) -> None:
     for task in make_plan(seed).tasks:
         asks = task.draft.answer is not None
-        assert asks == any(check.requirement == "the answer is right" for check in task.scenario.checks)
+        assert asks == any(
+            check.requirement == "the answer is right" for check in task.scenario.checks
+        )
         assert asks or all(value or value is False for value in task.draft.private.values())
         ast.parse(task.to_dict()["evaluation"])
         steps = split_solution(task.to_dict()["solution"], task.id)
@@ -90,7 +92,11 @@ def test_every_task_asks_for_something_that_can_be_done(seed: int) -> None:
 
 def rows_of(plan: Plan, model: str, **fields: object) -> list[dict]:
     app, _, name = model.partition(".")
-    rows = [row.fields | {"id": row.id} for row in plan.world.rows.rows if (row.app, row.model) == (app, name)]
+    rows = [
+        row.fields | {"id": row.id}
+        for row in plan.world.rows.rows
+        if (row.app, row.model) == (app, name)
+    ]
     return [row for row in rows if fields.items() <= row.items()]
 
 
@@ -106,25 +112,39 @@ def test_answers_follow_from_the_rows(seed: int) -> None:
         match task.scenario.name:
             case "library_size":
                 model = next(m for m in ("song", "album", "playlist") if f"many {m}s" in asked)
-                table = {"song": "UserLibrarySong", "album": "UserLibraryAlbum", "playlist": "Playlist"}[model]
+                table = {
+                    "song": "UserLibrarySong",
+                    "album": "UserLibraryAlbum",
+                    "playlist": "Playlist",
+                }[model]
                 assert answer == len(rows_of(plan, f"spotify.{table}", user_id=user))
             case "alarm_time":
                 label = asked.split('"')[1]
-                assert [answer] == [row["time"] for row in rows_of(plan, "phone.Alarm", user_id=user, label=label)]
+                assert [answer] == [
+                    row["time"] for row in rows_of(plan, "phone.Alarm", user_id=user, label=label)
+                ]
             case "tagged_notes":
                 notes = rows_of(plan, "simple_note.Note", user_id=user)
                 assert answer == sum(asked.split('"')[1] in note["tags"] for note in notes) > 0
             case "most_played":
-                ids = [row["song_id"] for row in rows_of(plan, "spotify.UserLibrarySong", user_id=user)]
+                ids = [
+                    row["song_id"] for row in rows_of(plan, "spotify.UserLibrarySong", user_id=user)
+                ]
                 songs = sorted(
-                    (row["play_count"], row["title"]) for row in rows_of(plan, "spotify.Song") if row["id"] in ids
+                    (row["play_count"], row["title"])
+                    for row in rows_of(plan, "spotify.Song")
+                    if row["id"] in ids
                 )
                 assert answer == songs[-1 if "most" in asked else 0][1]
                 assert len({count for count, _ in songs}) == len(songs)
             case "money_sent":
-                other = next(person.id for person in plan.world.people if f"to {person.name} on" in asked)
+                other = next(
+                    person.id for person in plan.world.people if f"to {person.name} on" in asked
+                )
                 sent = rows_of(plan, "venmo.Transaction", sender_id=user, receiver_id=other)
-                assert answer == pytest.approx(sum(row["amount"] for row in sent if row["created_at"] >= "2023"))
+                assert answer == pytest.approx(
+                    sum(row["amount"] for row in sent if row["created_at"] >= "2023")
+                )
 
 
 @pytest.mark.parametrize("tasks", [0, -1, 10_001])
@@ -161,7 +181,10 @@ def test_every_task_is_won_by_its_solution_alone(opened) -> None:
             assert not state.terminated
             state = engine.act(step)
             assert not state.info["execution_failed"], state.text
-        assert (state.terminated, state.won, state.score) == (True, True, 1.0), (task_id, state.info)
+        assert (state.terminated, state.won, state.score) == (True, True, 1.0), (
+            task_id,
+            state.info,
+        )
 
 
 @pytest.mark.original
@@ -169,7 +192,11 @@ def test_every_task_is_won_by_its_solution_alone(opened) -> None:
 def test_no_task_is_won_by_doing_nothing_or_by_a_wrong_answer(opened, appworld_root: Path) -> None:
     source = opened()
     for task_id in some(source):
-        data = json.loads((appworld_root / "data/tasks" / task_id / "ground_truth/test_data.json").read_text("utf-8"))
+        data = json.loads(
+            (appworld_root / "data/tasks" / task_id / "ground_truth/test_data.json").read_text(
+                "utf-8"
+            )
+        )
         expected = sorted(test["requirement"] for test in data if test["label"] == "no_op_fail")
         engine = source.engine()
         engine.start(task_id)
@@ -184,7 +211,10 @@ def test_no_task_is_won_by_doing_nothing_or_by_a_wrong_answer(opened, appworld_r
 @pytest.mark.slow
 def test_no_task_is_won_with_a_change_that_was_not_asked_for(opened) -> None:
     source = opened()
-    others = {"phone": "create_alarm(time='04:44'", "simple_note": "create_note(title='Mine', content='x'"}
+    others = {
+        "phone": "create_alarm(time='04:44'",
+        "simple_note": "create_note(title='Mine', content='x'",
+    }
     for task_id in first_of_each_scenario(source):
         engine = source.engine()
         engine.start(task_id)
@@ -204,7 +234,11 @@ def test_no_task_is_won_with_a_change_that_was_not_asked_for(opened) -> None:
 def test_a_root_is_what_appworld_reads(appworld_root: Path, opened) -> None:
     data = appworld_root / "data"
     tasks = {path.name for path in (data / "tasks").iterdir()}
-    assert tasks == {line for split in SPLITS for line in (data / "datasets" / f"{split}.txt").read_text().split()}
+    assert tasks == {
+        line
+        for split in SPLITS
+        for line in (data / "datasets" / f"{split}.txt").read_text().split()
+    }
     assert len(list((data / "base_dbs").glob("*.db"))) == 12
     engine = opened().engine()
     engine.start(min(tasks))
@@ -220,7 +254,8 @@ def test_the_same_seed_gives_the_same_files(appworld_python: str, tmp_path: Path
     for root in roots:
         write_root(root, appworld_python, seed=3, tasks=2)
     contents = [
-        {str(path.relative_to(root)): content(path) for path in root.rglob("*") if path.is_file()} for root in roots
+        {str(path.relative_to(root)): content(path) for path in root.rglob("*") if path.is_file()}
+        for root in roots
     ]
     assert contents[0].keys() == contents[1].keys()
     assert [name for name in contents[0] if contents[0][name] != contents[1][name]] == []

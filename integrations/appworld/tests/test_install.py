@@ -15,7 +15,8 @@ from hgpo_appworld.data.official import fetch
 from hgpo_envs.errors import InputError
 
 RESOLVE = (
-    "NameResolutionError(\"HTTPSConnection(host='s3.us-west-2.amazonaws.com', \nport=443): Failed to resolve 's3.x.com'"
+    "NameResolutionError(\"HTTPSConnection(host='s3.us-west-2.amazonaws.com', \n"
+    "port=443): Failed to resolve 's3.x.com'"
 )
 
 
@@ -68,7 +69,9 @@ esac
 
 
 @pytest.mark.skipif(os.name == "nt", reason="shell scripts")
-def test_an_installation_is_in_one_folder_and_its_scripts_work_there(script, tmp_path, monkeypatch) -> None:
+def test_an_installation_is_in_one_folder_and_its_scripts_work_there(
+    script, tmp_path, monkeypatch
+) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("LOG", str(log))
     lines, tell = told()
@@ -88,18 +91,35 @@ def test_an_installation_is_in_one_folder_and_its_scripts_work_there(script, tmp
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("echo 3 12", "echo 3 14"), "expected Python 3.11 to 3.13, which AppWorld's packages support; .* is 3.14"),
+        (
+            ("echo 3 12", "echo 3 14"),
+            "expected Python 3.11 to 3.13, which AppWorld's packages support; .* is 3.14",
+        ),
         (("mkdir -p", "echo 'ensurepip is not available' >&2; exit 1; mkdir"), "python3-venv"),
         (
-            ('echo "$@"', "echo 'ERROR: Could not find a version that satisfies the requirement a'; exit 1; echo"),
+            (
+                'echo "$@"',
+                "echo 'ERROR: Could not find a version that satisfies the requirement a'; exit 1; echo",
+            ),
             "index",
         ),
-        (('echo "$@"', "echo \"error: command 'gcc' failed: No such file\" >&2; exit 1; echo"), "needs a compiler"),
-        (('echo "$@"', "echo 'OSError: [Errno 28] No space left on device' >&2; exit 1; echo"), "300 MB"),
-        (('echo "$3 $APP', "echo 'FileNotFoundError: Apps bundle' >&2; exit 1; echo \"$3 $APP"), "Apps bundle"),
+        (
+            ('echo "$@"', "echo \"error: command 'gcc' failed: No such file\" >&2; exit 1; echo"),
+            "needs a compiler",
+        ),
+        (
+            ('echo "$@"', "echo 'OSError: [Errno 28] No space left on device' >&2; exit 1; echo"),
+            "300 MB",
+        ),
+        (
+            ('echo "$3 $APP', "echo 'FileNotFoundError: Apps bundle' >&2; exit 1; echo \"$3 $APP"),
+            "Apps bundle",
+        ),
     ],
 )
-def test_a_failed_installation_is_one_line_and_leaves_nothing(script, tmp_path, monkeypatch, change, line) -> None:
+def test_a_failed_installation_is_one_line_and_leaves_nothing(
+    script, tmp_path, monkeypatch, change, line
+) -> None:
     monkeypatch.setenv("LOG", os.devnull)
     assert change[0] in VENV
     with pytest.raises(InputError, match=line) as caught:
@@ -112,7 +132,10 @@ def test_a_failed_installation_is_one_line_and_leaves_nothing(script, tmp_path, 
 def test_a_package_index_without_appworld_is_one_line(tmp_path, monkeypatch) -> None:
     """With the real venv and pip."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(InputError, match=r"pip install appworld==\S+ failed: Could not find a version .*PIP_INDEX_URL"):
+    with pytest.raises(
+        InputError,
+        match=r"pip install appworld==\S+ failed: Could not find a version .*PIP_INDEX_URL",
+    ):
         install(tmp_path / "made", sys.executable, lambda line: None)
     assert not list(tmp_path.iterdir())
 
@@ -124,7 +147,10 @@ def test_an_environment_that_was_moved_still_works(tmp_path) -> None:
     venv.create(tmp_path / "one", with_pip=True, symlinks=True)
     (tmp_path / "one").rename(tmp_path / "two")
     ask = [str(tmp_path / "two/bin/python"), "-m", "pip", "--version"]
-    assert str(tmp_path / "two") in subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+    assert (
+        str(tmp_path / "two")
+        in subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- data
@@ -149,7 +175,10 @@ def test_fetched_data_is_whole(script, tmp_path) -> None:
             '[ "$1" = -c ] && echo "ModuleNotFoundError: No module named appworld" >&2 && exit 1',
             "No module named appworld",
         ),
-        ('[ "$1" = -c ] || echo "Failed to download file. Status code: 403"', "Status code: 403. It needs s3"),
+        (
+            '[ "$1" = -c ] || echo "Failed to download file. Status code: 403"',
+            "Status code: 403. It needs s3",
+        ),
         (
             f'[ "$1" = -c ] || {{ cat >&2 <<END\n{RESOLVE}\nEND\nexit 1; }}',
             "Failed to resolve 's3.x.com'; check the network",

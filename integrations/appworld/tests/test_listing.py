@@ -17,7 +17,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_splits_that_the_data_lacks_are_empty(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_splits_that_the_data_lacks_are_empty(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("APPWORLD_ROOT", str(root))
     monkeypatch.setenv("HGPO_APPWORLD_PYTHON", "python3")
     monkeypatch.chdir(tmp_path)

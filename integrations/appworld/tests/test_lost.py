@@ -41,7 +41,9 @@ def engine() -> AppWorldEngine:
     return engine
 
 
-@pytest.mark.parametrize(("program", "reason"), [("exit", "ended with exit code 3"), ("complete", "too slow")])
+@pytest.mark.parametrize(
+    ("program", "reason"), [("exit", "ended with exit code 3"), ("complete", "too slow")]
+)
 def test_the_agents_doing_loses(engine: AppWorldEngine, program: str, reason: str) -> None:
     state = engine.act(program)
     assert (state.terminated, state.won, state.reward, state.score) == (True, False, 0.0, 0.0)
@@ -66,7 +68,14 @@ def test_whose_doing_it_is_depends_on_the_server() -> None:
     assert type(world._failure("x")) is WorldFailed  # it has not started yet
 
 
-EXECUTED = {"is": "executed", "output": "x", "failed": False, "completed": False, "calls": {}, "api_calls": 0}
+EXECUTED = {
+    "is": "executed",
+    "output": "x",
+    "failed": False,
+    "completed": False,
+    "calls": {},
+    "api_calls": 0,
+}
 
 
 def answered(data: bytes, longest: int = 1_000) -> Executed:
@@ -98,7 +107,9 @@ def answered(data: bytes, longest: int = 1_000) -> Executed:
 
 def test_an_answer_within_its_limits_is_believed() -> None:
     output = "\U0001f600" * 1_000
-    executed = answered(json.dumps({**EXECUTED, "output": output, "calls": {"GET /x": 2}, "api_calls": 2}).encode())
+    executed = answered(
+        json.dumps({**EXECUTED, "output": output, "calls": {"GET /x": 2}, "api_calls": 2}).encode()
+    )
     assert (executed.output, executed.calls, executed.api_calls) == (output, {"GET /x": 2}, 2)
 
 
@@ -135,7 +146,14 @@ def test_an_answer_that_is_none_loses(answer: object) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{]", b"\xff\xff", b"[" * 300_000, b'{"is": "executed", "x": ' + b"[" * 300_000, b'{"is": "\\ud800"}'],
+    [
+        b"",
+        b"{]",
+        b"\xff\xff",
+        b"[" * 300_000,
+        b'{"is": "executed", "x": ' + b"[" * 300_000,
+        b'{"is": "\\ud800"}',
+    ],
     ids=["empty", "no JSON", "no UTF-8", "nested", "nested in an answer", "surrogate"],
 )
 def test_bytes_that_are_no_answer_lose(data: bytes) -> None:

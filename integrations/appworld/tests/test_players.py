@@ -26,11 +26,14 @@ def test_a_solution_is_divided_at_its_markers_and_keeps_its_imports() -> None:
     body = "    # %%\n    x = 1\n    # %%\n    if x:\n        print(x)\n"
     text = f"# Canary\nimport json\n\ndef solution(apis, requester):\n{body}"
     assert split_solution(text, "t") == ["import json\n\nx = 1", "if x:\n    print(x)"]
-    assert split_solution("def solution(apis):\n    print(1)\n    print(2)\n", "t") == ["print(1)\nprint(2)"]
+    assert split_solution("def solution(apis):\n    print(1)\n    print(2)\n", "t") == [
+        "print(1)\nprint(2)"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("x = = 1", "of t is no Python"), ("x = 1", "expected a function `solution`")]
+    ("text", "line"),
+    [("x = = 1", "of t is no Python"), ("x = 1", "expected a function `solution`")],
 )
 def test_a_file_that_is_no_solution_is_one_line(text: str, line: str) -> None:
     with pytest.raises(InputError, match=line):
@@ -38,7 +41,9 @@ def test_a_file_that_is_no_solution_is_one_line(text: str, line: str) -> None:
 
 
 def test_the_expert_needs_the_engine() -> None:
-    with pytest.raises(InputError, match="reads the world of its own process; run it without --workers"):
+    with pytest.raises(
+        InputError, match="reads the world of its own process; run it without --workers"
+    ):
         make_player("expert", "AppWorld").reset(task("x"), START, None)
 
 
@@ -50,7 +55,9 @@ def test_the_expert_needs_the_engine() -> None:
 def test_the_explorer_understands_every_generated_instruction(seed: int) -> None:
     used = set()
     for planned in make_plan(seed).tasks:
-        found = find_skill(f"{planned.draft.instruction}\n\nSupervisor: Ada Lovelace, email a@b.c, phone number 1")
+        found = find_skill(
+            f"{planned.draft.instruction}\n\nSupervisor: Ada Lovelace, email a@b.c, phone number 1"
+        )
         assert found is not None, planned.draft.instruction
         used.add(found[0].instruction)
         assert set(found[0].apps) == set(planned.scenario.apps)
@@ -66,7 +73,9 @@ def play(player: ExplorerPlayer, outputs: list[str]) -> list[str]:
 def test_the_explorer_reads_documentation_before_it_acts() -> None:
     player = ExplorerPlayer()
     player.reset(task("How many songs are there in my Spotify song library?"), START)
-    programs = [attempt.program for attempt in plan("How many songs are there in my Spotify song library?")]
+    programs = [
+        attempt.program for attempt in plan("How many songs are there in my Spotify song library?")
+    ]
     assert programs[0] == "print(apis.api_docs.show_app_descriptions())"
     assert "show_api_descriptions(app_name='spotify')" in programs[1]
     assert "api_name='show_song_library'" in programs[2]
@@ -83,7 +92,8 @@ def test_the_explorer_tries_again_and_then_goes_on() -> None:
     assert said[0] == said[1] == said[2] != said[3]
     copy = player.fork(None)
     assert play(copy, ["x"] * 40) == play(player, ["x"] * 40)
-    assert play(copy, ["x"]) == ["apis.supervisor.complete_task(answer=reply)"]  # the end, again and again
+    # the end, again and again
+    assert play(copy, ["x"]) == ["apis.supervisor.complete_task(answer=reply)"]
 
 
 def test_the_explorer_gives_up_on_what_it_does_not_understand() -> None:
@@ -111,7 +121,9 @@ def episode(source, name: str, task_id: str) -> tuple[list[str], list[State]]:
 @pytest.mark.original
 def test_the_explorer_explores_and_wins_where_the_first_page_is_enough(opened) -> None:
     source = opened()
-    task_id = next(one for one in source.ids("all") if "Create the file" in source.task(one).instruction)
+    task_id = next(
+        one for one in source.ids("all") if "Create the file" in source.task(one).instruction
+    )
     programs, states = episode(source, "explorer", task_id)
     assert (states[-1].terminated, states[-1].won) == (True, True)
     assert not any(state.info["execution_failed"] for state in states[1:])
@@ -123,7 +135,9 @@ def test_the_explorer_explores_and_wins_where_the_first_page_is_enough(opened) -
 def test_the_explorer_loses_where_it_is_not(opened) -> None:
     """It sends the message to the first five of six friends."""
     source = opened()
-    wanted = (one for one in source.ids("all") if "to each of my friends" in source.task(one).instruction)
+    wanted = (
+        one for one in source.ids("all") if "to each of my friends" in source.task(one).instruction
+    )
     task_id = next(wanted, None)
     if task_id is None:
         pytest.skip("this world has no such task")
@@ -156,7 +170,13 @@ def test_a_mixture_is_collected_and_weighed(appworld_python, appworld_root, tmp_
     from hgpo_datasets import scan_steps
     from hgpo_train import collect, compute
 
-    given = {"data": str(appworld_root), "python": appworld_python, "tasks": 2, "group_size": 3, "max_steps": 30}
+    given = {
+        "data": str(appworld_root),
+        "python": appworld_python,
+        "tasks": 2,
+        "group_size": 3,
+        "max_steps": 30,
+    }
     run = tmp_path / "run"
     collect("HGPO/AppWorld-v0", "mixture:expert=0.5,explorer=0.5", run, **given, progress=False)
     steps = scan_steps(run)

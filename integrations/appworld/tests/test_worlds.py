@@ -103,7 +103,9 @@ def test_calls_tell_steps_with_the_same_output_apart(opened: Opened) -> None:
     engine = started(opened(observation="calls"))
     first = engine.act("x = apis.supervisor.show_profile()").text
     assert first == "Execution successful.\n\nAPI calls so far:\nGET /supervisor/profile"
-    assert engine.act("x = apis.supervisor.show_profile()").text.endswith("GET /supervisor/profile (2 times)")
+    assert engine.act("x = apis.supervisor.show_profile()").text.endswith(
+        "GET /supervisor/profile (2 times)"
+    )
 
 
 def test_refused_programs_are_not_executed(opened: Opened) -> None:
@@ -147,8 +149,14 @@ def test_outputs_are_the_same_in_other_processes(opened: Opened) -> None:
     [
         ("import os\nos.abort()", "died of SIGABRT"),
         (f"{POSIX}posix._exit(3)", "ended with exit code 3"),
-        (f"{POSIX}[posix.close(number) for number in range(3, 99) if number not in ()]", "lost|closed|ended"),
-        (f"{POSIX}for n in range(3, 99):\n    try: posix.write(n, b'\\xff' * 9)\n    except OSError: pass", "bytes"),
+        (
+            f"{POSIX}[posix.close(number) for number in range(3, 99) if number not in ()]",
+            "lost|closed|ended",
+        ),
+        (
+            f"{POSIX}for n in range(3, 99):\n    try: posix.write(n, b'\\xff' * 9)\n    except OSError: pass",
+            "bytes",
+        ),
         ("apis.supervisor.complete_task(answer=chr(0xd800))", "UnicodeEncodeError"),
         ("json.dumps = None", "NoneType"),
     ],
@@ -179,8 +187,12 @@ NEST = (
 @pytest.mark.parametrize(
     "program",
     [
-        f"{OPEN_FOLDER}for _ in range(3000):\n    {NEST}".replace("NAME", "'a'").replace("MODE", "448"),
-        f"{OPEN_FOLDER}for _ in range(99):\n    {NEST}".replace("NAME", "'b' * 255").replace("MODE", "493"),
+        f"{OPEN_FOLDER}for _ in range(3000):\n    {NEST}".replace("NAME", "'a'").replace(
+            "MODE", "448"
+        ),
+        f"{OPEN_FOLDER}for _ in range(99):\n    {NEST}".replace("NAME", "'b' * 255").replace(
+            "MODE", "493"
+        ),
         f"{POSIX}for n in range(5000):\n    posix.mkdir(str(n), 0)",
     ],
     ids=["3,000 nested", "long names", "without permissions"],
@@ -224,12 +236,16 @@ GREEDY = {
     "many files": f"for n in range(2000): posix.close(posix.open(str(n), 65))\n{SLEEP}",
     "hidden files": f"posix.mkdir('a', 0)\n{SLEEP}"
     if os.getuid()
-    else f"{OPEN_FOLDER}for _ in range(99):\n    {NEST}\n{SLEEP}".replace("NAME", "'b' * 255").replace("MODE", "448"),
+    else f"{OPEN_FOLDER}for _ in range(99):\n    {NEST}\n{SLEEP}".replace(
+        "NAME", "'b' * 255"
+    ).replace("MODE", "448"),
 }
 
 
 @pytest.mark.parametrize("name", GREEDY)
-def test_a_program_that_takes_what_all_share_is_killed(engine: AppWorldEngine, opened: Opened, name: str) -> None:
+def test_a_program_that_takes_what_all_share_is_killed(
+    engine: AppWorldEngine, opened: Opened, name: str
+) -> None:
     other = opened().engine()
     other.start(opened().ids("all")[1])
     state = engine.act(f"{POSIX}{GREEDY[name]}")
@@ -242,14 +258,18 @@ def test_worlds_do_not_find_each_others_files(engine: AppWorldEngine, opened: Op
     """The size or existence of a file, which Landlock does not hide, would carry a text to the rollouts of a group."""
     other = opened().engine()
     other.start(opened().ids("all")[0])
-    folder, foreign = (one.act(f"{POSIX}print(posix.getcwd())").text.strip() for one in (engine, other))
+    folder, foreign = (
+        one.act(f"{POSIX}print(posix.getcwd())").text.strip() for one in (engine, other)
+    )
     assert Path(folder).parent == Path(foreign).parent
     assert len(set(Path(folder).name)) > 8 < len(set(Path(foreign).name))  # drawn at random
     assert "PermissionError" in engine.act(f"{POSIX}posix.listdir('..')").text
     other.close()
 
 
-@pytest.mark.parametrize("request_", [{"run": "nothing"}, {"end": "x"}, {}, {"end": 10**9, "kill": True}])
+@pytest.mark.parametrize(
+    "request_", [{"run": "nothing"}, {"end": "x"}, {}, {"end": 10**9, "kill": True}]
+)
 def test_a_bad_request_has_an_answer(opened: Opened, request_: dict[str, object]) -> None:
     server = opened().server(opened().ids("all")[0])
     assert server._ask(request_).keys() & {"failed", "status"}
@@ -260,7 +280,8 @@ def test_a_bad_request_has_an_answer(opened: Opened, request_: dict[str, object]
     ("statement", "reason"),
     [
         (
-            "INSERT INTO sqlite_sequence SELECT 'a', 1 FROM " + ", ".join(f"sqlite_master t{n}" for n in range(9)),
+            "INSERT INTO sqlite_sequence SELECT 'a', 1 FROM "
+            + ", ".join(f"sqlite_master t{n}" for n in range(9)),
             "SIGKILL",
         ),
         (
@@ -271,7 +292,10 @@ def test_a_bad_request_has_an_answer(opened: Opened, request_: dict[str, object]
         ("ATTACH 'other.db' AS other", "not authorized"),
         ("VACUUM INTO 'other.db'", "authorization denied"),
         ("PRAGMA writable_schema = 1", "not authorized"),
-        ("CREATE TRIGGER t AFTER INSERT ON sqlite_sequence BEGIN SELECT 1; END", "not authorized|system table"),
+        (
+            "CREATE TRIGGER t AFTER INSERT ON sqlite_sequence BEGIN SELECT 1; END",
+            "not authorized|system table",
+        ),
         ("SELECT load_extension('x')", "not authorized|no such function"),
         ("no statement", "syntax error"),
     ],
@@ -323,7 +347,9 @@ def test_a_world_that_hangs_is_killed(opened: Opened, monkeypatch: pytest.Monkey
     assert source._server is not None
     running = children(source._server.pid)
     hang = "while True:\n    try:\n        for _ in iter(int, 1): sum(range(99))\n    except BaseException: pass"
-    assert re.search(r"no answer from the world of .* within 2 s; it was killed", engine.act(hang).info["lost"])
+    assert re.search(
+        r"no answer from the world of .* within 2 s; it was killed", engine.act(hang).info["lost"]
+    )
     assert running
     assert gone(running)
 
@@ -374,8 +400,12 @@ def test_what_a_world_survives(opened: Opened, program: str, output: str) -> Non
         "posix.open(TASK + '/specs.json', 2)",
     ],
 )
-def test_what_a_world_denies(engine: AppWorldEngine, opened: Opened, appworld_root: Path, program: str) -> None:
-    assert opened().server("").confined == CONFINED, "this machine's kernel has no Landlock or seccomp"
+def test_what_a_world_denies(
+    engine: AppWorldEngine, opened: Opened, appworld_root: Path, program: str
+) -> None:
+    assert opened().server("").confined == CONFINED, (
+        "this machine's kernel has no Landlock or seccomp"
+    )
     task = appworld_root.resolve() / "data" / "tasks" / opened().ids("all")[0]
     text = engine.act(f"{POSIX}TASK = {str(task)!r}\n{program}").text
     assert "PermissionError" in text
@@ -422,7 +452,9 @@ def test_worlds_end_with_their_engines(opened: Opened) -> None:
     del engine, engines
     gc.collect()
     assert gone(running)
-    assert not [path for path in (scratch / "experiments" / "outputs").iterdir() if path.name != "warm-up"]
+    assert not [
+        path for path in (scratch / "experiments" / "outputs").iterdir() if path.name != "warm-up"
+    ]
 
 
 def test_a_server_that_was_killed_is_replaced(opened: Opened) -> None:
@@ -458,7 +490,9 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("end", ["exit", "fork"])
-def test_no_process_and_no_file_outlives_its_owner(appworld_python: str, appworld_root: Path, end: str) -> None:
+def test_no_process_and_no_file_outlives_its_owner(
+    appworld_python: str, appworld_root: Path, end: str
+) -> None:
     """The second is killed and has forked a process that keeps copies of the sockets."""
     command = [sys.executable, "-c", OWNER, str(appworld_root), appworld_python, end]
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -486,7 +520,9 @@ def test_an_interpreter_without_appworld_is_named(appworld_root: Path) -> None:
     from hgpo_appworld.environment import open_source
 
     source = open_source(data=str(appworld_root), python=sys.executable)
-    with pytest.raises(InputError, match="No module named 'appworld'; install it: hgpo data install appworld"):
+    with pytest.raises(
+        InputError, match="No module named 'appworld'; install it: hgpo data install appworld"
+    ):
         source.engine().start(source.ids("train")[0])
 
 

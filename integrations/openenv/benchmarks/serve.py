@@ -53,13 +53,24 @@ class Play:
         actions = info["admissible_actions"]
         action = actions[self._draw.randrange(len(actions))] if actions else "look"
         words = info["task"].split()
-        return f"search[{' '.join(self._draw.sample(words, min(3, len(words))))}]" if action == QUERY else action
+        return (
+            f"search[{' '.join(self._draw.sample(words, min(3, len(words))))}]"
+            if action == QUERY
+            else action
+        )
 
     def observe(
-        self, observation: dict[str, Any], reward: float, done: tuple[bool, bool], info: dict[str, Any]
+        self,
+        observation: dict[str, Any],
+        reward: float,
+        done: tuple[bool, bool],
+        info: dict[str, Any],
     ) -> None:
         """Add what one step returned, as bytes that do not depend on the order of keys."""
-        shown = {**observation, "history_hash": np.asarray(observation["history_hash"], np.int64).tolist()}
+        shown = {
+            **observation,
+            "history_hash": np.asarray(observation["history_hash"], np.int64).tolist(),
+        }
         self._digest.update(orjson.dumps([shown, reward, done, info], option=orjson.OPT_SORT_KEYS))
 
     def digest(self) -> str:
@@ -67,7 +78,9 @@ class Play:
         return self._digest.hexdigest()
 
 
-def play_locally(env_id: str, tasks: list[str], seeds: range, steps: int) -> tuple[list[str], int, float]:
+def play_locally(
+    env_id: str, tasks: list[str], seeds: range, steps: int
+) -> tuple[list[str], int, float]:
     """Play one episode per seed in this process: digests, number of steps, seconds."""
     env = gym.make(env_id)
     digests = []
@@ -98,18 +111,31 @@ async def ask(connection: ClientConnection, message: dict[str, Any]) -> dict[str
 
 
 async def play_served(
-    url: str, task: str, seed: int, steps: int, pause: float, waits: list[float], ready: asyncio.Barrier
+    url: str,
+    task: str,
+    seed: int,
+    steps: int,
+    pause: float,
+    waits: list[float],
+    ready: asyncio.Barrier,
 ) -> tuple[str, int]:
     """Play one episode in a session: digest and number of steps. The waits for steps are added to `waits`."""
     play = Play(seed)
-    async with connect(url, compression=None, ping_interval=None, max_size=None, open_timeout=60) as connection:
+    async with connect(
+        url, compression=None, ping_interval=None, max_size=None, open_timeout=60
+    ) as connection:
         await ready.wait()
         data = await ask(connection, {"type": "reset", "data": {"task": task}})
         taken = 0
         for step in range(steps + 1):
             seen = data["observation"]
             observation = {name: seen[name] for name in ("state", "prompt", "history_hash")}
-            play.observe(observation, data["reward"] or 0.0, (seen["terminated"], seen["truncated"]), seen["info"])
+            play.observe(
+                observation,
+                data["reward"] or 0.0,
+                (seen["terminated"], seen["truncated"]),
+                seen["info"],
+            )
             if data["done"] or step == steps:
                 break
             action = play.action(seen["info"])
@@ -122,13 +148,17 @@ async def play_served(
     return play.digest(), taken
 
 
-async def play_all(url: str, tasks: list[str], seeds: range, steps: int, pause: float) -> dict[str, Any]:
+async def play_all(
+    url: str, tasks: list[str], seeds: range, steps: int, pause: float
+) -> dict[str, Any]:
     """Play one episode per seed, all at the same time."""
     waits: list[float] = []
     ready = asyncio.Barrier(len(seeds) + 1)
     began = time.perf_counter()
     games = [
-        asyncio.create_task(play_served(url, tasks[seed % len(tasks)], seed, steps, pause, waits, ready))
+        asyncio.create_task(
+            play_served(url, tasks[seed % len(tasks)], seed, steps, pause, waits, ready)
+        )
         for seed in seeds
     ]
     await ready.wait()
@@ -150,7 +180,10 @@ async def short_sessions(url: str, tasks: list[str], count: int, at_once: int) -
     turns = asyncio.Semaphore(at_once)
 
     async def session(number: int) -> None:
-        async with turns, connect(url, compression=None, ping_interval=None, open_timeout=60) as connection:
+        async with (
+            turns,
+            connect(url, compression=None, ping_interval=None, open_timeout=60) as connection,
+        ):
             await ask(connection, {"type": "reset", "data": {"task": tasks[number % len(tasks)]}})
             await ask(connection, {"type": "step", "data": {"action": "look"}})
 
@@ -166,7 +199,9 @@ async def memory_per_session(url: str, tasks: list[str], count: int, process: in
     for number in range(count):
         connection = await connect(url, compression=None, ping_interval=None, open_timeout=60)
         connections.append(connection)
-        data = await ask(connection, {"type": "reset", "data": {"task": tasks[number % len(tasks)]}})
+        data = await ask(
+            connection, {"type": "reset", "data": {"task": tasks[number % len(tasks)]}}
+        )
         play = Play(number)
         for _ in range(3):
             action = play.action(data["observation"]["info"])
@@ -242,10 +277,16 @@ def measure(address: str, process: int, name: str, given: argparse.Namespace) ->
 def main() -> None:
     """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sessions", type=int, default=256, help="sessions that play at the same time")
+    parser.add_argument(
+        "--sessions", type=int, default=256, help="sessions that play at the same time"
+    )
     parser.add_argument("--steps", type=int, default=50, help="the most steps of an episode")
-    parser.add_argument("--pause", type=float, default=0.5, help="mean pause before a step, in seconds")
-    parser.add_argument("--open", type=int, default=2000, help="sessions that are open when memory is measured")
+    parser.add_argument(
+        "--pause", type=float, default=0.5, help="mean pause before a step, in seconds"
+    )
+    parser.add_argument(
+        "--open", type=int, default=2000, help="sessions that are open when memory is measured"
+    )
     add_keep(parser)
     given = parser.parse_args()
     with server() as (address, process):

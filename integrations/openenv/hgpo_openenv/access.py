@@ -95,22 +95,36 @@ class Access:
         parts = self._checked(parts, headers.get("authorization", ()))
         resource = parts.pop() if parts else ""
         if resource not in RESOURCES:
-            raise Refusal(HTTPStatus.NOT_FOUND, f"expected an address that ends in {', '.join(RESOURCES)}")
+            raise Refusal(
+                HTTPStatus.NOT_FOUND, f"expected an address that ends in {', '.join(RESOURCES)}"
+            )
         if resource == "health" and not parts:
             return Address("health")
         if not parts and len(self.environments) == 1:
             parts = [self.environments[0]]
         if len(parts) != 1 or parts[0] not in self.environments:
-            raise Refusal(HTTPStatus.NOT_FOUND, f"expected one of {', '.join(self.environments)} before /{resource}")
+            raise Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"expected one of {', '.join(self.environments)} before /{resource}",
+            )
         return Address(resource, parts[0], query)
 
     def _checked(self, parts: list[str], authorization: Sequence[str]) -> list[str]:
         """Return the parts of a path without the token."""
-        given, rest = (authorization[0], parts) if authorization else (f"Bearer {parts[0]}" if parts else "", parts[1:])
+        given, rest = (
+            (authorization[0], parts)
+            if authorization
+            else (f"Bearer {parts[0]}" if parts else "", parts[1:])
+        )
         scheme, _, token = given.partition(" ")
-        right = secrets.compare_digest(token.strip().encode("utf-8", "replace"), self.token.encode())
+        right = secrets.compare_digest(
+            token.strip().encode("utf-8", "replace"), self.token.encode()
+        )
         if len(authorization) > 1 or scheme.lower() != "bearer" or not right:
-            raise Refusal(HTTPStatus.UNAUTHORIZED, "expected the token of `hgpo serve`, as Authorization: Bearer TOKEN")
+            raise Refusal(
+                HTTPStatus.UNAUTHORIZED,
+                "expected the token of `hgpo serve`, as Authorization: Bearer TOKEN",
+            )
         return rest
 
 

@@ -50,7 +50,9 @@ def serve(
 
     env_ids = env or ["HGPO/ALFWorld-v0"]
     if environment.data is not None and len(env_ids) > 1:
-        raise InputError("--data: expected one --env, received several; start a server for each data set")
+        raise InputError(
+            "--data: expected one --env, received several; start a server for each data set"
+        )
     for name, value in (
         ("--max-sessions", max_sessions),
         ("--idle-timeout", idle_timeout),
@@ -60,7 +62,9 @@ def serve(
         if not 0 < value < float("inf"):
             raise InputError(f"{name}: expected a positive number, received {value:g}")
     limits = Limits(max_sessions, idle_timeout, max(1, int(max_message_kb * 1024)), call_timeout)
-    arguments = environment.arguments(split=environment.split or "train", action_format=action_format)
+    arguments = environment.arguments(
+        split=environment.split or "train", action_format=action_format
+    )
     environments = open_environments(env_ids, arguments, order)
     ended = run_server(
         environments,
@@ -83,7 +87,9 @@ def _announce(ready: Ready, environments: Mapping[str, ServedEnvironment]) -> No
     print(f"Serving at {ready.address}")
     for name, served in environments.items():
         about = served.metadata()
-        print(f"  {served.env_id}: {ready.address}/{name}  ({counted(about['tasks'], 'task')} of {about['split']})")
+        print(
+            f"  {served.env_id}: {ready.address}/{name}  ({counted(about['tasks'], 'task')} of {about['split']})"
+        )
     if ready.own_token:
         print("Only someone with this address can open sessions. Press Ctrl-C to stop.")
     else:

@@ -63,11 +63,20 @@ class ServedEnvironment:
         """Return some ids of the split, at most `MOST_TASKS`."""
         tasks = self._env.tasks
         chosen = tasks[max(start, 0) : min(stop, start + MOST_TASKS)]
-        return {"split": tasks.name, "count": len(tasks), "start": max(start, 0), "tasks": list(chosen)}
+        return {
+            "split": tasks.name,
+            "count": len(tasks),
+            "start": max(start, 0),
+            "tasks": list(chosen),
+        }
 
     def openapi(self) -> dict[str, Any]:
         """Return the description of what is answered over HTTP, in the form of OpenAPI."""
-        return {"openapi": "3.1.0", "info": {"title": self.env_id, "version": HTTP_VERSION}, "paths": _PATHS}
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": self.env_id, "version": HTTP_VERSION},
+            "paths": _PATHS,
+        }
 
     def metadata(self) -> dict[str, Any]:
         """Return the description of the environment, as OpenEnv's metadata, with its settings."""
@@ -164,7 +173,9 @@ def open_environments(
         )
         served = ServedEnvironment(handle.env_id, env, _threads(handle))
         if served.name in opened:
-            raise InputError(f"--env {env_id}: {served.name} is served already; start another server for it")
+            raise InputError(
+                f"--env {env_id}: {served.name} is served already; start another server for it"
+            )
         opened[served.name] = served
     return opened
 

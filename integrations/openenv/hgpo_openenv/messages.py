@@ -103,9 +103,13 @@ def read_message(raw: bytes) -> Message:
             raise MessageError("UNKNOWN_TYPE", text) from None
         raise MessageError("VALIDATION_ERROR", text) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MessageError("INVALID_JSON", f"expected a JSON object: {one_line(error, 200)}") from None
+        raise MessageError(
+            "INVALID_JSON", f"expected a JSON object: {one_line(error, 200)}"
+        ) from None
     except RecursionError:
-        raise MessageError("INVALID_JSON", "expected a JSON object, received one that is nested too deeply") from None
+        raise MessageError(
+            "INVALID_JSON", "expected a JSON object, received one that is nested too deeply"
+        ) from None
 
 
 def write_message(kind: str, data: object) -> bytes:

@@ -58,7 +58,9 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
         self._timeout = timeout
         self._session = ExitStack()
         self._closed = False
-        self._connection = _connect(self._session, url, token or os.environ.get("HGPO_SERVE_TOKEN"), timeout)
+        self._connection = _connect(
+            self._session, url, token or os.environ.get("HGPO_SERVE_TOKEN"), timeout
+        )
         self.remote = self._ask({"type": "state"}, "state")
         """What the server said about the session: ``environment``, ``action_format``, ``system_prompt`` and more."""
 
@@ -107,7 +109,9 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
         self._session.close()
 
     def __getstate__(self) -> NoReturn:
-        raise TypeError("a RemoteEnv is one session of a server: open another one instead of a copy")
+        raise TypeError(
+            "a RemoteEnv is one session of a server: open another one instead of a copy"
+        )
 
     def _ask(self, message: dict[str, Any], kind: str) -> Any:  # noqa: ANN401 - JSON
         """Send a message and return the data of its answer."""
@@ -120,16 +124,22 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
             answer = orjson.loads(self._connection.recv(timeout=self._timeout, decode=False))
         except ConnectionClosed as error:
             reason = error.rcvd.reason if error.rcvd is not None else ""
-            raise RemoteError(f"the server closed the session: {one_line(reason, 200) or 'without a reason'}") from None
+            raise RemoteError(
+                f"the server closed the session: {one_line(reason, 200) or 'without a reason'}"
+            ) from None
         except TimeoutError:
             self.close()
             raise RemoteError(f"the server did not answer within {self._timeout:g} s") from None
         except orjson.JSONDecodeError as error:
-            raise RemoteError(f"expected JSON of `hgpo serve`, received something else ({error})") from None
+            raise RemoteError(
+                f"expected JSON of `hgpo serve`, received something else ({error})"
+            ) from None
         if answer.get("type") == "error":
             raise _error(**answer["data"])
         if answer.get("type") != kind:
-            raise RemoteError(f"expected {kind!r} of the server, received {answer.get('type')!r:.100}")
+            raise RemoteError(
+                f"expected {kind!r} of the server, received {answer.get('type')!r:.100}"
+            )
         return answer["data"]
 
 
@@ -157,9 +167,13 @@ def _connect(session: ExitStack, url: str, token: str | None, timeout: float) ->
         raise InputError(f"url: expected an address of `hgpo serve` such as {example}") from None
     except InvalidStatus as error:
         reason = one_line((error.response.body or b"").decode("utf-8", "replace"), 300)
-        raise InputError(f"url: the server refused the connection ({error.response.status_code}): {reason}") from None
+        raise InputError(
+            f"url: the server refused the connection ({error.response.status_code}): {reason}"
+        ) from None
     except (OSError, WebSocketException) as error:
-        raise RemoteError(f"cannot connect to the server: {type(error).__name__}: {one_line(error, 200)}") from None
+        raise RemoteError(
+            f"cannot connect to the server: {type(error).__name__}: {one_line(error, 200)}"
+        ) from None
 
 
 def _parts(answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool, bool]:

@@ -61,7 +61,9 @@ class Connection(ServerConnection):
         try:
             response = self._read(data)
         except h11.RemoteProtocolError as error:
-            response = self._refuse(HTTPStatus(error.error_status_hint), f"expected an HTTP request: {error}")
+            response = self._refuse(
+                HTTPStatus(error.error_status_hint), f"expected an HTTP request: {error}"
+            )
         if response is not None:
             self.transport.write(response.serialize())
             self.transport.close()
@@ -90,12 +92,18 @@ def mcp_reply(body: bytes) -> dict[str, Any]:
     >>> mcp_reply(b'{"jsonrpc": "2.0", "id": 7, "method": "tools/list"}')["error"]["code"]
     -32601
     """
-    error = {"code": METHOD_NOT_FOUND, "message": "Method not found: actions are texts, in a session at …/ws"}
+    error = {
+        "code": METHOD_NOT_FOUND,
+        "message": "Method not found: actions are texts, in a session at …/ws",
+    }
     number = None
     try:
         number = msgspec.json.decode(body, type=_Call).id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        error = {"code": INVALID_REQUEST, "message": "Invalid request: expected JSON-RPC with an id and a method"}
+        error = {
+            "code": INVALID_REQUEST,
+            "message": "Invalid request: expected JSON-RPC with an id and a method",
+        }
     return {"jsonrpc": "2.0", "id": number, "error": error}
 
 

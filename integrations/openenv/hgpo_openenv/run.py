@@ -94,7 +94,9 @@ def run_server(
         return asyncio.run(_serve(server, listener, lambda: ready(shown)))
 
 
-async def _serve(server: EnvironmentServer, listener: socket.socket, ready: Callable[[], object]) -> Ended:
+async def _serve(
+    server: EnvironmentServer, listener: socket.socket, ready: Callable[[], object]
+) -> Ended:
     stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def stop(number: int) -> None:

@@ -105,17 +105,21 @@ class EnvironmentServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Begin to serve on a bound socket."""
-        silent = logging.getLogger("hgpo_openenv.silent")  # handshakes that fail are not worth a traceback
+        # handshakes that fail are not worth a traceback
+        silent = logging.getLogger("hgpo_openenv.silent")
         silent.addHandler(logging.NullHandler())
         silent.propagate = False
         most_bytes = self._limits.message_bytes
-        connection = partial(Connection, respond=self._answer_other, refuse=self._refused, most_bytes=most_bytes)
+        connection = partial(
+            Connection, respond=self._answer_other, refuse=self._refused, most_bytes=most_bytes
+        )
         self._server = await serve(
             self._connected,
             sock=listener,
             process_request=self._answer,
             create_connection=connection,  # type: ignore[arg-type]  # a factory is enough
-            compression=None,  # costs more than a loopback or a local network, and decompression needs limits
+            # costs more than a loopback or a local network, and decompression needs limits
+            compression=None,
             server_header=None,
             open_timeout=HANDSHAKE_SECONDS,
             ping_interval=PING_SECONDS,
@@ -152,7 +156,11 @@ class EnvironmentServer:
         """Answer a GET; None lets a session begin."""
         try:
             address = self._address(request)
-            return None if address.resource == "ws" else _response(HTTPStatus.OK, self._document(address))
+            return (
+                None
+                if address.resource == "ws"
+                else _response(HTTPStatus.OK, self._document(address))
+            )
         except Refusal as refusal:
             return self._refused(refusal.status, str(refusal))
 
@@ -190,16 +198,26 @@ class EnvironmentServer:
         if address.resource == "openapi.json":
             return served.openapi()
         try:
-            query = {name: values[-1] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+            query = {
+                name: values[-1]
+                for name, values in parse_qs(address.query, max_num_fields=10).items()
+            }
         except ValueError:
-            raise Refusal(HTTPStatus.BAD_REQUEST, "expected the query start=…&stop=…, received more fields") from None
+            raise Refusal(
+                HTTPStatus.BAD_REQUEST, "expected the query start=…&stop=…, received more fields"
+            ) from None
         start = query.get("start", "0")
         stop = query.get("stop", str(10**9))
         if not (
-            start.isascii() and start.isdecimal() and stop.isascii() and stop.isdecimal() and len(start + stop) < 40
+            start.isascii()
+            and start.isdecimal()
+            and stop.isascii()
+            and stop.isdecimal()
+            and len(start + stop) < 40
         ):
             raise Refusal(
-                HTTPStatus.BAD_REQUEST, f"start, stop: expected numbers; at most {MOST_TASKS} ids are returned"
+                HTTPStatus.BAD_REQUEST,
+                f"start, stop: expected numbers; at most {MOST_TASKS} ids are returned",
             )
         return served.task_list(int(start), int(stop))
 
@@ -212,7 +230,9 @@ class EnvironmentServer:
         # There is no `await` between this check and the new entry, so that the limit holds without a lock.
         if len(self._sessions) >= self._limits.sessions:
             self.counts["refused sessions"] += 1
-            text = f"all {self._limits.sessions} sessions are in use (--max-sessions); try again later"
+            text = (
+                f"all {self._limits.sessions} sessions are in use (--max-sessions); try again later"
+            )
             with suppress(ConnectionClosed):
                 await connection.send(error_message("CAPACITY_REACHED", text), text=True)
                 await connection.close(TRY_LATER, text)
@@ -227,7 +247,9 @@ class EnvironmentServer:
             del self._sessions[connection]
             session.close()
 
-    async def _converse(self, connection: ServerConnection, session: Session, served: ServedEnvironment) -> None:
+    async def _converse(
+        self, connection: ServerConnection, session: Session, served: ServedEnvironment
+    ) -> None:
         """Answer messages until the client leaves or a limit is reached."""
         idle = self._limits.idle_seconds
         # Both directions have the limit: a client that does not read lets `send` wait as soon as its buffers are full.
@@ -261,7 +283,9 @@ class EnvironmentServer:
             self.counts[error.code] += 1
             return error_message(error.code, str(error))
 
-    async def _call(self, session: Session, served: ServedEnvironment, message: Reset | Step | GetState) -> bytes:
+    async def _call(
+        self, session: Session, served: ServedEnvironment, message: Reset | Step | GetState
+    ) -> bytes:
         if served.threads is None:  # a step is shorter than handing it to a thread
             return session.reply(message)
         # A thread cannot be stopped: `shield` leaves the call alone, and only the session is given up after the limit.

@@ -57,7 +57,9 @@ class Session:
         def reset() -> bytes:
             options = None if task is None else {"task": task}
             observation, info = self._env.reset(seed=asked.seed, options=options)
-            return self._observation(observation, None, terminated=False, truncated=False, info=info)
+            return self._observation(
+                observation, None, terminated=False, truncated=False, info=info
+            )
 
         reply = self._guarded(reset)
         self._episode_id = asked.episode_id
@@ -73,7 +75,9 @@ class Session:
 
         def step() -> bytes:
             observation, reward, terminated, truncated, info = self._env.step(action)
-            return self._observation(observation, reward, terminated=terminated, truncated=truncated, info=info)
+            return self._observation(
+                observation, reward, terminated=terminated, truncated=truncated, info=info
+            )
 
         reply = self._guarded(step)
         self._done = self._env.episode.done
@@ -101,7 +105,8 @@ class Session:
     ) -> bytes:
         for name, number in (("reward", reward), ("score", info.get("score"))):
             if isinstance(number, float) and not math.isfinite(number):
-                raise ValueError(f"{name}: expected a finite number, received {number}")  # JSON has no other
+                # JSON has no other
+                raise ValueError(f"{name}: expected a finite number, received {number}")
         shown = {**observation, "terminated": terminated, "truncated": truncated, "info": info}
         document = {"observation": shown, "reward": reward, "done": terminated or truncated}
         return write_message("observation", document)

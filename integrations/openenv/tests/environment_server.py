@@ -20,7 +20,9 @@ TOKEN = "a-token-of-tests"
 class Running:
     """A server that runs."""
 
-    def __init__(self, server: EnvironmentServer, port: int, log: list[str], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, server: EnvironmentServer, port: int, log: list[str], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.server = server
         self.port = port
         self.log = log
@@ -42,7 +44,9 @@ class Running:
 
     def stop(self) -> int:
         """Stop the server."""
-        return asyncio.run_coroutine_threadsafe(self.server.stop("the server was stopped"), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(
+            self.server.stop("the server was stopped"), self._loop
+        ).result(30)
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         """Wait until the server is in a state."""
@@ -57,7 +61,9 @@ def running(*served: ServedEnvironment, limits: Limits | None = None) -> Iterato
     """Run a server."""
     log: list[str] = []
     environments = {one.name: one for one in served}
-    server = EnvironmentServer(environments, Access(TOKEN, known_hosts([]), tuple(environments)), limits, log.append)
+    server = EnvironmentServer(
+        environments, Access(TOKEN, known_hosts([]), tuple(environments)), limits, log.append
+    )
     listener = bound_socket("127.0.0.1", 0)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

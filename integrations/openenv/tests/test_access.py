@@ -65,11 +65,25 @@ def test_addresses(access, path, headers, found) -> None:
 
 
 pieces = st.sampled_from(
-    ["ws", "schema", "tasks", "ALFWorld", "..", "%2e%2e", "health", TOKEN[:-1], TOKEN + "x", "", "?"]
+    [
+        "ws",
+        "schema",
+        "tasks",
+        "ALFWorld",
+        "..",
+        "%2e%2e",
+        "health",
+        TOKEN[:-1],
+        TOKEN + "x",
+        "",
+        "?",
+    ]
 )
 
 
-@given(st.lists(pieces | st.text(max_size=12), max_size=5), st.lists(st.text(max_size=30), max_size=2))
+@given(
+    st.lists(pieces | st.text(max_size=12), max_size=5), st.lists(st.text(max_size=30), max_size=2)
+)
 def test_nothing_but_health_is_answered_without_the_token(parts, authorization) -> None:
     path = "/" + "/".join(parts)
     if TOKEN in path or any(TOKEN in value for value in authorization):
@@ -85,7 +99,13 @@ def test_the_token_of_the_environment(monkeypatch) -> None:
     assert token_from_environment() is None
     monkeypatch.setenv("HGPO_SERVE_TOKEN", TOKEN)
     assert token_from_environment() == TOKEN
-    for wrong in ("", "short", "with a space in its middle", "with/a/slash/in/it", "ünïcödë-ünïcödë-x"):
+    for wrong in (
+        "",
+        "short",
+        "with a space in its middle",
+        "with/a/slash/in/it",
+        "ünïcödë-ünïcödë-x",
+    ):
         monkeypatch.setenv("HGPO_SERVE_TOKEN", wrong)
         with pytest.raises(InputError, match="HGPO_SERVE_TOKEN: expected 16 to 256") as error:
             token_from_environment()

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSI
 @contextmanager
 def served(*options, **variables):
     """Run the command: the process, its address, and what it has printed."""
-    environment = {name: value for name, value in os.environ.items() if name != "HGPO_SERVE_TOKEN"} | variables
+    environment = {
+        name: value for name, value in os.environ.items() if name != "HGPO_SERVE_TOKEN"
+    } | variables
     command = [sys.executable, "-u", "-c", CODE, "serve", *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -44,17 +46,23 @@ def test_signals_close_sessions_and_end_the_command(number, code) -> None:
     with served("--env", "HGPO/ALFWorld-v0", "--max-steps", "7") as (process, address, printed):
         env = RemoteEnv(f"{address}/ALFWorld")
         observation, _ = env.reset(seed=2)
-        assert observation["prompt"] == gymnasium.make("HGPO/ALFWorld-v0", max_steps=7).reset(seed=2)[0]["prompt"]
+        assert (
+            observation["prompt"]
+            == gymnasium.make("HGPO/ALFWorld-v0", max_steps=7).reset(seed=2)[0]["prompt"]
+        )
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == code
-        with pytest.raises(RemoteError, match="the server closed the session: the server was stopped"):
+        with pytest.raises(
+            RemoteError, match="the server closed the session: the server was stopped"
+        ):
             env.step("look")
     assert "HGPO/ALFWorld-v0: " in printed
     assert "(144 tasks of train)" in printed
     assert "Only someone with this address can open sessions. Press Ctrl-C to stop." in printed
     expected = (
-        "Stopped: 1 session, 0 steps; 1 session was open, and their episodes are lost. The same command serves again"
+        "Stopped: 1 session, 0 steps; 1 session was open, and their episodes are lost. "
+        "The same command serves again"
     )
     assert expected in errors
     assert "Traceback" not in errors
@@ -80,7 +88,9 @@ def test_a_port_in_use_is_one_line(hgpo) -> None:
         port = address.split(":")[-1].split("/")[0]
         code, _, errors = hgpo("serve", "--port", port)
     assert code == 2
-    assert errors.startswith(f"error: cannot listen on '127.0.0.1', port {port}: Address already in use")
+    assert errors.startswith(
+        f"error: cannot listen on '127.0.0.1', port {port}: Address already in use"
+    )
 
 
 def test_open_files_are_allowed_as_far_as_possible() -> None:
@@ -94,7 +104,9 @@ def test_open_files_are_allowed_as_far_as_possible() -> None:
         allow_open_files(700)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (700, hard)
         if hard != resource.RLIM_INFINITY:
-            with pytest.raises(InputError, match=r"--max-sessions: expected at most .*raise `ulimit -Hn`"):
+            with pytest.raises(
+                InputError, match=r"--max-sessions: expected at most .*raise `ulimit -Hn`"
+            ):
                 allow_open_files(hard + 1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hgpo_openenv.messages import Close, GetState, MessageError, Reset, Step, error_message, read_message
+from hgpo_openenv.messages import (
+    Close,
+    GetState,
+    MessageError,
+    Reset,
+    Step,
+    error_message,
+    read_message,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -15,7 +23,9 @@ values = st.recursive(
 )
 kinds = st.sampled_from(["reset", "step", "state", "close", "mcp", ""]) | values
 fields = st.dictionaries(
-    st.sampled_from(["seed", "task", "episode_id", "action", "metadata", "other"]), values, max_size=4
+    st.sampled_from(["seed", "task", "episode_id", "action", "metadata", "other"]),
+    values,
+    max_size=4,
 )
 
 
@@ -68,12 +78,24 @@ def test_objects_are_a_message_or_an_error(value) -> None:
         (b"", "INVALID_JSON", "expected a JSON object"),
         (b"[]", "VALIDATION_ERROR", "Expected `object`, got `array`"),
         (b"{}", "VALIDATION_ERROR", "missing required field `type`"),
-        (b'{"type":"mcp"}', "UNKNOWN_TYPE", "Invalid value 'mcp' - at `$.type`; expected reset, step, state or close"),
-        (b'{"type":"step","data":{"action":7}}', "VALIDATION_ERROR", "Expected `str`, got `int` - at `$.data.action`"),
+        (
+            b'{"type":"mcp"}',
+            "UNKNOWN_TYPE",
+            "Invalid value 'mcp' - at `$.type`; expected reset, step, state or close",
+        ),
+        (
+            b'{"type":"step","data":{"action":7}}',
+            "VALIDATION_ERROR",
+            "Expected `str`, got `int` - at `$.data.action`",
+        ),
         (b'{"type":"step","data":{"action":NaN}}', "INVALID_JSON", "expected a JSON object"),
         (b'{"type":"step"}', "VALIDATION_ERROR", "missing required field `data`"),
         (b'{"type":"reset","data":{"seed":-1}}', "VALIDATION_ERROR", "Expected `int` >= 0"),
-        (b'{"type":"reset","data":{"seed":true}}', "VALIDATION_ERROR", "Expected `int | null`, got `bool`"),
+        (
+            b'{"type":"reset","data":{"seed":true}}',
+            "VALIDATION_ERROR",
+            "Expected `int | null`, got `bool`",
+        ),
         (b'{"type":"reset","data":{"sede":1}}', "VALIDATION_ERROR", "unknown field `sede`"),
     ],
 )

@@ -61,7 +61,11 @@ def test_openenvs_client_receives_what_a_local_environment_returns(openenv, name
     env = gymnasium.make(IDS[name]).unwrapped
     games, expected = local_games(env, 3)
     with running(*open_environments(list(IDS.values()), {"split": "train"}).values()) as run:
-        arguments = [run.url(name)] if token_in == "address" else [f"http://127.0.0.1:{run.port}/{name}", TOKEN]
+        arguments = (
+            [run.url(name)]
+            if token_in == "address"
+            else [f"http://127.0.0.1:{run.port}/{name}", TOKEN]
+        )
         played = subprocess.run(
             [openenv, str(CLIENT), *arguments],
             input=json.dumps(games),
@@ -75,7 +79,10 @@ def test_openenvs_client_receives_what_a_local_environment_returns(openenv, name
         run.wait_for(lambda: run.server.open_sessions == 0)
     received = json.loads(played.stdout)
     assert received["games"] == expected
-    assert all("ids of split 'train'" in error and "(code: VALIDATION_ERROR)" in error for error in received["errors"])
+    assert all(
+        "ids of split 'train'" in error and "(code: VALIDATION_ERROR)" in error
+        for error in received["errors"]
+    )
     for game, state in zip(games, received["states"], strict=True):
         assert (state["task_id"], state["step_count"], state["done"]) == (
             game["reset"]["task"],
@@ -93,7 +100,9 @@ def test_openenvs_validator_passes(openenv) -> None:
     """
     with running(*open_environments(list(IDS.values()), {"split": "train"}).values()) as run:
         command = [openenv, "-c", code, run.url("ALFWorld")]
-        checked = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_PROXY": "127.0.0.1"})
+        checked = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "NO_PROXY": "127.0.0.1"}
+        )
     if "No module named 'openenv.cli" in checked.stderr or "cannot import name" in checked.stderr:
         pytest.skip("this version of OpenEnv validates no running server")
     assert checked.returncode == 0, checked.stderr[-2000:]

@@ -33,8 +33,16 @@ def server():
 
 def choose(draw, info):
     actions = info["admissible_actions"]
-    action = draw.choice(actions) if actions and draw.random() < 0.9 else draw.choice(["look", "", "no such thing ☂"])
-    return "search[" + " ".join(info["task"].split()[-3:]) + "]" if action.startswith("search[<") else action
+    action = (
+        draw.choice(actions)
+        if actions and draw.random() < 0.9
+        else draw.choice(["look", "", "no such thing ☂"])
+    )
+    return (
+        "search[" + " ".join(info["task"].split()[-3:]) + "]"
+        if action.startswith("search[<")
+        else action
+    )
 
 
 def plain(value):
@@ -43,7 +51,11 @@ def plain(value):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else (type(value), value)
+    return (
+        (value.dtype.str, value.shape, value.tobytes())
+        if isinstance(value, np.ndarray)
+        else (type(value), value)
+    )
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -82,7 +94,9 @@ def test_errors_of_a_remote_environment(server) -> None:
     with RemoteEnv(server.url("ALFWorld")) as env:
         with pytest.raises(gymnasium.error.ResetNeeded, match="no episode was started"):
             env.step("look")
-        with pytest.raises(InputError, match="task: expected one of the 144 ids of split 'train', such as"):
+        with pytest.raises(
+            InputError, match="task: expected one of the 144 ids of split 'train', such as"
+        ):
             env.reset(options={"task": "no such task"})
         with pytest.raises(InputError, match="reset option"):
             env.reset(options={"tsk": 1})
@@ -135,7 +149,9 @@ def test_a_session_cannot_be_copied(server, copied) -> None:
 def test_settings_are_those_of_the_server(options, replies) -> None:
     local = gymnasium.make(IDS["ALFWorld"], **options)
     with (
-        running(*open_environments([IDS["ALFWorld"]], {"split": "train", **options}).values()) as run,
+        running(
+            *open_environments([IDS["ALFWorld"]], {"split": "train", **options}).values()
+        ) as run,
         RemoteEnv(run.url()) as remote,  # one environment needs no name
     ):
         assert plain(remote.reset(seed=3)) == plain(local.reset(seed=3))
@@ -219,5 +235,8 @@ def test_sessions_draw_their_own_tasks(server) -> None:
         first = [one.reset(seed=5)[1]["task_id"]]
         other.reset(seed=9)
         first += [one.reset()[1]["task_id"] for _ in range(4)]
-        second = [other.reset(seed=5)[1]["task_id"], *(other.reset()[1]["task_id"] for _ in range(4))]
+        second = [
+            other.reset(seed=5)[1]["task_id"],
+            *(other.reset()[1]["task_id"] for _ in range(4)),
+        ]
     assert first == second

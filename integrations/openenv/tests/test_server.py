@@ -129,14 +129,22 @@ def test_documents(server) -> None:
     ("body", "code", "number"),
     [
         (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/list"}', -32601, 7),
-        (b'{"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": {"name": "look"}}', -32601, "a"),
+        (
+            b'{"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": {"name": "look"}}',
+            -32601,
+            "a",
+        ),
         *[(wrong, -32600, None) for wrong in (b"{}", b"{", b"\xff", b"", b'{"a":' * 20_000)],
     ],
 )
 def test_a_call_of_a_tool_is_answered_in_json_rpc(server, body, code, number) -> None:
     answer = httpx.post(f"{server.url('ALFWorld')}/mcp", content=body, trust_env=False)
     assert answer.status_code == 200
-    assert (answer.json()["jsonrpc"], answer.json()["error"]["code"], answer.json()["id"]) == ("2.0", code, number)
+    assert (answer.json()["jsonrpc"], answer.json()["error"]["code"], answer.json()["id"]) == (
+        "2.0",
+        code,
+        number,
+    )
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
@@ -147,7 +155,10 @@ def test_every_request_is_answered(server, method) -> None:
     assert answer.headers["allow"] == "GET, POST"
     assert request(f"{server.url()}/reset", json={}).status_code == 404
     assert request(f"http://127.0.0.1:{server.port}/mcp", json={}).status_code == 401
-    assert request(f"{server.url()}/mcp", json={}, headers={"Origin": "http://127.0.0.1"}).status_code == 403
+    assert (
+        request(f"{server.url()}/mcp", json={}, headers={"Origin": "http://127.0.0.1"}).status_code
+        == 403
+    )
     assert request(f"{server.url()}/mcp", content=bytes(1 << 19)).status_code == 413
 
 
@@ -195,7 +206,8 @@ def test_unauthorised_requests_are_refused(server) -> None:
     assert get(f"{server.url()}/schema", headers={"Host": "evil.example"}).status_code == 400
     assert server.server.counts["sessions"] == before
     with legacy(
-        f"ws://127.0.0.1:{server.port}/ALFWorld/ws", additional_headers={"Authorization": f"Bearer {TOKEN}"}
+        f"ws://127.0.0.1:{server.port}/ALFWorld/ws",
+        additional_headers={"Authorization": f"Bearer {TOKEN}"},
     ) as client:
         assert ask(client, "reset", seed=0)["type"] == "observation"
 
@@ -203,9 +215,13 @@ def test_unauthorised_requests_are_refused(server) -> None:
 def test_a_remote_environment_names_what_was_refused(server, monkeypatch) -> None:
     base = f"http://127.0.0.1:{server.port}"
     monkeypatch.delenv("HGPO_SERVE_TOKEN", raising=False)
-    with pytest.raises(InputError, match=r"refused the connection \(401\): .*expected the token of `hgpo serve`"):
+    with pytest.raises(
+        InputError, match=r"refused the connection \(401\): .*expected the token of `hgpo serve`"
+    ):
         RemoteEnv(base)
-    with pytest.raises(InputError, match=r"refused the connection .404.*expected one of ALFWorld before /ws"):
+    with pytest.raises(
+        InputError, match=r"refused the connection .404.*expected one of ALFWorld before /ws"
+    ):
         RemoteEnv(server.url("WebShop"))
     with pytest.raises(InputError, match="url: expected an address of `hgpo serve`"):
         RemoteEnv("127.0.0.1")
@@ -217,7 +233,9 @@ def test_a_remote_environment_names_what_was_refused(server, monkeypatch) -> Non
 def test_a_server_that_is_not_there() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        with pytest.raises(RemoteError, match="cannot connect to the server: ConnectionRefusedError"):
+        with pytest.raises(
+            RemoteError, match="cannot connect to the server: ConnectionRefusedError"
+        ):
             RemoteEnv(f"http://127.0.0.1:{free.getsockname()[1]}/x")
 
 
@@ -283,7 +301,8 @@ def test_an_oversized_message_closes_only_its_session() -> None:
         assert code == 1009
         assert "1000" in reason
         with run.connect() as client:  # in two frames, each within the limit
-            with suppress(ConnectionClosed):  # the server closes it at the second frame, while the last is being sent
+            # the server closes it at the second frame, while the last is being sent
+            with suppress(ConnectionClosed):
                 client.send([b"x" * 600, b"x" * 600])
             assert closed(client)[0] == 1009
         assert ask(other, "step", action="y" * 500)["type"] == "observation"
@@ -324,7 +343,13 @@ def test_a_client_that_never_reads_is_closed() -> None:
         run.wait_for(lambda: run.server.open_sessions == 1)
 
         def frame(payload: bytes) -> bytes:
-            return b"\x81" + bytes([0x80 | 126]) + len(payload).to_bytes(2, "big") + b"\0\0\0\0" + payload
+            return (
+                b"\x81"
+                + bytes([0x80 | 126])
+                + len(payload).to_bytes(2, "big")
+                + b"\0\0\0\0"
+                + payload
+            )
 
         messages = frame(orjson.dumps({"type": "reset", "data": {"task": "good"}}))
         messages += frame(orjson.dumps({"type": "step", "data": {"action": big}})) * 45
@@ -345,18 +370,24 @@ def test_a_killed_client_frees_its_session() -> None:
         assert run.server.open_sessions == 20
         for client in clients[:10]:
             linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
-            client.socket.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, linger
-            )  # the connection is reset, as by a kill
+            # the connection is reset, as by a kill
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             client.socket.close()
         run.wait_for(lambda: run.server.open_sessions == 10)
-        assert all(ask(client, "step", action="look")["type"] == "observation" for client in clients[10:])
+        assert all(
+            ask(client, "step", action="look")["type"] == "observation" for client in clients[10:]
+        )
         for client in clients:
             client.close()
 
 
 def test_requests_that_are_not_http(server) -> None:
-    for sent in (b"\0" * 100, b"GET / HTTP/1.1\r\nHost", b"POST /reset HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"\r\n"):
+    for sent in (
+        b"\0" * 100,
+        b"GET / HTTP/1.1\r\nHost",
+        b"POST /reset HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"\r\n",
+    ):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(sent)
             client.shutdown(socket.SHUT_WR)
@@ -404,7 +435,10 @@ def test_a_hanging_call_ends_only_its_session() -> None:
             assert ask(other, "step", action="look")["type"] == "observation"  # meanwhile
             answer = orjson.loads(client.recv(timeout=30))["data"]
             assert answer["code"] == "EXECUTION_ERROR"
-            assert closed(client) == (1011, "a call took more than 0.3 s (--call-timeout); connect again")
+            assert closed(client) == (
+                1011,
+                "a call took more than 0.3 s (--call-timeout); connect again",
+            )
         source.go_on.set()
         run.wait_for(lambda: run.server.open_sessions == 1)
         assert source.closed

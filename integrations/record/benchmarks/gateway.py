@@ -46,15 +46,29 @@ async def conversation(
         "X-HGPO-Rollout": rollout,
         "Authorization": "Bearer sk-benchmark",
     }
-    messages = [{"role": "system", "content": "Find the exit. " * 100}, {"role": "user", "content": "Room 0."}]
+    messages = [
+        {"role": "system", "content": "Find the exit. " * 100},
+        {"role": "user", "content": "Room 0."},
+    ]
     for room in range(CALLS):
-        body = {"model": "stub", "messages": messages, "tools": [{"function": {"name": "look"}}], "stream": stream}
+        body = {
+            "model": "stub",
+            "messages": messages,
+            "tools": [{"function": {"name": "look"}}],
+            "stream": stream,
+        }
         async with client.post(f"{base}/{path}", json=body, headers=names) as answer:
             data = await answer.read()
-        reply = {"role": "assistant", "content": None} if stream else json.loads(data)["choices"][0]["message"]
+        reply = (
+            {"role": "assistant", "content": None}
+            if stream
+            else json.loads(data)["choices"][0]["message"]
+        )
         messages += [reply, {"role": "user", "content": f"You are in room {room}. " * 10}]
     if rollout.startswith("recorded"):
-        async with client.post(f"{base}/reward", json={"reward": task % 2}, headers=names) as answer:
+        async with client.post(
+            f"{base}/reward", json={"reward": task % 2}, headers=names
+        ) as answer:
             assert answer.status == 200, await answer.text()
 
 
@@ -75,19 +89,25 @@ async def load(rounds: int, passing: str, passing_process: int) -> None:
             for kind, (base, process, path, stream) in kinds.items():
                 before = cpu_seconds(process)
                 plays = [
-                    conversation(client, base, path, task // 8, f"{kind} {number} {task}", stream=stream)
+                    conversation(
+                        client, base, path, task // 8, f"{kind} {number} {task}", stream=stream
+                    )
                     for task in range(CONCURRENT)
                 ]
                 await asyncio.gather(*plays)
                 if number:
-                    found[kind] += 1000 * (cpu_seconds(process) - before) / (rounds * CONCURRENT * CALLS)
+                    found[kind] += (
+                        1000 * (cpu_seconds(process) - before) / (rounds * CONCURRENT * CALLS)
+                    )
     print(json.dumps(found))
 
 
 def main() -> None:
     """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="how often all conversations are played")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often all conversations are played"
+    )
     parser.add_argument("--load", nargs=2, help=argparse.SUPPRESS)
     add_keep(parser)
     given = parser.parse_args()
@@ -101,7 +121,9 @@ def main() -> None:
     ):
         assert stub.stdout is not None
         address = stub.stdout.readline().strip()
-        passing = subprocess.Popen([sys.executable, PASS_THROUGH, address], stdout=subprocess.PIPE, text=True)
+        passing = subprocess.Popen(
+            [sys.executable, PASS_THROUGH, address], stdout=subprocess.PIPE, text=True
+        )
         assert passing.stdout is not None
         passing_address = passing.stdout.readline().strip()
         code = "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()"
@@ -122,7 +144,11 @@ def main() -> None:
         ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         passing.terminate()
         stub.terminate()
-    figures: dict[str, Any] = {"cpu_ms_per_call": json.loads(ran.stdout), "concurrent": CONCURRENT, "calls": CALLS}
+    figures: dict[str, Any] = {
+        "cpu_ms_per_call": json.loads(ran.stdout),
+        "concurrent": CONCURRENT,
+        "calls": CALLS,
+    }
     print(json.dumps(figures["cpu_ms_per_call"], indent=1))
     print(store("record_gateway", figures, keep=given.keep))
 

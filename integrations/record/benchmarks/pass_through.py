@@ -26,13 +26,17 @@ def kept(headers: Mapping[str, str]) -> dict[str, str]:
 
 async def main(upstream: str) -> None:
     """Serve until interrupted."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), auto_decompress=False
+    ) as session:
 
         async def answer(request: web.BaseRequest) -> web.Response:
             url = URL(upstream + request.path_qs.removeprefix("/v1"), encoded=True)
             body = await request.read()
             async with session.post(url, data=body, headers=kept(request.headers)) as got:
-                return web.Response(status=got.status, body=await got.read(), headers=kept(got.headers))
+                return web.Response(
+                    status=got.status, body=await got.read(), headers=kept(got.headers)
+                )
 
         runner = web.ServerRunner(web.Server(answer))
         await runner.setup()

@@ -43,15 +43,25 @@ def conform(
     is_estimator = ":" not in function
     code: Any = get(function) if is_estimator else import_object(function, "a function")
     if is_estimator and adapter != "plain":
-        raise InputError(f"adapter: expected plain for the estimator {function}, received {adapter}")
+        raise InputError(
+            f"adapter: expected plain for the estimator {function}, received {adapter}"
+        )
     if is_estimator and code.scores:
         raise InputError(
             f"{function} reads the scores {listed(code.scores)} of a model, which the tables of the checks do not have"
         )
-    findings = check(code, adapter, scope=scope, settings=read_assignments("--set", setting or (), {}))
+    findings = check(
+        code, adapter, scope=scope, settings=read_assignments("--set", setting or (), {})
+    )
     faults = [finding for finding in findings if finding.kind == "fault"]
     if as_json:
-        print_json({"function": function, "adapter": adapter, "findings": [asdict(finding) for finding in findings]})
+        print_json(
+            {
+                "function": function,
+                "adapter": adapter,
+                "findings": [asdict(finding) for finding in findings],
+            }
+        )
     else:
         for finding in findings:
             print(finding)
@@ -72,7 +82,9 @@ def record(*command: str, settings: Settings) -> None:
     from hgpo_record.recording.run import run_program
 
     if not command:
-        raise InputError("expected a program after --, as in: hgpo record --upstream URL --out RUN -- python agent.py")
+        raise InputError(
+            "expected a program after --, as in: hgpo record --upstream URL --out RUN -- python agent.py"
+        )
     status, recording = run_program(command, settings, _say)
     for line in report(recording, settings.out):
         _say(line)

@@ -19,9 +19,17 @@ def chat_message(request):
     number = len(request["messages"])
     if not request.get("tools"):
         return {"role": "assistant", "content": f"I have read {number} messages. é\u2028"}
-    call = {"name": request["tools"][0]["function"]["name"], "arguments": json.dumps({"turn": number})}
+    call = {
+        "name": request["tools"][0]["function"]["name"],
+        "arguments": json.dumps({"turn": number}),
+    }
     calls = [{"id": f"call_{number}", "type": "function", "function": call}]
-    return {"role": "assistant", "content": None, "reasoning_content": f"Turn {number}.", "tool_calls": calls}
+    return {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": f"Turn {number}.",
+        "tool_calls": calls,
+    }
 
 
 def completion(request):
@@ -29,13 +37,20 @@ def completion(request):
     message = chat_message(request)
     reason = "tool_calls" if "tool_calls" in message else "stop"
     choice = {"index": 0, "message": message, "finish_reason": reason}
-    whole = {"id": "c1", "object": "chat.completion", "model": request["model"], "choices": [choice]}
+    whole = {
+        "id": "c1",
+        "object": "chat.completion",
+        "model": request["model"],
+        "choices": [choice],
+    }
     tokens = list((message["content"] or json.dumps(message["tool_calls"])).encode())
     if request.get("return_token_ids"):
         whole["prompt_token_ids"] = list(json.dumps(request["messages"]).encode())
         choice["token_ids"] = tokens
     if request.get("logprobs"):
-        choice["logprobs"] = {"content": [{"token": chr(token), "logprob": -token / 1000} for token in tokens]}
+        choice["logprobs"] = {
+            "content": [{"token": chr(token), "logprob": -token / 1000} for token in tokens]
+        }
     return whole
 
 
@@ -47,7 +62,9 @@ def pieces(text):
 def deltas(message):
     """Return the parts of a streamed message."""
     found = [{"role": "assistant", "content": message["content"] and ""}]
-    found += [{"reasoning_content": piece} for piece in pieces(message.get("reasoning_content", ""))]
+    found += [
+        {"reasoning_content": piece} for piece in pieces(message.get("reasoning_content", ""))
+    ]
     found += [{"content": piece} for piece in pieces(message["content"] or "")]
     for call in message.get("tool_calls", ()):
         head = {"name": call["function"]["name"], "arguments": ""}
@@ -67,22 +84,36 @@ def chat_events(request):
     events = []
     for number, delta in enumerate([*parts, {}]):
         span = slice(2 * number, 2 * number + 2 if delta else None)
-        part = {"index": 0, "delta": delta, "finish_reason": None if delta else choice["finish_reason"]}
+        part = {
+            "index": 0,
+            "delta": delta,
+            "finish_reason": None if delta else choice["finish_reason"],
+        }
         if tokens is not None:
             part["token_ids"] = tokens[span]
         if logprobs is not None:
             part["logprobs"] = {"content": logprobs["content"][span]}
         events.append({**whole, "object": "chat.completion.chunk", "choices": [part]})
         whole.pop("prompt_token_ids", None)
-    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] + [b"data: [DONE]\n\n"]
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] + [
+        b"data: [DONE]\n\n"
+    ]
 
 
 def response(request):
     """Return an answer of the interface of responses: a thought and a call, or a text."""
     number = len(request["input"]) if isinstance(request["input"], list) else 1
-    thought = {"type": "reasoning", "id": f"rs_{number}", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    thought = {
+        "type": "reasoning",
+        "id": f"rs_{number}",
+        "summary": [{"type": "summary_text", "text": "Hm."}],
+    }
     call = {"type": "function_call", "call_id": f"call_{number}", "name": "look", "arguments": "{}"}
-    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}
+    text = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Done."}],
+    }
     output = [thought, call] if request.get("tools") else [text]
     return {"id": f"resp_{number}", "object": "response", "status": "completed", "output": output}
 
@@ -90,9 +121,15 @@ def response(request):
 def response_events(request):
     """Return the events of a streamed response."""
     whole = response(request)
-    begun = {"type": "response.created", "response": {**whole, "status": "in_progress", "output": []}}
+    begun = {
+        "type": "response.created",
+        "response": {**whole, "status": "in_progress", "output": []},
+    }
     done = {"type": "response.completed", "response": whole}
-    return [f"event: {event['type']}\r\ndata: {json.dumps(event)}\r\n\r\n".encode() for event in (begun, done)]
+    return [
+        f"event: {event['type']}\r\ndata: {json.dumps(event)}\r\n\r\n".encode()
+        for event in (begun, done)
+    ]
 
 
 class Stub:
@@ -122,13 +159,17 @@ class Stub:
         if last == "hang":
             await asyncio.Event().wait()
         if not request.get("stream"):
-            data = json.dumps(completion(request) if is_chat else response(request), indent=1).encode()
+            data = json.dumps(
+                completion(request) if is_chat else response(request), indent=1
+            ).encode()
             packed = {"Content-Encoding": "gzip"} if last == "pack" else {}
             data = gzip.compress(data) if packed else data
             return web.Response(body=data, content_type="application/json", headers=packed)
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(http)
-        for number, event in enumerate(chat_events(request) if is_chat else response_events(request)):
+        for number, event in enumerate(
+            chat_events(request) if is_chat else response_events(request)
+        ):
             if last == "break" and number == 3:
                 http.transport.abort()
                 return stream

@@ -10,7 +10,13 @@ from hgpo_record.recording.calls import read_answer, read_request
 SYSTEM = {"role": "system", "content": "Find the exit."}
 USER = {"role": "user", "content": "Room 0."}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"far": 1}'}}
-REPLY = {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [CALL], "refusal": None}
+REPLY = {
+    "role": "assistant",
+    "content": None,
+    "reasoning_content": "Hm.",
+    "tool_calls": [CALL],
+    "refusal": None,
+}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "Room 1."}
 DONE = {"role": "assistant", "content": "Done."}
 
@@ -21,7 +27,9 @@ def found(*calls):
     for messages, reply in calls:
         choice = {"index": 0, "message": reply, "finish_reason": "stop"}
         request = read_request("chat/completions", json.dumps({"messages": messages}).encode())
-        branches.add(request, read_answer("chat/completions", json.dumps({"choices": [choice]}).encode()))
+        branches.add(
+            request, read_answer("chat/completions", json.dumps({"choices": [choice]}).encode())
+        )
     return [(branch.parent, branch.shared, branch.steps) for branch in branches.found]
 
 
@@ -89,6 +97,9 @@ def test_responses_continue_by_their_items_or_by_the_id_of_an_answer():
 
 
 def test_further_choices_of_a_call_are_kept_beside_the_first():
-    choices = [{"index": number, "message": DONE, "finish_reason": "stop", "logprobs": None} for number in (1, 0, 2)]
+    choices = [
+        {"index": number, "message": DONE, "finish_reason": "stop", "logprobs": None}
+        for number in (1, 0, 2)
+    ]
     answer = read_answer("chat/completions", json.dumps({"choices": choices}).encode())
     assert [choice["index"] for choice in answer.others] == [1, 2]

@@ -61,12 +61,18 @@ def trl_grpo(rewards, num_generations):
 
 def plain_mean(steps: pl.DataFrame) -> pl.Series:
     """Return each rollout's return minus the mean of its task, without aborted rollouts."""
-    known = steps.filter(~pl.col("aborted")).group_by("task_id", "trajectory").agg(pl.col("reward").sum())
-    centred = known.with_columns(advantage=pl.col("reward") - pl.col("reward").mean().over("task_id"))
-    centred = centred.with_columns(pl.col("advantage").round(12))
-    return steps.join(centred, on=("task_id", "trajectory"), how="left", maintain_order="left")["advantage"].fill_null(
-        0
+    known = (
+        steps.filter(~pl.col("aborted"))
+        .group_by("task_id", "trajectory")
+        .agg(pl.col("reward").sum())
     )
+    centred = known.with_columns(
+        advantage=pl.col("reward") - pl.col("reward").mean().over("task_id")
+    )
+    centred = centred.with_columns(pl.col("advantage").round(12))
+    return steps.join(centred, on=("task_id", "trajectory"), how="left", maintain_order="left")[
+        "advantage"
+    ].fill_null(0)
 
 
 RIGHT = {
@@ -81,7 +87,9 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize(("adapter", "function"), [(name, each) for name, all_ in RIGHT.items() for each in all_])
+@pytest.mark.parametrize(
+    ("adapter", "function"), [(name, each) for name, all_ in RIGHT.items() for each in all_]
+)
 def test_right_estimators_have_no_fault(adapter, function):
     assert [str(finding) for finding in conform(function, adapter) if finding.kind == "fault"] == []
 
@@ -144,7 +152,10 @@ def nan_alone(scores, index):
 
 
 def neighbour_baseline(scores, index):
-    means = {name: scores[torch.tensor([other == name for other in index])].mean() for name in dict.fromkeys(index)}
+    means = {
+        name: scores[torch.tensor([other == name for other in index])].mean()
+        for name in dict.fromkeys(index)
+    }
     known = list(means)
     following = dict(zip(known, known[1:] + known[:1], strict=True))
     return scores - torch.stack([means[following[name]] for name in index])
@@ -193,7 +204,9 @@ def last_mask_for_all(token_level_rewards, response_mask, index, is_last_step):
 
 
 def only_last_step(token_level_rewards, response_mask, index, is_last_step):
-    return skyrl_grpo(token_level_rewards, response_mask, index, is_last_step)[0] * is_last_step[:, None], None
+    return skyrl_grpo(token_level_rewards, response_mask, index, is_last_step)[0] * is_last_step[
+        :, None
+    ], None
 
 
 def zeros_of_earlier_steps(token_level_rewards, response_mask, index, is_last_step):
@@ -260,14 +273,23 @@ FAULTS = {
         "verl",
         masked(lambda scores, index: z(scores, [str(row // 4) for row in range(len(scores))])),
     ),
-    "the start of names": ("verl", masked(lambda scores, index: z(scores, [name[:6] for name in index]))),
-    "names without case": ("verl", masked(lambda scores, index: z(scores, [name.lower() for name in index]))),
+    "the start of names": (
+        "verl",
+        masked(lambda scores, index: z(scores, [name[:6] for name in index])),
+    ),
+    "names without case": (
+        "verl",
+        masked(lambda scores, index: z(scores, [name.lower() for name in index])),
+    ),
     "NaN counted as 0": ("verl", masked(lambda scores, index: z(scores.nan_to_num(), index))),
     "the sign": ("verl", masked(lambda scores, index: -z(scores, index))),
     "magnitudes": ("verl", masked(lambda scores, index: z(scores, index).abs())),
     "only gains": ("verl", masked(lambda scores, index: z(scores, index).clamp(min=0))),
     "half precision": ("verl", masked(lambda scores, index: z(scores.bfloat16().float(), index))),
-    "half precision of IEEE": ("verl", masked(lambda scores, index: z(scores.half().float(), index))),
+    "half precision of IEEE": (
+        "verl",
+        masked(lambda scores, index: z(scores.half().float(), index)),
+    ),
     "a division by the variance": ("verl", masked(over_variance)),
     "scores as integers": ("verl", masked(lambda scores, index: z(scores.long().float(), index))),
     "a clipped score": ("verl", masked(lambda scores, index: z(scores.clamp(-1, 1), index))),
@@ -281,7 +303,10 @@ FAULTS = {
     "NaN in a group of one": ("verl", masked(nan_alone)),
     "no baseline": ("verl", masked(lambda scores, index: scores)),
     "the baseline of another task": ("verl", masked(neighbour_baseline)),
-    "chance": ("verl", masked(lambda scores, index: z(scores, index) + 0.01 * torch.rand(len(scores)))),
+    "chance": (
+        "verl",
+        masked(lambda scores, index: z(scores, index) + 0.01 * torch.rand(len(scores))),
+    ),
     "each rollout a group": ("verl", each_rollout_alone),
     "a bonus for every turn": ("verl", turns_within_index),
     "the last step's mask": ("skyrl", last_mask_for_all),
@@ -313,7 +338,10 @@ def notes(function, adapter):
 def test_choices_are_noted():
     assert "sum" in notes(masked(distinct_scores), "verl")
     assert "iterations" in notes(plain_mean, "plain")
-    assert not notes(get("rloo").with_parameters(cross_steps=False), "plain") & {"iterations", "sum"}
+    assert not notes(get("rloo").with_parameters(cross_steps=False), "plain") & {
+        "iterations",
+        "sum",
+    }
 
 
 @pytest.mark.parametrize(
@@ -346,7 +374,11 @@ def test_what_stops_the_code_is_a_fault(function):
 
 @pytest.mark.parametrize(
     ("function", "adapter"),
-    [(5, "plain"), (dict, "plain"), (lambda token_level_rewards, eos_mask, index: eos_mask, "verl")],
+    [
+        (5, "plain"),
+        (dict, "plain"),
+        (lambda token_level_rewards, eos_mask, index: eos_mask, "verl"),
+    ],
 )
 def test_what_cannot_be_called_is_no_fault(function, adapter):
     with pytest.raises(InputError, match="expected a function"):
@@ -354,7 +386,11 @@ def test_what_cannot_be_called_is_no_fault(function, adapter):
 
 
 def test_a_setting_without_an_effect_is_found():
-    (finding,) = [each for each in conform(ignored_gamma, settings={"gamma": 0.5}) if each.check == "setting gamma"]
+    (finding,) = [
+        each
+        for each in conform(ignored_gamma, settings={"gamma": 0.5})
+        if each.check == "setting gamma"
+    ]
     assert finding.kind == "fault"
     assert "gamma=0.5 changes no advantage" in finding.text
     findings = conform(get("hgpo"), settings={"gamma": 0.5, "history_length": 1})
@@ -373,12 +409,16 @@ def test_the_bias_of_a_stopping_choice_is_that_of_theory():
     def turns(steps):
         mean = pl.col("reward").mean().over("task_id", "step")
         centred = steps.with_columns(centred=pl.col("reward") - mean)
-        return centred.select(pl.col("centred").cum_sum(reverse=True).over("task_id", "trajectory"))["centred"]
+        return centred.select(
+            pl.col("centred").cum_sum(reverse=True).over("task_id", "trajectory")
+        )["centred"]
 
     def estimate(steps):
         return Advantages(turns(steps).to_numpy())
 
-    assert stop_gradient(estimate, game) == pytest.approx(float(Fraction(3, 4) * Fraction(-1, 2)), abs=1e-12)
+    assert stop_gradient(estimate, game) == pytest.approx(
+        float(Fraction(3, 4) * Fraction(-1, 2)), abs=1e-12
+    )
 
 
 def test_tables_are_what_was_written():
@@ -403,7 +443,9 @@ def test_unknown_names(arguments, message):
 
 def test_the_command(hgpo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine_conform.py").write_text("def advantages(steps):\n    return steps['reward']\n")
+    (tmp_path / "mine_conform.py").write_text(
+        "def advantages(steps):\n    return steps['reward']\n"
+    )
     code, output, _ = hgpo("conform", "mine_conform:advantages")
     assert code == 1
     assert "checks found a fault" in output

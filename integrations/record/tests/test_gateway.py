@@ -38,20 +38,30 @@ class Session:
         """Return status, headers and body of an answer."""
         data = json.dumps(body) if isinstance(body, dict) else body
         url = URL((address or self.address) + path, encoded=True)
-        async with self._client.request(method, url, data=data, headers={**KEY, **headers}) as answer:
+        async with self._client.request(
+            method, url, data=data, headers={**KEY, **headers}
+        ) as answer:
             return answer.status, answer.headers, await answer.read()
 
     async def chat(self, content, path=CHAT, **fields):
         """Send a message with nothing before it."""
-        return await self.send(path, {"model": "m", "messages": [{"role": "user", "content": content}], **fields})
+        return await self.send(
+            path, {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+        )
 
 
 @asynccontextmanager
-async def session(run, *, token_ids=False, state_key=last_input, most_open=99, most_body=1 << 20, path="/v1"):
+async def session(
+    run, *, token_ids=False, state_key=last_input, most_open=99, most_body=1 << 20, path="/v1"
+):
     stub = Stub()
     runner = web.ServerRunner(web.Server(stub.answer), shutdown_timeout=0.1)
     await runner.setup()
-    with StepWriter(run) as writer, bound_socket("127.0.0.1", 0) as behind, bound_socket("127.0.0.1", 0) as before:
+    with (
+        StepWriter(run) as writer,
+        bound_socket("127.0.0.1", 0) as behind,
+        bound_socket("127.0.0.1", 0) as before,
+    ):
         direct = address_of("127.0.0.1", behind)
         await web.SockSite(runner, behind).start()
         recording = Recording(writer, task="agent", state_key=state_key, most_open=most_open)
@@ -89,7 +99,11 @@ def test_requests_and_answers_are_forwarded_byte_for_byte(tmp_path):
             ("POST", "/v1/embeddings?a=%2F&b", b"not json"),
             ("GET", "/v1/models", None),
             ("PUT", "/other/%C3%A9", b"\0\xff"),
-            ("POST", CHAT, b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'),
+            (
+                "POST",
+                CHAT,
+                b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}',
+            ),
         ):
             names = {"X-HGPO-Task": "t", "X-Mine": "1"}
             status, headers, answer = await opened.send(path, body, method, **names)
@@ -99,7 +113,11 @@ def test_requests_and_answers_are_forwarded_byte_for_byte(tmp_path):
             assert seen["X-Mine"] == "1"
             assert "X-HGPO-Task" not in seen
             direct = await opened.send(path, body, method, opened.direct)
-            assert (status, answer, headers["Content-Type"]) == (direct[0], direct[2], direct[1]["Content-Type"])
+            assert (status, answer, headers["Content-Type"]) == (
+                direct[0],
+                direct[2],
+                direct[1]["Content-Type"],
+            )
             assert headers.get("X-Other") == direct[1].get("X-Other")
 
     rows, recording = play(tmp_path / "run", script)
@@ -110,26 +128,37 @@ def test_requests_and_answers_are_forwarded_byte_for_byte(tmp_path):
 
 def test_a_row_has_what_was_read_and_what_was_replied(tmp_path):
     messages = [{"role": "user", "content": [{"type": "text", "text": "Go."}]}]
-    reply = completion({"messages": messages, "tools": TOOLS, "model": "m"})["choices"][0]["message"]
+    reply = completion({"messages": messages, "tools": TOOLS, "model": "m"})["choices"][0][
+        "message"
+    ]
     result = {"role": "tool", "tool_call_id": "call_1", "content": "A hall."}
 
     async def script(opened):
         await opened.send(CHAT, {"model": "m", "messages": messages, "tools": TOOLS})
-        await opened.send(CHAT, {"model": "m", "messages": [*messages, reply, result], "temperature": 0.5})
+        await opened.send(
+            CHAT, {"model": "m", "messages": [*messages, reply, result], "temperature": 0.5}
+        )
 
     rows, _ = play(tmp_path / "run", script, token_ids=True)
     first, second = rows.to_dicts()
     assert (first["state"], second["state"]) == ("Go.", "A hall.")
     assert json.loads(first["message"]) == reply
-    assert first["action"] == '<tool_call>\n{"name": "look", "arguments": {"turn": 1}}\n</tool_call>'
+    assert (
+        first["action"] == '<tool_call>\n{"name": "look", "arguments": {"turn": 1}}\n</tool_call>'
+    )
     # No key of JSON that the client wrote is lost, and text alone needs no message.
     assert json.loads(second["prompt"]) == [*messages, reply, result]
     assert (second["response"], second["message"]) == ("I have read 3 messages. é\u2028", None)
     assert bytes(second["response_token_ids"]).decode() == second["response"]
     assert bytes(second["prompt_token_ids"]).decode() == json.dumps([*messages, reply, result])
-    assert second["response_logprobs"] == pytest.approx([-token / 1000 for token in second["response_token_ids"]])
+    assert second["response_logprobs"] == pytest.approx(
+        [-token / 1000 for token in second["response_token_ids"]]
+    )
     (branch,) = read_branches(tmp_path / "run")["agent/0"]
-    assert (branch.steps, branch.requests[1]) == ([0, 1], {"step": 1, "model": "m", "temperature": 0.5})
+    assert (branch.steps, branch.requests[1]) == (
+        [0, 1],
+        {"step": 1, "model": "m", "temperature": 0.5},
+    )
 
 
 @pytest.mark.parametrize("tools", [[], TOOLS])
@@ -139,12 +168,19 @@ def test_a_streamed_call_has_the_same_row(tmp_path, path, tools):
 
     async def script(opened):
         for stream in (False, True):
-            body = {"model": "m", name: [{"role": "user", "content": "x"}], "tools": tools, "stream": stream}
+            body = {
+                "model": "m",
+                name: [{"role": "user", "content": "x"}],
+                "tools": tools,
+                "stream": stream,
+            }
             await opened.send(path, body, **{"X-HGPO-Rollout": str(stream)})
 
     rows, _ = play(tmp_path / "run", script, token_ids=True)
     whole, streamed = rows.drop("trajectory", "policy_s").to_dicts()
-    assert json.loads(whole.pop("message") or "null") == json.loads(streamed.pop("message") or "null")
+    assert json.loads(whole.pop("message") or "null") == json.loads(
+        streamed.pop("message") or "null"
+    )
     assert whole == streamed
     assert whole["action"] == ("" if tools else whole["response"]) or tools
     assert (whole["response_token_ids"] is None) == (name == "input")
@@ -154,9 +190,15 @@ def test_rollouts_of_a_task_become_one_group_whenever_they_end(tmp_path):
     async def script(opened):
         # By address, by header, and without a name; each ends before the next begins.
         await opened.chat("x", "/v1/t/a%2Fb/r/one/chat/completions")
-        assert (await opened.send("/reward", {"reward": 1, "task": "a/b", "rollout": "one", "won": True}))[0] == 200
+        assert (
+            await opened.send(
+                "/reward", {"reward": 1, "task": "a/b", "rollout": "one", "won": True}
+            )
+        )[0] == 200
         await opened.send(
-            CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]}, **{"X-HGPO-Task": "a/b"}
+            CHAT,
+            {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+            **{"X-HGPO-Task": "a/b"},
         )
         assert scan_steps(tmp_path / "run").collect().height == 1
         await opened.send("/v1/t/a%2Fb/reward", {"reward": 0.25, "done": False})
@@ -175,7 +217,9 @@ def test_rollouts_of_a_task_become_one_group_whenever_they_end(tmp_path):
     ]
     assert rows.select("task_id", "group").unique().rows() == [("a/b", 0)]
     # As in verl-agent, each row counts: returns 0, 0 and 1 have the mean 1/3 and the standard deviation √(1/3).
-    found = advantages.compute(rows, "grpo", epsilon=0, invalid_action_penalty=0).collect()["advantage"]
+    found = advantages.compute(rows, "grpo", epsilon=0, invalid_action_penalty=0).collect()[
+        "advantage"
+    ]
     assert found.to_list() == pytest.approx([-(3**-0.5), -(3**-0.5), 2 * 3**-0.5])
 
 
@@ -240,7 +284,9 @@ def test_a_server_that_is_away_and_one_with_another_path(tmp_path):
     async def script(opened):
         await opened.send("/v1/models?x=1", None, "GET")
         assert opened.stub.requests[-1][0] == "/openai/v1/models?version=2&x=1"
-        gateway = Gateway(server_address("http://127.0.0.1:9"), opened.recording, most_body=99, token_ids=False)
+        gateway = Gateway(
+            server_address("http://127.0.0.1:9"), opened.recording, most_body=99, token_ids=False
+        )
         with bound_socket("127.0.0.1", 0) as listener:
             async with gateway.serving(listener):
                 answer = await opened.send(CHAT, b"{}", address=address_of("127.0.0.1", listener))

@@ -13,7 +13,11 @@ from hgpo_record.recording.rollouts import read_branches
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
-HGPO = [sys.executable, "-c", "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()"]
+HGPO = [
+    sys.executable,
+    "-c",
+    "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()",
+]
 KEY = "sk-the-key-of-the-user"
 ASK = "from model import ask, reward; ask([{'role': 'user', 'content': 'x'}]); "
 
@@ -29,11 +33,18 @@ def upstream():
 def start(upstream, run, *words):
     """Start `hgpo record` with options, and a program: a script of `programs`, or Python code."""
     *options, program = words
-    python = [sys.executable] + ([HERE / "programs" / program] if program.endswith(".py") else ["-c", program])
+    python = [sys.executable] + (
+        [HERE / "programs" / program] if program.endswith(".py") else ["-c", program]
+    )
     environment = {**os.environ, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(HERE / "programs")}
     command = [*HGPO, "record", "--upstream", upstream, "--out", run, *options, "--", *python]
     return subprocess.Popen(
-        command, env=environment, cwd=run.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env=environment,
+        cwd=run.parent,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -46,7 +57,11 @@ def ended(process):
 @pytest.mark.parametrize(
     ("program", "branches", "states"),
     [
-        ("appending.py", [(None, [0, 1, 2])], ["You wake up in room 0.", "You are in room 1.", "You are in room 2."]),
+        (
+            "appending.py",
+            [(None, [0, 1, 2])],
+            ["You wake up in room 0.", "You are in room 1.", "You are in room 2."],
+        ),
         # The summary is asked for in the first conversation; the second one begins with it.
         ("compacting.py", [(None, [0, 1, 2]), (2, [3, 4])], None),
         # Each search is a conversation of its own; both begin with the same messages.
@@ -60,7 +75,11 @@ def test_three_agents(tmp_path, upstream, program, branches, states):
     assert verify(run).ok
     rows = scan_steps(run).collect()
     found = read_branches(run)
-    assert sorted(found) == rows["trajectory"].unique().sort().to_list() == [f"{program}/0", f"{program}/1"]
+    assert (
+        sorted(found)
+        == rows["trajectory"].unique().sort().to_list()
+        == [f"{program}/0", f"{program}/1"]
+    )
     for trajectory in found.values():
         assert [(branch.parent, branch.steps) for branch in trajectory] == branches
     for path in run.rglob("*.*"):
@@ -69,7 +88,12 @@ def test_three_agents(tmp_path, upstream, program, branches, states):
         assert rows["state"].to_list() == 2 * states
         for command in (["stats"], ["advantages"], ["view", "-o", "page.html"]):
             assert f"hgpo {command[0]} {run}" in errors
-            subprocess.run([*HGPO, command[0], run, *command[1:]], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [*HGPO, command[0], run, *command[1:]],
+                cwd=tmp_path,
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
 
 
 def test_a_kill_loses_open_rollouts_alone(tmp_path, upstream):
@@ -100,7 +124,9 @@ def test_ctrl_c_ends_the_program_and_keeps_what_has_ended(tmp_path, upstream):
 
 def test_exit_statuses_and_rewards_in_a_file(tmp_path, upstream):
     run = tmp_path / "run"
-    status, _, errors = ended(start(upstream, run, "--task", "failed", f"{ASK} raise SystemExit(3)"))
+    status, _, errors = ended(
+        start(upstream, run, "--task", "failed", f"{ASK} raise SystemExit(3)")
+    )
     assert status == 3
     assert "Aborted: 1 rollout" in errors
     file = tmp_path / "reward.txt"
@@ -117,7 +143,11 @@ def test_exit_statuses_and_rewards_in_a_file(tmp_path, upstream):
     # Rewards can follow: those of a function, which leaves aborted rollouts as they are.
     (tmp_path / "judge.py").write_text("def judge(rows):\n    return 2 * len(rows)\n")
     for target in (["--out", str(tmp_path / "new")], ["--overwrite"]):
-        subprocess.run([*HGPO, "record", "reward", run, "--from", "judge:judge", *target], cwd=tmp_path, check=True)
+        subprocess.run(
+            [*HGPO, "record", "reward", run, "--from", "judge:judge", *target],
+            cwd=tmp_path,
+            check=True,
+        )
     for folder in (run, tmp_path / "new"):
         assert verify(folder).ok
         assert scan_steps(folder).sort("task_id").collect()["reward"].to_list() == [0.0, 2.0, 2.0]

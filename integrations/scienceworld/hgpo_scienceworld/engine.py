@@ -33,7 +33,8 @@ class ScienceWorldEngine:
         self._commands = 0
         _load(self._simulator, task_id, self._simplifications, solved=False)
         self._simplified = self._simulator.getSimplificationsUsed()
-        self._state = State("", (), score=max(self._simulator.getScore(), 0.0))  # some starts are worth something
+        # some starts are worth something
+        self._state = State("", (), score=max(self._simulator.getScore(), 0.0))
         self._state = self._observed("")
         return self._state
 
@@ -58,7 +59,9 @@ class ScienceWorldEngine:
         score = max(score, 0.0)
         return State(
             text=text,
-            actions=() if ended else sorted({*self._simulator.getValidActionObjectCombinations()} - {_NOT_OFFERED}),
+            actions=()
+            if ended
+            else sorted({*self._simulator.getValidActionObjectCombinations()} - {_NOT_OFFERED}),
             valid=not reply.startswith(_REFUSED),
             terminated=ended,
             won=ended and score == 1.0,

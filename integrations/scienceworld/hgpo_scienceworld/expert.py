@@ -25,7 +25,9 @@ class Expert:
         """
         del task, state
         if not isinstance(engine, ScienceWorldEngine):
-            raise InputError("ScienceWorld's expert asks the simulator of its own process; run it without --workers")
+            raise InputError(
+                "ScienceWorld's expert asks the simulator of its own process; run it without --workers"
+            )
         self._rest = engine.walkthrough()
 
     def act(self, state: State) -> str:

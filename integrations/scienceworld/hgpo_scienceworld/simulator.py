@@ -16,7 +16,8 @@ from scienceworld.constants import BASEPATH, JAR_PATH
 
 from hgpo_envs.errors import InputError
 
-_SAME_ORDER: Final = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")  # equal identities: in order of insertion
+# equal identities: in order of insertion
+_SAME_ORDER: Final = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 
 
 def new_simulator() -> Any:  # noqa: ANN401 (a Java object)
@@ -64,6 +65,8 @@ def _java() -> JavaGateway:
         raise InputError(
             "ScienceWorld needs Java, such as Debian's default-jre-headless; java is not in PATH"
         ) from error
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(auto_field=True, port=port), java_process=process)
+    gateway = JavaGateway(
+        gateway_parameters=GatewayParameters(auto_field=True, port=port), java_process=process
+    )
     atexit.register(gateway.shutdown)
     return gateway

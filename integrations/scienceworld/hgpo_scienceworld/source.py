@@ -87,8 +87,17 @@ class ScienceWorldSource:
         known = task in self._tasks and variation.isascii() and variation.isdecimal()
         if not known or int(variation) >= VARIATIONS[task]:
             raise UnknownTask(f"expected a task such as {self._tasks[0]}-0, received {task_id!r}")
-        versions = {"scienceworld": version("scienceworld"), "simplifications": self._simplifications}
-        return Task(task_id, _split(task, int(variation)), description(task_id, self._simplifications), task, versions)
+        versions = {
+            "scienceworld": version("scienceworld"),
+            "simplifications": self._simplifications,
+        }
+        return Task(
+            task_id,
+            _split(task, int(variation)),
+            description(task_id, self._simplifications),
+            task,
+            versions,
+        )
 
     def engine(self) -> ScienceWorldEngine:
         """Return a new engine."""

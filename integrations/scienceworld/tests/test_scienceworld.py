@@ -29,16 +29,26 @@ def test_tasks_and_splits_are_the_simulators():
     assert set(simulator.getTaskNames()) == set(VARIATIONS)
     for task, variations in VARIATIONS.items():
         assert simulator.getTaskMaxVariations(task) == variations
-    for task in ("identify-life-stages-2", "lifespan-shortest-lived", "inclined-plane-friction-named-surfaces"):
+    for task in (
+        "identify-life-stages-2",
+        "lifespan-shortest-lived",
+        "inclined-plane-friction-named-surfaces",
+    ):
         simulator.load(task, 0, "easy", False)
-        theirs = (simulator.getVariationsTrain(), simulator.getVariationsDev(), simulator.getVariationsTest())
+        theirs = (
+            simulator.getVariationsTrain(),
+            simulator.getVariationsDev(),
+            simulator.getVariationsTest(),
+        )
         source = ScienceWorldSource(task)
         for split, variations in zip(SPLITS, theirs, strict=True):
             assert source.ids(split) == [f"{task}-{variation}" for variation in variations]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task_id", ["find-plant-3", "power-component-0", "grow-plant-0", "chemistry-mix-20"])
+@pytest.mark.parametrize(
+    "task_id", ["find-plant-3", "power-component-0", "grow-plant-0", "chemistry-mix-20"]
+)
 def test_solutions_win_and_states_are_reproducible(task_id):
     engine = SOURCE.engine()
     again = SOURCE.engine()
@@ -54,7 +64,8 @@ def test_solutions_win_and_states_are_reproducible(task_id):
     while not state.terminated:
         command = player.act(state)
         state = engine.act(command)
-        assert again.act(command) == state  # episodes at the same time, as ScienceWorld alone does not play them
+        # episodes at the same time, as ScienceWorld alone does not play them
+        assert again.act(command) == state
         total += state.reward
     assert state.won
     assert total == pytest.approx(1.0)
@@ -68,7 +79,8 @@ def test_episodes_of_different_tasks_do_not_change_each_other():
     other = SOURCE.engine()
     alone = [engine.start("find-plant-0"), engine.act("go to kitchen"), engine.act("open cupboard")]
     together = [engine.start("find-plant-0")]
-    other.start("power-component-0")  # needs electrical actions, which are otherwise simplified away
+    # needs electrical actions, which are otherwise simplified away
+    other.start("power-component-0")
     together.append(engine.act("go to kitchen"))
     other.act("look around")
     assert [*together, engine.act("open cupboard")] == alone
@@ -102,11 +114,15 @@ def test_checks_and_commands(tmp_path):
     assert [finding for finding in findings if finding.verdict == "fail"] == []
     env = ("--env", "HGPO/ScienceWorld-v0", "--env-option", SHORT, "--tasks", 2, "--group-size", 2)
     for policy, steps in (("random", 12), ("expert", 100)):
-        invoke("rollout", *env, "--policy", policy, "--max-steps", steps, "--out", tmp_path / policy)
+        invoke(
+            "rollout", *env, "--policy", policy, "--max-steps", steps, "--out", tmp_path / policy
+        )
         invoke("verify", tmp_path / policy)
         invoke("stats", tmp_path / policy)
     assert scan_steps(tmp_path / "expert").collect()["episode_won"].all()
-    invoke("advantages", tmp_path / "random", "-e", "hgpo", "--out", tmp_path / "advantages.parquet")
+    invoke(
+        "advantages", tmp_path / "random", "-e", "hgpo", "--out", tmp_path / "advantages.parquet"
+    )
     assert pl.read_parquet(tmp_path / "advantages.parquet")["advantage"].is_finite().all()
 
 

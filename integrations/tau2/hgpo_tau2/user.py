@@ -83,10 +83,15 @@ class ServedUser:
 
     def _ask(self, task_id: str, messages: tuple[str, ...]) -> str:
         roles = ("user", "assistant") * len(messages)
-        told = [{"role": role, "content": text} for role, text in zip(roles, messages, strict=False)]
+        told = [
+            {"role": role, "content": text} for role, text in zip(roles, messages, strict=False)
+        ]
         body = {
             "model": self._model,
-            "messages": [{"role": "system", "content": _RULES.format(notes=retail.notes(task_id))}, *told],
+            "messages": [
+                {"role": "system", "content": _RULES.format(notes=retail.notes(task_id))},
+                *told,
+            ],
             "temperature": 0,
         }
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop
@@ -107,4 +112,6 @@ def _said(answer: bytes) -> str:
         return clean_text(text.rpartition("</think>")[2].strip())
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         received = f"received another answer ({type(error).__name__}: {one_line(error)})"
-        raise RequestError(f"the customer's server: expected a chat completion, {received}") from None
+        raise RequestError(
+            f"the customer's server: expected a chat completion, {received}"
+        ) from None

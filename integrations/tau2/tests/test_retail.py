@@ -96,7 +96,8 @@ def play(tool: str, arguments: str):
 
 
 ADDRESS = (
-    '{"user_id": "yusuf_rossi_9620", "address1": %s, "address2": "", "city": "", "state": "", "country": "", "zip": ""}'
+    '{"user_id": "yusuf_rossi_9620", "address1": %s, "address2": "", '
+    '"city": "", "state": "", "country": "", "zip": ""}'
 )
 WRONG = {
     "a large integer": "9" * 30,
@@ -130,7 +131,9 @@ def test_other_arguments_are_the_shops_to_judge(value):
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 calls = [call for task in SOURCE.ids("all") for call in retail.gold_calls(task)]
@@ -145,7 +148,9 @@ def test_no_argument_ends_a_conversation(call, value, data):
 
 
 def test_schemas_name_every_tool():
-    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TAU2_RETAIL.tools}
+    functions = {
+        tool["function"]["name"]: tool["function"]["parameters"] for tool in TAU2_RETAIL.tools
+    }
     assert len(functions) == 16
     assert functions["find_user_id_by_email"]["required"] == ["email"]
     assert all("state_key" not in parameters["properties"] for parameters in functions.values())
@@ -156,7 +161,9 @@ def test_schemas_name_every_tool():
 @pytest.mark.slow
 def test_checks_and_commands(tmp_path):
     source = SharedSource(SOURCE)
-    found = check_environment(source, settings_for("Tau2Retail", max_steps=30), SOURCE.ids("train"), episodes=4)
+    found = check_environment(
+        source, settings_for("Tau2Retail", max_steps=30), SOURCE.ids("train"), episodes=4
+    )
     assert [each for each in found if each.verdict == "fail"] == []
     env = ("--env", "HGPO/Tau2Retail-v0")
     run = tmp_path / "expert"
@@ -176,20 +183,43 @@ def test_a_served_model_calls_the_tools(tmp_path):
     def answer(body, attempt):
         assert body["tools"] == list(TAU2_RETAIL.tools)
         prompt = body["messages"][0]["content"]
-        gold = retail.gold_calls(next(task for task in SOURCE.ids("test") if customer(task) in prompt))
+        gold = retail.gold_calls(
+            next(task for task in SOURCE.ids("test") if customer(task) in prompt)
+        )
         made = prompt.count("<tool_response>")
         _, reply = completion("" if made < len(gold) else "Done.")
         if made < len(gold):
             function = {"name": gold[made].name, "arguments": json.dumps(gold[made].arguments)}
             calls = [{"id": "call_1", "type": "function", "function": function}]
-            message = {"role": "assistant", "content": None, "reasoning_content": "Next.", "tool_calls": calls}
+            message = {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "Next.",
+                "tool_calls": calls,
+            }
             reply["choices"][0] |= {"message": message, "finish_reason": "tool_calls"}
         return 200, reply
 
     with Api() as api:
         api.answer = answer
-        served = ("--policy", "openai:tiny", "--policy-option", f"base_url={api.url}", "--action-format", "response")
-        env = ("--env", "HGPO/Tau2Retail-v0", "--split", "test", "--tasks", 1, "--history-length", 30)
+        served = (
+            "--policy",
+            "openai:tiny",
+            "--policy-option",
+            f"base_url={api.url}",
+            "--action-format",
+            "response",
+        )
+        env = (
+            "--env",
+            "HGPO/Tau2Retail-v0",
+            "--split",
+            "test",
+            "--tasks",
+            1,
+            "--history-length",
+            30,
+        )
         invoke("rollout", *env, *served, "--group-size", 1, "--out", tmp_path / "run")
     steps = scan_steps(tmp_path / "run").collect().sort("step")
     gold = retail.gold_calls(steps["task_id"][0])
@@ -206,7 +236,14 @@ def test_a_served_model_is_the_customer(tmp_path, monkeypatch):
     with Api() as api:
         said = ["<think>My notes.</think>\nMy keyboard is wrong.", "No, thanks.\n###STOP###"]
         api.answer = lambda body, attempt: completion(said[len(body["messages"]) // 2 - 1])
-        env = ("--env", "HGPO/Tau2Retail-v0", "--env-option", "user=model", "--env-option", f"user_url={api.url}")
+        env = (
+            "--env",
+            "HGPO/Tau2Retail-v0",
+            "--env-option",
+            "user=model",
+            "--env-option",
+            f"user_url={api.url}",
+        )
         run = tmp_path / "run"
         invoke("rollout", *env, "--policy", "expert", "--tasks", 2, "--group-size", 2, "--out", run)
     steps = scan_steps(run).collect().sort("trajectory", "step")
@@ -219,7 +256,9 @@ def test_a_served_model_is_the_customer(tmp_path, monkeypatch):
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[1]["content"] == "My keyboard is wrong."
     assert {headers["authorization"] for headers in api.headers} == {"Bearer customers-key"}
-    assert not any(b"customers-key" in file.read_bytes() for file in run.rglob("*") if file.is_file())
+    assert not any(
+        b"customers-key" in file.read_bytes() for file in run.rglob("*") if file.is_file()
+    )
 
 
 def drip(handler):
@@ -234,7 +273,10 @@ def drip(handler):
     ("answer", "line"),
     [
         (drip, "timed out: no complete answer within 0.3 s"),
-        ((200, gzip.compress(bytes(1 << 20)), {"Content-Encoding": "gzip"}), "expected a chat completion"),
+        (
+            (200, gzip.compress(bytes(1 << 20)), {"Content-Encoding": "gzip"}),
+            "expected a chat completion",
+        ),
         ((200, {"choices": []}), "expected a chat completion, received another answer (IndexError"),
         ((200, {"choices": [{"message": {"content": ["x"]}}]}), "expected a chat completion"),
         ((200, b"[" * 100_000), "expected a chat completion"),
@@ -269,7 +311,15 @@ def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
     env = ("--env", "HGPO/Tau2Retail-v0", "--tasks", 3, "--env-option", f"prompt_style={style}")
     invoke("rollout", *env, "--policy", "expert", "--group-size", 1, "--out", run)
     rows = demonstrations(run, SftConfig())
-    shape = TinyShape(vocabulary=2_048, width=16, layers=1, heads=1, key_value_heads=1, intermediate=16, head_dim=16)
+    shape = TinyShape(
+        vocabulary=2_048,
+        width=16,
+        layers=1,
+        heads=1,
+        key_value_heads=1,
+        intermediate=16,
+        head_dim=16,
+    )
     save_tiny(model, [*rows["prompt"], *rows["response"]] * 3, shape)
     (model / "chat_template.jinja").write_text(WITH_TOOLS, "utf-8")
     tokenizer = load_tokenizer(str(model))
@@ -278,7 +328,10 @@ def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
         messages = []
         for row in trajectory.sort("step").iter_rows(named=True):
             role = "tool" if messages and style == "chat" else "user"
-            messages = [*(messages if style == "chat" else []), {"role": role, "content": row["prompt"]}]
+            messages = [
+                *(messages if style == "chat" else []),
+                {"role": role, "content": row["prompt"]},
+            ]
             rendered = tokenizer.apply_chat_template(
                 messages, tools=TAU2_RETAIL.tools, add_generation_prompt=True, tokenize=False
             )
@@ -293,7 +346,11 @@ def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
         "model.device=cpu",
         "model.compute_dtype=float32",
     )
-    changes = [text for each in (*less, *(f"{k}={v}" for k, v in tokens.items())) for text in ("--set", each)]
+    changes = [
+        text
+        for each in (*less, *(f"{k}={v}" for k, v in tokens.items()))
+        for text in ("--set", each)
+    ]
     invoke("sft", run, "--model", model, "--out", tmp_path / "sft", *changes)
     (line,) = (tmp_path / "sft/metrics.jsonl").read_text("utf-8").splitlines()
     assert 0 < json.loads(line)["val/loss"] < 20
@@ -305,8 +362,15 @@ def test_a_prompt_shows_each_reply_after_its_call():
     find, order = (call.text() for call in retail.gold_calls("0")[:2])
     env.step(find)
     prompt = env.step(order)[0]["prompt"]
-    assert prompt.index("mechanical keyboard") < prompt.index(find) < prompt.index("\nyusuf_rossi_9620\n")
-    assert f"{find}\n<tool_response>\nyusuf_rossi_9620\n</tool_response>\n{order}\n<tool_response>\n{{" in prompt
+    assert (
+        prompt.index("mechanical keyboard")
+        < prompt.index(find)
+        < prompt.index("\nyusuf_rossi_9620\n")
+    )
+    assert (
+        f"{find}\n<tool_response>\nyusuf_rossi_9620\n</tool_response>\n{order}\n<tool_response>\n{{"
+        in prompt
+    )
 
 
 def test_errors():

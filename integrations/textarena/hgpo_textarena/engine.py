@@ -63,7 +63,11 @@ class TextArenaEngine:
     def fork(self) -> TextArenaEngine:
         """Return an independent copy of the game."""
         other = TextArenaEngine(self._game_id)
-        other._random, other._game, other._state = self._random.copy(), copy.deepcopy(self._game), self._state
+        other._random, other._game, other._state = (
+            self._random.copy(),
+            copy.deepcopy(self._game),
+            self._state,
+        )
         return other
 
     def key(self) -> Hashable:
@@ -83,7 +87,11 @@ class TextArenaEngine:
 
     def _observed(self, *, valid: bool) -> State:
         shown = (ObservationType.PROMPT, ObservationType.PLAYER_ACTION)
-        messages = [(text.strip(), kind) for _, text, kind in self._game.get_observation()[1] if kind not in shown]
+        messages = [
+            (text.strip(), kind)
+            for _, text, kind in self._game.get_observation()[1]
+            if kind not in shown
+        ]
         done = self._game.state.done
         reward = 0.0
         if done:
@@ -147,14 +155,20 @@ class TextArenaSource:
 
     def task(self, task_id: str) -> Task:
         """Return a task's description: the game's rules."""
-        split = next((name for name, ids in different_games(self._game_id).items() if task_id in ids), None)
+        split = next(
+            (name for name, ids in different_games(self._game_id).items() if task_id in ids), None
+        )
         if split is None:
             raise UnknownTask(f"expected a task such as {self._game_id}-0, received {task_id!r}")
         engine = self.engine()
         engine.start(task_id)
         rules = next(text for _, text in engine.game.state.logs)
         return Task(
-            task_id, split, rules.strip(), self._game_id.partition("-")[0], {"textarena": textarena.__version__}
+            task_id,
+            split,
+            rules.strip(),
+            self._game_id.partition("-")[0],
+            {"textarena": textarena.__version__},
         )
 
     def engine(self) -> TextArenaEngine:

@@ -23,7 +23,9 @@ class Expert:
         """
         del task, state
         if not isinstance(engine, TextArenaEngine):
-            raise InputError("TextArena's expert searches the game of its own process; run it without --workers")
+            raise InputError(
+                "TextArena's expert searches the game of its own process; run it without --workers"
+            )
         self._engine = engine
         self._plan: deque[str] = deque()
         self._expected: object = None

@@ -13,7 +13,11 @@ def moves_on_ice(game: Any) -> list[str]:  # noqa: ANN401 (TextArena's environme
     """Return the moves that do not leave the lake."""
     row, column = game.state.game_state["player_pos"]
     inside = range(game.size)
-    return sorted(f"[{name}]" for name, (y, x) in game.actions.items() if row + y in inside and column + x in inside)
+    return sorted(
+        f"[{name}]"
+        for name, (y, x) in game.actions.items()
+        if row + y in inside and column + x in inside
+    )
 
 
 def moves_of_disks(game: Any) -> list[str]:  # noqa: ANN401
@@ -28,13 +32,20 @@ def moves_of_disks(game: Any) -> list[str]:  # noqa: ANN401
 
 def guesses(game: Any) -> list[str]:  # noqa: ANN401
     """Return the numbers that were not guessed yet."""
-    return [f"[{n}]" for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers]
+    return [
+        f"[{n}]"
+        for n in range(game.min_number, game.max_number + 1)
+        if n not in game.guessed_numbers
+    ]
 
 
 GAMES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
-    **dict.fromkeys(("FrozenLake-v0", "FrozenLake-v0-random", "FrozenLake-v0-hardcore"), moves_on_ice),
     **dict.fromkeys(
-        (f"TowerOfHanoi-v0{size}" for size in ("", "-medium", "-hard", "-hardcore", "-extreme")), moves_of_disks
+        ("FrozenLake-v0", "FrozenLake-v0-random", "FrozenLake-v0-hardcore"), moves_on_ice
+    ),
+    **dict.fromkeys(
+        (f"TowerOfHanoi-v0{size}" for size in ("", "-medium", "-hard", "-hardcore", "-extreme")),
+        moves_of_disks,
     ),
     **dict.fromkeys(("GuessTheNumber-v0", "GuessTheNumber-v0-hardcore"), guesses),
 }

@@ -64,11 +64,12 @@ def test_tasks_are_different_games(game):
         engine.start(task_id)
         begun.add(str(engine.game.state.game_state))
     assert len(begun) == len(train) + len(test)
-    numbers = {"GuessTheNumber-v0": 20, "GuessTheNumber-v0-hardcore": 50}  # the games' ranges of numbers
+    # the games' ranges of numbers
+    numbers = {"GuessTheNumber-v0": 20, "GuessTheNumber-v0-hardcore": 50}
     assert len(begun) == (1 if "Hanoi" in game else numbers.get(game, len(begun)))
-    assert [source.task(task_id).split for task_id in (*train[:2], *test[:2])] == ["train"] * len(train[:2]) + [
-        "test"
-    ] * len(test[:2])
+    assert [source.task(task_id).split for task_id in (*train[:2], *test[:2])] == ["train"] * len(
+        train[:2]
+    ) + ["test"] * len(test[:2])
 
 
 def test_the_same_position_is_the_same_state():
@@ -85,18 +86,37 @@ def test_from_rollouts_to_a_page(tmp_path):
     env = ("--env", "HGPO/TextArena-v0", "--env-option", "game=GuessTheNumber-v0")
     for name, *options in (("random",), ("again", "--slots", 16), ("expert", "--policy", "expert")):
         run = tmp_path / name
-        invoke("rollout", *env, "--tasks", 4, "--group-size", 4, "--slots", 1, *options, "--out", run)
+        invoke(
+            "rollout", *env, "--tasks", 4, "--group-size", 4, "--slots", 1, *options, "--out", run
+        )
         invoke("verify", run)
         invoke("stats", run)
-    expert, *played = (scan_steps(tmp_path / name).sort("trajectory", "step") for name in ("expert", "random", "again"))
+    expert, *played = (
+        scan_steps(tmp_path / name).sort("trajectory", "step")
+        for name in ("expert", "random", "again")
+    )
     assert expert.filter(step=0).collect()["episode_won"].all()
-    one, sixteen = (table.select("trajectory", "step", "state", "action", "reward").collect() for table in played)
+    one, sixteen = (
+        table.select("trajectory", "step", "state", "action", "reward").collect()
+        for table in played
+    )
     assert one.equals(sixteen)  # the number of slots does not change what is played
-    invoke("advantages", tmp_path / "random", "-e", "hgpo", "-e", "grpo", "--out", tmp_path / "advantages.parquet")
+    invoke(
+        "advantages",
+        tmp_path / "random",
+        "-e",
+        "hgpo",
+        "-e",
+        "grpo",
+        "--out",
+        tmp_path / "advantages.parquet",
+    )
     assert pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"].is_finite().all()
     invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
     assert "GuessTheNumber" in (tmp_path / "page.html").read_text("utf-8")
-    report = invoke("eval", *env, "--policy", "expert", "--seeds", 1, "--json", "--out", tmp_path / "eval")
+    report = invoke(
+        "eval", *env, "--policy", "expert", "--seeds", 1, "--json", "--out", tmp_path / "eval"
+    )
     (row,) = [each for each in json.loads(report)["reports"] if each["name"] == "all"]
     assert (row["tasks"], row["measures"]["success"]["mean"]) == (2, 1.0)  # a tenth of 20 numbers
 
@@ -104,5 +124,7 @@ def test_from_rollouts_to_a_page(tmp_path):
 def test_errors():
     with pytest.raises(InputError, match="unknown game 'Chess-v0'"):
         TextArenaSource("Chess-v0")
-    with pytest.raises(UnknownTask, match="expected a task such as FrozenLake-v0-0, received 'FrozenLake-v0-x'"):
+    with pytest.raises(
+        UnknownTask, match="expected a task such as FrozenLake-v0-0, received 'FrozenLake-v0-x'"
+    ):
         TextArenaSource().task("FrozenLake-v0-x")

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
     from hgpo_textworld.source import TextWorldSource
 
-_STATUS_LINE: Final = re.compile(r"\n>\s*-= [^\n]* =-.*\Z", re.DOTALL)  # the interpreter's: room, score and moves
+# the interpreter's: room, score and moves
+_STATUS_LINE: Final = re.compile(r"\n>\s*-= [^\n]* =-.*\Z", re.DOTALL)
 _FIRST_ROOM: Final = re.compile(r"^-= .* =-$", re.MULTILINE)
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
 
-_SHORT: Final = frozenset(("n", "e", "s", "w", "north", "east", "south", "west", "i", "l", "x", "the", "a", "an"))
+_SHORT: Final = frozenset(
+    ("n", "e", "s", "w", "north", "east", "south", "west", "i", "l", "x", "the", "a", "an")
+)
 _NOT_SENT: Final = "That's not a verb I recognise."  # the game's own reply to an unknown verb
 
 
@@ -58,7 +61,8 @@ class TextWorldEngine:
         if self._env is not None:
             self._env.close()
         file = self._source.file(task_id)
-        with warnings.catch_warnings(action="ignore"):  # Jericho's, which knows commercial games only
+        # Jericho's, which knows commercial games only
+        with warnings.catch_warnings(action="ignore"):
             self._env = textworld.start(str(file), infos)
         self._env.seed(0)  # of the interpreter, which else takes the time
         reply = self._env.reset()

@@ -25,7 +25,9 @@ class Expert:
         """
         del task, state
         if not isinstance(engine, TextWorldEngine):
-            raise InputError("TextWorld's expert reads the game of its own process; run it without --workers")
+            raise InputError(
+                "TextWorld's expert reads the game of its own process; run it without --workers"
+            )
         self._engine = engine
         self._rest = engine.walkthrough()
 

@@ -40,12 +40,17 @@ class Family(NamedTuple):
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    "coin-collector": Family("tw-coin_collector", 300, "find a coin; LEVEL rooms, from 101 on with dead ends"),
-    "treasure-hunter": Family("tw-treasure_hunter", 30, "find an object; from 11 on with doors and containers"),
+    "coin-collector": Family(
+        "tw-coin_collector", 300, "find a coin; LEVEL rooms, from 101 on with dead ends"
+    ),
+    "treasure-hunter": Family(
+        "tw-treasure_hunter", 30, "find an object; from 11 on with doors and containers"
+    ),
     "cooking": Family("tw-cooking", 4, "find, cut and cook the ingredients of a recipe"),
 }
 
-_COOKING: Final[tuple[Mapping[str, Any], ...]] = (  # the levels of GATA (Adhikari et al. 2020), sizes and skills
+# the levels of GATA (Adhikari et al. 2020), sizes and skills
+_COOKING: Final[tuple[Mapping[str, Any], ...]] = (
     {"recipe": 1, "take": 1, "go": 1, "cut": True},
     {"recipe": 1, "take": 1, "go": 1, "cut": True, "cook": True},
     {"recipe": 1, "take": 1, "go": 9},
@@ -58,7 +63,9 @@ def check_family(family: str, level: int) -> None:
     if family not in FAMILIES:
         raise InputError(unknown("family", family, FAMILIES))
     if level not in range(1, FAMILIES[family].levels + 1):
-        raise InputError(f"level: expected 1 to {FAMILIES[family].levels} for {family}, received {level!r}")
+        raise InputError(
+            f"level: expected 1 to {FAMILIES[family].levels} for {family}, received {level!r}"
+        )
 
 
 def compiled(family: str, level: int, seed: int) -> Path:
@@ -67,7 +74,8 @@ def compiled(family: str, level: int, seed: int) -> Path:
     game = path / "game.z8"
     if not game.exists():
         make_folder(path.parent)
-        with contextlib.suppress(FileExistsError), new_folder(path) as folder:  # another process may be faster
+        # another process may be faster
+        with contextlib.suppress(FileExistsError), new_folder(path) as folder:
             _generate(family, level, seed, folder / game.name)
     return game
 
@@ -87,4 +95,9 @@ def _generate(family: str, level: int, seed: int, path: Path) -> None:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgpo" / "textworld" / VERSION
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "hgpo"
+        / "textworld"
+        / VERSION
+    )

@@ -11,7 +11,11 @@ from hgpo_envs.errors import InputError, UnknownTask, unknown
 from hgpo_textworld.engine import TextWorldEngine
 from hgpo_textworld.games import VERSION, check_family, compiled
 
-SPLITS: Final = {"train": range(10_000), "valid": range(10_000, 10_100), "test": range(10_100, 10_200)}
+SPLITS: Final = {
+    "train": range(10_000),
+    "valid": range(10_000, 10_100),
+    "test": range(10_100, 10_200),
+}
 """The seeds of generated games, by split."""
 
 
@@ -30,7 +34,9 @@ class TextWorldSource:
 
     name = "TextWorld"
 
-    def __init__(self, data: str | None = None, family: str = "treasure-hunter", level: int = 5) -> None:
+    def __init__(
+        self, data: str | None = None, family: str = "treasure-hunter", level: int = 5
+    ) -> None:
         check_family(family, level)
         self._family = family
         self._level = level
@@ -41,11 +47,17 @@ class TextWorldSource:
         if self._files is not None:
             found = [name for name in self._files if split == "all" or name.startswith(f"{split}/")]
             if not found:
-                raise InputError(unknown("split", split, sorted({name.partition("/")[0] for name in self._files})))
+                raise InputError(
+                    unknown(
+                        "split", split, sorted({name.partition("/")[0] for name in self._files})
+                    )
+                )
             return found
         if split not in (*SPLITS, "all"):
             raise InputError(unknown("split", split, (*SPLITS, "all")))
-        seeds = [seed for name, numbers in SPLITS.items() if split in (name, "all") for seed in numbers]
+        seeds = [
+            seed for name, numbers in SPLITS.items() if split in (name, "all") for seed in numbers
+        ]
         return [f"{self._family}-{self._level}-{seed}" for seed in seeds]
 
     def file(self, task_id: str) -> Path:
@@ -77,9 +89,15 @@ class TextWorldSource:
 
     def _seed(self, task_id: str) -> int:
         prefix, _, seed = task_id.rpartition("-")
-        known = seed.isascii() and seed.isdecimal() and any(int(seed) in seeds for seeds in SPLITS.values())
+        known = (
+            seed.isascii()
+            and seed.isdecimal()
+            and any(int(seed) in seeds for seeds in SPLITS.values())
+        )
         if prefix != f"{self._family}-{self._level}" or not known:
-            raise UnknownTask(f"expected a task such as {self._family}-{self._level}-0, received {task_id!r}")
+            raise UnknownTask(
+                f"expected a task such as {self._family}-{self._level}-0, received {task_id!r}"
+            )
         return int(seed)
 
 
@@ -91,5 +109,7 @@ def _games(folder: Path) -> dict[str, Path]:
         if file.with_suffix(".json").exists()
     }
     if not games:
-        raise InputError(f"{folder}: expected TextWorld's games (NAME.z8 with NAME.json), received none")
+        raise InputError(
+            f"{folder}: expected TextWorld's games (NAME.z8 with NAME.json), received none"
+        )
     return games

@@ -12,20 +12,47 @@ from hgpo_datasets import scan_steps
 pytest.importorskip("textworld")
 from hgpo_textworld.games import compiled
 
-GAMES = ("--env", "HGPO/TextWorld-v0", "--env-option", "family=coin-collector", "--env-option", "level=3")
+GAMES = (
+    "--env",
+    "HGPO/TextWorld-v0",
+    "--env-option",
+    "family=coin-collector",
+    "--env-option",
+    "level=3",
+)
 
 
 @pytest.mark.slow
 def test_from_rollouts_to_a_page(tmp_path):
     for policy in ("random", "expert"):
-        invoke("rollout", *GAMES, "--policy", policy, "--tasks", 3, "--group-size", 4, "--out", tmp_path / policy)
+        invoke(
+            "rollout",
+            *GAMES,
+            "--policy",
+            policy,
+            "--tasks",
+            3,
+            "--group-size",
+            4,
+            "--out",
+            tmp_path / policy,
+        )
         invoke("verify", tmp_path / policy)
         invoke("stats", tmp_path / policy)
     expert, random = (scan_steps(tmp_path / policy).collect() for policy in ("expert", "random"))
     assert expert.filter(step=0)["episode_won"].all()
     assert expert["action_admissible"].all()
     assert not random["aborted"].any()
-    invoke("advantages", tmp_path / "random", "-e", "hgpo", "-e", "grpo", "--out", tmp_path / "advantages.parquet")
+    invoke(
+        "advantages",
+        tmp_path / "random",
+        "-e",
+        "hgpo",
+        "-e",
+        "grpo",
+        "--out",
+        tmp_path / "advantages.parquet",
+    )
     assert pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"].is_finite().all()
     invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
     for seed in range(2):
@@ -34,7 +61,9 @@ def test_from_rollouts_to_a_page(tmp_path):
             (tmp_path / "games/test").mkdir(parents=True, exist_ok=True)
             (tmp_path / f"games/test/{seed}{file.suffix}").write_bytes(file.read_bytes())
     folder = ("--env", "HGPO/TextWorld-v0", "--data", tmp_path / "games")
-    report = invoke("eval", *folder, "--policy", "expert", "--seeds", 1, "--json", "--out", tmp_path / "eval")
+    report = invoke(
+        "eval", *folder, "--policy", "expert", "--seeds", 1, "--json", "--out", tmp_path / "eval"
+    )
     (row,) = [each for each in json.loads(report)["reports"] if each["name"] == "all"]
     assert (row["tasks"], row["measures"]["success"]["mean"]) == (2, 1.0)
 
@@ -44,13 +73,21 @@ def test_a_small_model_is_trained(tmp_path):
     pytest.importorskip("torch")
     from examples import train_from_nothing
 
-    less = ["iterations=1", "rollout.tasks=2", "rollout.group_size=2", "rollout.filter_groups=false"]
+    less = [
+        "iterations=1",
+        "rollout.tasks=2",
+        "rollout.group_size=2",
+        "rollout.filter_groups=false",
+    ]
     less += ["environment.max_steps=8", "evaluation.tasks=2", "tracking.tensorboard=false"]
     config = str(Path(__file__).parents[1] / "train.toml")
     sizes = ["--demonstrations", "8", "--epochs", "1", "--layers", "1"]
     with pytest.MonkeyPatch.context() as patch:
         arguments = [text for each in less for text in ("--set", each)]
-        patch.setattr("sys.argv", ["train", config, "--out", str(tmp_path / "run"), *sizes, *arguments])
+        patch.setattr(
+            "sys.argv", ["train", config, "--out", str(tmp_path / "run"), *sizes, *arguments]
+        )
         train_from_nothing.main()
     last = json.loads((tmp_path / "run/train/metrics.jsonl").read_text("utf-8").splitlines()[-1])
-    assert (last["iteration"], last["training/environment_steps"]) == (1, 32)  # 4 rollouts of 8 steps
+    # 4 rollouts of 8 steps
+    assert (last["iteration"], last["training/environment_steps"]) == (1, 32)

@@ -67,7 +67,9 @@ def test_a_game_depends_on_its_seed_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     again = compiled("treasure-hunter", 12, 5)
     other = compiled("treasure-hunter", 12, 6)
-    games = [json.loads(game.with_suffix(".json").read_text("utf-8")) for game in (first, again, other)]
+    games = [
+        json.loads(game.with_suffix(".json").read_text("utf-8")) for game in (first, again, other)
+    ]
     assert first != again
     assert games[0] == games[1] != games[2]
 
@@ -83,7 +85,17 @@ def test_commands_that_the_list_does_not_name():
     abbreviated = engine.act(move.removeprefix("go ")[0])
     assert abbreviated == listed.act(move)  # "n" is "go north"
     before = engine.key()
-    hostile = ("restart", "quit", "look. quit", "save", "script", "superbrief", "tw-trace-actions", "\x00", "é" * 5000)
+    hostile = (
+        "restart",
+        "quit",
+        "look. quit",
+        "save",
+        "script",
+        "superbrief",
+        "tw-trace-actions",
+        "\x00",
+        "é" * 5000,
+    )
     for command in ("xyzzy", "", "go", "take coin coin", *hostile):
         refused = engine.act(command)
         assert not refused.valid, command
@@ -133,5 +145,8 @@ def test_errors():
 
 
 def test_the_status_line_is_not_part_of_the_state():
-    assert game_text("\nYou take the knife.\n\n\n\n>            -= Kitchen =-1/4") == "You take the knife."
+    assert (
+        game_text("\nYou take the knife.\n\n\n\n>            -= Kitchen =-1/4")
+        == "You take the knife."
+    )
     assert game_text("-= Kitchen =-\nA kitchen.\n") == "-= Kitchen =-\nA kitchen."

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     import verifiers.v1 as vf
 
 
-def assign_advantages(episodes: Sequence[vf.Episode], estimator: str = "hgpo", **parameters: Any) -> None:
+def assign_advantages(
+    episodes: Sequence[vf.Episode], estimator: str = "hgpo", **parameters: Any
+) -> None:
     """Give the sampled tokens of each step the advantage of that step, in ``node.advantages``.
 
     Traces that failed or are not trained keep None. A step is a branch of its trace, so each has an advantage of its
@@ -30,14 +32,21 @@ def assign_advantages(episodes: Sequence[vf.Episode], estimator: str = "hgpo", *
     Raises:
         InputError: The estimator or a parameter is unknown, or a trace is not of `StepHarness`.
     """
-    traces = [trace for episode in episodes for trace in episode.traces if trace.ok and trace.agent.trainable]
+    traces = [
+        trace
+        for episode in episodes
+        for trace in episode.traces
+        if trace.ok and trace.agent.trainable
+    ]
     rows = []
     nodes = []
     for number, trace in enumerate(traces):
         replies = [node for node in trace.nodes if node.sampled]
         steps = trace.info.get(STEPS, ())
         if len(steps) != len(replies):
-            raise InputError(f"trace {trace.id}: expected one step a reply, received {len(steps)} of {len(replies)}")
+            raise InputError(
+                f"trace {trace.id}: expected one step a reply, received {len(steps)} of {len(replies)}"
+            )
         nodes += replies
         for step, columns in enumerate(steps):
             rows.append({**columns, "task_id": "task", "trajectory": str(number), "step": step})

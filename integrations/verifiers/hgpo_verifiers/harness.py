@@ -23,7 +23,15 @@ from hgpo_verifiers.taskset import STEPS, StepData, opened
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_IN_THE_GRAPH: Final = {"prompt", "response", "message", "finish_reason", "policy_version", "aborted", "error"}
+_IN_THE_GRAPH: Final = {
+    "prompt",
+    "response",
+    "message",
+    "finish_reason",
+    "policy_version",
+    "aborted",
+    "error",
+}
 _OF_THE_IMPORT: Final = {"iteration", "task_id", "group", "trajectory", "step"}
 
 
@@ -52,7 +60,9 @@ class StepHarness(vf.Harness[vf.HarnessConfig]):
         """Play an episode with the model behind an endpoint."""
         del runtime, mcp_urls
         if not isinstance(data, StepData) or data.id is None:
-            raise InputError(f"expected a task of hgpo-verifiers, received one of {type(data).__name__}")
+            raise InputError(
+                f"expected a task of hgpo-verifiers, received one of {type(data).__name__}"
+            )
         handle = opened(data.environment, data.split, data.options)
         in_threads = getattr(handle.shared.source, "concurrent", None) is not None
 
@@ -67,16 +77,22 @@ class StepHarness(vf.Harness[vf.HarnessConfig]):
                 await call(episode.start, data.id)
                 while not episode.done:
                     asked = trajectory.request()
-                    messages: Any = chat_messages(data.system_prompt or "", asked.turns, asked.prompt, asked.tools)
+                    messages: Any = chat_messages(
+                        data.system_prompt or "", asked.turns, asked.prompt, asked.tools
+                    )
                     tools: Any = {"tools": list(asked.tools)} if asked.tools else {}
-                    answer = await client.chat.completions.create(model=ctx.model, messages=messages, **tools)
+                    answer = await client.chat.completions.create(
+                        model=ctx.model, messages=messages, **tools
+                    )
                     command = trajectory.add_reply(_reply(answer.choices[0]), 0.0, 0)
                     state = checked(State, await call(episode.engine.act, command))
                     if isinstance(state, Failure):
                         raise vf.HarnessError(str(state))
                     trajectory.add_state(state, 0.0)
                     row = trajectory.rows[-1].as_dict()
-                    steps.append({name: row[name] for name in row.keys() - _IN_THE_GRAPH - _OF_THE_IMPORT})
+                    steps.append(
+                        {name: row[name] for name in row.keys() - _IN_THE_GRAPH - _OF_THE_IMPORT}
+                    )
         except APIStatusError as error:
             # The trace has the reason already: a limit, or a failure of the model's server.
             return ProgramResult(1, "", str(error))

@@ -91,4 +91,6 @@ def opened(environment: str, split: str, options: Mapping[str, Any]) -> EnvHandl
 
 @lru_cache
 def _opened(environment: str, split: str, options: str) -> EnvHandle:
-    return open_env(environment, split=split, **{"action_format": "response", **json.loads(options)})
+    return open_env(
+        environment, split=split, **{"action_format": "response", **json.loads(options)}
+    )

@@ -33,7 +33,9 @@ def python() -> str:
     """Return a Python that has verifiers 0.4 and this package."""
     python = os.environ.get("HGPO_VERIFIERS_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import verifiers.v1"], capture_output=True).returncode:
-        pytest.skip("needs verifiers 0.4, or HGPO_VERIFIERS_PYTHON set to a Python that has it and hgpo")
+        pytest.skip(
+            "needs verifiers 0.4, or HGPO_VERIFIERS_PYTHON set to a Python that has it and hgpo"
+        )
     return python
 
 
@@ -54,7 +56,11 @@ def play(handle, task: str, name: str, *, well: bool) -> list[dict]:
         }
         row["response"] = f"<think>so</think><{spec.action_tag}>{action}</{spec.action_tag}>"
         episode.act(row["response"])
-        row |= {"action": episode.action, "action_valid": episode.action_valid, "reward": episode.state.reward}
+        row |= {
+            "action": episode.action,
+            "action_valid": episode.action_valid,
+            "reward": episode.state.reward,
+        }
         row |= {"score": episode.state.score, "won": episode.state.won}
         rows.append({**row, "terminated": episode.terminated, "truncated": episode.truncated})
     rows[-1]["next_state"] = episode.state.text
@@ -70,11 +76,38 @@ def evaluate(python, name, answer, tasks, rollouts, folder, **options) -> pl.Dat
     )
     with Api() as api:
         api.answer = answer
-        command = [Path(python).with_name("vf-eval"), "@", folder / "eval.toml", "-n", str(tasks), "-r", str(rollouts)]
-        command += ["-m", "tiny", "--client.base-url", api.url, "--client.api-key-var", "KEY_OF_TEST"]
-        command += ["--env.agent.runtime.type", "subprocess", "--no-rich", "--no-push", "--run.name", "toy"]
+        command = [
+            Path(python).with_name("vf-eval"),
+            "@",
+            folder / "eval.toml",
+            "-n",
+            str(tasks),
+            "-r",
+            str(rollouts),
+        ]
+        command += [
+            "-m",
+            "tiny",
+            "--client.base-url",
+            api.url,
+            "--client.api-key-var",
+            "KEY_OF_TEST",
+        ]
+        command += [
+            "--env.agent.runtime.type",
+            "subprocess",
+            "--no-rich",
+            "--no-push",
+            "--run.name",
+            "toy",
+        ]
         done = subprocess.run(
-            [*command, "-o", folder], capture_output=True, text=True, timeout=300, cwd=folder, env=VARIABLES
+            [*command, "-o", folder],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=folder,
+            env=VARIABLES,
         )
         assert done.returncode == 0, done.stderr[-3000:]
     import_rollouts(folder / "toy", folder / "run")
@@ -89,7 +122,12 @@ def test_an_evaluation_is_what_is_played_here(python, name, tmp_path) -> None:
     ids = list(handle.tasks[:2])
     good = {task: play(handle, task, name, well=True) for task in ids}
     bad = {task: play(handle, task, name, well=False) for task in ids}
-    replies = {row["prompt"]: row["response"] for games in (bad, good) for rows in games.values() for row in rows}
+    replies = {
+        row["prompt"]: row["response"]
+        for games in (bad, good)
+        for rows in games.values()
+        for row in rows
+    }
     first = {rows[0]["prompt"]: rows[0]["response"] for rows in bad.values()}
     refused = good[ids[1]][1]["prompt"]
     times = {}
@@ -98,12 +136,20 @@ def test_an_evaluation_is_what_is_played_here(python, name, tmp_path) -> None:
         (asked,) = body["messages"]  # a fresh prompt each step, not a conversation
         prompt = asked["content"]
         if prompt == refused:
-            return 400, {"error": {"message": "no more tokens", "type": "invalid_request_error"}}, {}
+            return (
+                400,
+                {"error": {"message": "no more tokens", "type": "invalid_request_error"}},
+                {},
+            )
         times[prompt] = times.get(prompt, 0) + 1
-        return completion(first[prompt] if prompt in first and times[prompt] % 2 == 0 else replies[prompt])
+        return completion(
+            first[prompt] if prompt in first and times[prompt] % 2 == 0 else replies[prompt]
+        )
 
     steps = evaluate(python, name, answer, 2, 2, tmp_path, max_steps=12)
-    assert steps.group_by("task_id").agg(pl.col("trajectory").n_unique())["trajectory"].to_list() == [2, 2]
+    assert steps.group_by("task_id").agg(pl.col("trajectory").n_unique())[
+        "trajectory"
+    ].to_list() == [2, 2]
     failed = steps.filter(pl.col("aborted").any().over("trajectory"))
     assert set(failed["task_id"]) == {ids[1]}
     assert "no more tokens" in failed["error"].drop_nulls().item()
@@ -111,7 +157,9 @@ def test_an_evaluation_is_what_is_played_here(python, name, tmp_path) -> None:
         rows = steps.filter(~pl.col("aborted").any().over("trajectory"), task_id=task)
         played = [one.to_dicts() for one in rows.partition_by("trajectory", maintain_order=True)]
         seen = [[{key: row[key] for key in good[task][0]} for row in one] for one in played]
-        wanted = [[{key: row[key] for key in good[task][0]} for row in games[task]] for games in expected]
+        wanted = [
+            [{key: row[key] for key in good[task][0]} for row in games[task]] for games in expected
+        ]
         for one, other in zip(sorted(seen, key=str), sorted(wanted, key=str), strict=True):
             assert one == other
         assert played[0][-1]["next_state"] in {games[task][-1]["next_state"] for games in expected}
@@ -120,7 +168,11 @@ def test_an_evaluation_is_what_is_played_here(python, name, tmp_path) -> None:
 
 def _check_branches(python, steps, folder) -> None:
     """Each step is a branch, whose sampled tokens have the advantage of its step."""
-    command = [python, Path(__file__).parent / "verifiers_advantages.py", folder / "toy/traces.jsonl"]
+    command = [
+        python,
+        Path(__file__).parent / "verifiers_advantages.py",
+        folder / "toy/traces.jsonl",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=VARIABLES)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
@@ -146,12 +198,21 @@ def test_a_conversation_has_the_earlier_messages_as_they_were_sent(python, tmp_p
     asked = []
 
     def answer(body, attempt):
-        asked.append([(one["role"], one["content"], one.get("reasoning_content")) for one in body["messages"]])
+        asked.append(
+            [
+                (one["role"], one["content"], one.get("reasoning_content"))
+                for one in body["messages"]
+            ]
+        )
         return message("<action>look</action>", reasoning_content="Where am I?")
 
-    steps = evaluate(python, "HGPO/ALFWorld-v0", answer, 1, 1, tmp_path, prompt_style="chat", max_steps=3)
+    steps = evaluate(
+        python, "HGPO/ALFWorld-v0", answer, 1, 1, tmp_path, prompt_style="chat", max_steps=3
+    )
     response = "<think>\nWhere am I?\n</think>\n\n<action>look</action>"
-    assert steps.select("response", "action", "action_valid").rows() == [(response, "look", True)] * 3
+    assert (
+        steps.select("response", "action", "action_valid").rows() == [(response, "look", True)] * 3
+    )
     turns = []
     for prompt in (asked[step][-1] for step in range(3)):
         turns += [prompt, ("assistant", "<action>look</action>", "Where am I?")]
@@ -173,5 +234,11 @@ def test_tools_are_sent_and_their_calls_are_the_actions(python, tmp_path) -> Non
     walk = '<tool_call>\n{"name": "walk", "arguments": {}}\n</tool_call>'
     assert steps.select("response", "action").rows() == [(walk, walk)] * 3
     assert [body["tools"][0]["function"]["name"] for body in bodies] == ["walk"] * 3
-    assert [one["role"] for one in bodies[2]["messages"]] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert [one["role"] for one in bodies[2]["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+    ]
     assert steps["state_hash"].n_unique() == 1  # of the state's key, in which numbers are masked

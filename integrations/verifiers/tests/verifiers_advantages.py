@@ -22,7 +22,8 @@ for episodes in groups.values():
         for node in trace.nodes:
             if node.sampled:
                 node.token_ids = [7, 8, 9]
-                node.mask = [False, True, True]  # a token of the template, and two that were sampled
+                # a token of the template, and two that were sampled
+                node.mask = [False, True, True]
     assign_advantages(episodes, "hgpo")
     for trace in traces:
         found[trace.id] = [branch.advantages for branch in trace.branches]

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    register,
+)
 
 from hgpo_envs.episode import Episode
 from hgpo_train.rollout.plan import PlannedGroup
@@ -54,7 +59,8 @@ class StepsAgentLoop(AgentLoopBase):
         sampling = {**sampling_params, "max_tokens": config.rollout.max_response_tokens}
         if config.rollout.stop:
             sampling["stop"] = list(config.rollout.stop)
-        request_id = uuid4().hex  # one for the whole rollout: its prompts share a prefix, and verl keeps it on a server
+        # one for the whole rollout: its prompts share a prefix, and verl keeps it on a server
+        request_id = uuid4().hex
 
         async def generate(tokens: list[int]) -> Generated:
             made = await self.server_manager.generate(
@@ -62,7 +68,9 @@ class StepsAgentLoop(AgentLoopBase):
             )
             if not made.token_ids or made.stop_reason in ("abort", "aborted"):
                 raise RuntimeError(f"the engine ended the request with {made.stop_reason!r}")
-            return Generated(list(made.token_ids), made.log_probs, made.extra_fields.get("global_steps"))
+            return Generated(
+                list(made.token_ids), made.log_probs, made.extra_fields.get("global_steps")
+            )
 
         group = PlannedGroup(
             position=int(task["position"]),
@@ -71,8 +79,12 @@ class StepsAgentLoop(AgentLoopBase):
             group=int(task["group"]),
             size=config.evaluation.group_size if is_evaluation else config.rollout.group_size,
         )
-        seed = group.seed(config.seed + config.evaluation.seed if is_evaluation else config.seed, member)
-        trajectory = Trajectory(group, member, seed, Episode(handle.shared, handle.settings), clocked=True)
+        seed = group.seed(
+            config.seed + config.evaluation.seed if is_evaluation else config.seed, member
+        )
+        trajectory = Trajectory(
+            group, member, seed, Episode(handle.shared, handle.settings), clocked=True
+        )
         await play(trajectory, with_retries(generate), self.tokenizer, settings.generation)
         return self._outputs(trajectory, int(task["global_steps"]))
 
@@ -80,12 +92,20 @@ class StepsAgentLoop(AgentLoopBase):
         rows = trajectory.rows
         won = bool(rows[-1].won)
         total = float(sum(row.reward for row in rows))
-        shown = {"acc": float(won and not trajectory.aborted), "steps": len(rows), "failed": float(trajectory.aborted)}
-        outputs = [self._output(row, trained=not trajectory.aborted, global_steps=global_steps) for row in rows]
+        shown = {
+            "acc": float(won and not trajectory.aborted),
+            "steps": len(rows),
+            "failed": float(trajectory.aborted),
+        }
+        outputs = [
+            self._output(row, trained=not trajectory.aborted, global_steps=global_steps)
+            for row in rows
+        ]
         for output in outputs:
             output.num_turns = len(rows)
             output.extra_fields["reward_extra_info"] = shown
-        outputs[-1].reward_score = total  # verl copies it to all steps, for its metrics; advantages do not use it
+        # verl copies it to all steps, for its metrics; advantages do not use it
+        outputs[-1].reward_score = total
         return outputs
 
     def _output(self, row: Row, *, trained: bool, global_steps: int) -> AgentLoopOutput:
@@ -99,9 +119,13 @@ class StepsAgentLoop(AgentLoopBase):
             response_ids=list(response),
             response_mask=[int(trained)] * len(response),
             response_logprobs=list(row.response_logprobs or [0.0] * len(response)),
-            metrics=AgentLoopMetrics(generate_sequences=row.policy_s or 0.0, tool_calls=row.environment_s or 0.0),
+            metrics=AgentLoopMetrics(
+                generate_sequences=row.policy_s or 0.0, tool_calls=row.environment_s or 0.0
+            ),
             extra_fields={
-                "hgpo": {name: value for name, value in row.as_dict().items() if name not in _TOKENS},
+                "hgpo": {
+                    name: value for name, value in row.as_dict().items() if name not in _TOKENS
+                },
                 "hgpo_without_tokens": missing,
                 "min_global_steps": version,
                 "max_global_steps": version,

@@ -67,7 +67,9 @@ def installed_verl(option: str) -> Path:
     """
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"{option}: expected verl {VERSION} in this environment; pip install 'hgpo-verl[vllm]'")
+        raise InputError(
+            f"{option}: expected verl {VERSION} in this environment; pip install 'hgpo-verl[vllm]'"
+        )
     return Path(spec.submodule_search_locations[0])
 
 
@@ -80,11 +82,28 @@ def check(file: Path, launch: Mapping[str, Any]) -> bool:
     verl = installed_verl("--check")
     missing = unread(launch, verl)
     count = len(list(settings_of(launch)))
-    passed = _report("keys", not missing, f"verl reads all {count} settings", f"not read: {', '.join(missing)}")
-    main = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(file.parent), "--config-name", file.stem]
+    passed = _report(
+        "keys", not missing, f"verl reads all {count} settings", f"not read: {', '.join(missing)}"
+    )
+    main = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        "--config-dir",
+        str(file.parent),
+        "--config-name",
+        file.stem,
+    ]
     plugin = {"VERL_USE_EXTERNAL_MODULES": "hgpo_verl.plugin", **os.environ}
-    composed = subprocess.run([*main, "--cfg", "job"], env=plugin, capture_output=True, text=True, check=False)  # noqa: S603
-    passed &= _report("compose", composed.returncode == 0, "verl's configuration takes them", composed.stderr[-2000:])
+    composed = subprocess.run(  # noqa: S603
+        [*main, "--cfg", "job"], env=plugin, capture_output=True, text=True, check=False
+    )
+    passed &= _report(
+        "compose",
+        composed.returncode == 0,
+        "verl's configuration takes them",
+        composed.stderr[-2000:],
+    )
     from torch.cuda import is_available
 
     if not is_available():
@@ -94,13 +113,27 @@ def check(file: Path, launch: Mapping[str, Any]) -> bool:
 
     folder = file.parent / "check"
     longest = launch["actor_rollout_ref"]["rollout"]["max_model_len"]
-    model = save_tiny(folder / "model", ["You are in a room."], TinyShape(vocabulary=300, layers=2, positions=longest))
-    paths = {"actor_rollout_ref.model.path": model, "trainer.default_local_dir": folder, "hgpo.folder": folder / "run"}
+    model = save_tiny(
+        folder / "model",
+        ["You are in a room."],
+        TinyShape(vocabulary=300, layers=2, positions=longest),
+    )
+    paths = {
+        "actor_rollout_ref.model.path": model,
+        "trainer.default_local_dir": folder,
+        "hgpo.folder": folder / "run",
+    }
     step = [*STEP, *(f"{name}='{path}'" for name, path in paths.items())]
-    trained = subprocess.run([*main, *step], env=plugin, capture_output=True, text=True, check=False)  # noqa: S603
-    return passed & _report("step", trained.returncode == 0, "one of a small random model", trained.stderr[-2000:])
+    trained = subprocess.run(  # noqa: S603
+        [*main, *step], env=plugin, capture_output=True, text=True, check=False
+    )
+    return passed & _report(
+        "step", trained.returncode == 0, "one of a small random model", trained.stderr[-2000:]
+    )
 
 
 def _report(title: str, passed: bool, fact: str, otherwise: str) -> bool:
-    sys.stdout.write(f"{title:<8} {'pass' if passed else 'FAIL'}  {fact if passed else otherwise}\n")
+    sys.stdout.write(
+        f"{title:<8} {'pass' if passed else 'FAIL'}  {fact if passed else otherwise}\n"
+    )
     return passed

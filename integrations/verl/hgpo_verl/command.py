@@ -79,9 +79,16 @@ def launch(
             print(f"{name}\t{rule.kind}\t{rule.how}")
         return
     if config is None:
-        raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
+        raise InputError(
+            "expected a configuration: a TOML file or a shipped name, see `hgpo train --list`"
+        )
     folder = (out or Path("runs") / Path(config).stem).absolute()
-    text = launch_text(Path(config).stem, load_config(config, overrides or (), Config), Cluster(gpus, nodes), folder)
+    text = launch_text(
+        Path(config).stem,
+        load_config(config, overrides or (), Config),
+        Cluster(gpus, nodes),
+        folder,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "verl.yaml"
     file.write_text(text, encoding="utf-8")
@@ -92,7 +99,14 @@ def launch(
         return
     installed_verl("--run")
     os.environ["VERL_USE_EXTERNAL_MODULES"] = PLUGIN
-    arguments = ["-m", "verl.trainer.main_ppo", "--config-dir", str(folder), "--config-name", file.stem]
+    arguments = [
+        "-m",
+        "verl.trainer.main_ppo",
+        "--config-dir",
+        str(folder),
+        "--config-name",
+        file.stem,
+    ]
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell
 
 

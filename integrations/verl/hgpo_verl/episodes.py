@@ -48,7 +48,10 @@ if TYPE_CHECKING:
 
 
 def with_retries(
-    generate: Callable[[list[int]], Awaitable[Generated]], *, pause_s: float = 1.0, timeout_s: float = 3600.0
+    generate: Callable[[list[int]], Awaitable[Generated]],
+    *,
+    pause_s: float = 1.0,
+    timeout_s: float = 3600.0,
 ) -> Generate:
     """Return a function that sends a request up to `ATTEMPTS` times, and returns a failure instead of raising.
 
@@ -66,15 +69,23 @@ def with_retries(
             try:
                 return await asyncio.wait_for(generate(tokens), timeout_s)
             except TimeoutError:
-                failure = Failure("PolicyTimedOut", f"no answer within {timeout_s:g} s, {number + 1} attempts")
+                failure = Failure(
+                    "PolicyTimedOut", f"no answer within {timeout_s:g} s, {number + 1} attempts"
+                )
             except Exception as error:  # noqa: BLE001 - of the engine or of Ray; the rollout records it
-                failure = Failure("PolicyFailed", f"{type(error).__name__}: {error} ({number + 1} attempts)", error)
+                failure = Failure(
+                    "PolicyFailed",
+                    f"{type(error).__name__}: {error} ({number + 1} attempts)",
+                    error,
+                )
         return failure
 
     return retried
 
 
-async def play(trajectory: Trajectory, generate: Generate, tokenizer: Tokenizer, options: GenerationOptions) -> None:
+async def play(
+    trajectory: Trajectory, generate: Generate, tokenizer: Tokenizer, options: GenerationOptions
+) -> None:
     """Play a rollout to its end. A failure of the engine or the environment aborts it, and its rows are kept.
 
     Args:
@@ -95,7 +106,9 @@ async def play(trajectory: Trajectory, generate: Generate, tokenizer: Tokenizer,
 async def _step(
     trajectory: Trajectory, generate: Generate, tokenizer: Tokenizer, options: GenerationOptions
 ) -> Failure | None:
-    fitted = attempt("EnvironmentFailed", lambda: fit_prompts(tokenizer, [trajectory.request()], options)[0])
+    fitted = attempt(
+        "EnvironmentFailed", lambda: fit_prompts(tokenizer, [trajectory.request()], options)[0]
+    )
     if isinstance(fitted, Failure):
         return fitted
     began = perf_counter()
@@ -106,9 +119,15 @@ async def _step(
     count = stop_length(tokenizer, generated.tokens, options.stop)
     tokens = generated.tokens[:count]
     logprobs = generated.logprobs and generated.logprobs[:count]
-    is_whole = len(tokens) == options.max_response_tokens and tokens[-1] not in ends and count is None
-    reply = fitted.reply(response_text(tokenizer, tokens, ends), tokens, logprobs, "length" if is_whole else "stop")
-    return attempt("EnvironmentFailed", _act, trajectory, reply, perf_counter() - began, generated.version or 0)
+    is_whole = (
+        len(tokens) == options.max_response_tokens and tokens[-1] not in ends and count is None
+    )
+    reply = fitted.reply(
+        response_text(tokenizer, tokens, ends), tokens, logprobs, "length" if is_whole else "stop"
+    )
+    return attempt(
+        "EnvironmentFailed", _act, trajectory, reply, perf_counter() - began, generated.version or 0
+    )
 
 
 def _act(trajectory: Trajectory, reply: Reply, seconds: float, version: int) -> Failure | None:

@@ -29,7 +29,8 @@ class StepTable:
     """
 
     def __init__(self, folder: Path, config: Config, split: str) -> None:
-        environment = {"id": config.environment.id, **env_options(config, split)}  # as `hgpo rollout` stores it
+        # as `hgpo rollout` stores it
+        environment = {"id": config.environment.id, **env_options(config, split)}
         stored = {"env": environment, "training": fixed_settings(config)}
         self._writer = StepWriter(folder, run=config.name, config=stored)
         self._env_id = config.environment.id
@@ -54,7 +55,9 @@ class StepTable:
             self._writer.add_group(new)
         self._writer.commit()
         iterations = {row["iteration"] for row in rows}
-        return scan_steps(self._writer.folder).filter(pl.col("iteration").is_in(iterations)).collect()
+        return (
+            scan_steps(self._writer.folder).filter(pl.col("iteration").is_in(iterations)).collect()
+        )
 
     def close(self) -> None:
         """Release the table's lock."""
@@ -74,4 +77,8 @@ def advantages(steps: pl.DataFrame, config: AdvantageConfig) -> dict[tuple[str, 
         .select("trajectory", "step", "advantage")
         .collect(engine="in-memory")
     )
-    return {(trajectory, step): value for trajectory, step, value in table.iter_rows() if value is not None}
+    return {
+        (trajectory, step): value
+        for trajectory, step, value in table.iter_rows()
+        if value is not None
+    }

@@ -50,7 +50,8 @@ class TaskDataset(Dataset[dict[str, Any]]):
         iteration, place = divmod(index, self._config.rollout.tasks) if self._train else (0, index)
         group = self._planned(iteration)[place]
         return {
-            "raw_prompt": [{"role": "user", "content": group.task_id}],  # verl counts these; the prompts are the loop's
+            # verl counts these; the prompts are the loop's
+            "raw_prompt": [{"role": "user", "content": group.task_id}],
             "data_source": self._config.environment.id,
             "reward_model": {"ground_truth": None},
             "index": index,
@@ -68,5 +69,11 @@ class TaskDataset(Dataset[dict[str, Any]]):
             sweep = RolloutSpec(len(self), config.evaluation.group_size, order="sweep")
             return list(islice(plan_groups(self._tasks, sweep), len(self)))
         count = config.rollout.tasks
-        spec = RolloutSpec(count, config.rollout.group_size, config.seed, iteration=iteration, skip=iteration * count)
+        spec = RolloutSpec(
+            count,
+            config.rollout.group_size,
+            config.seed,
+            iteration=iteration,
+            skip=iteration * count,
+        )
         return list(islice(plan_groups(self._tasks, spec), count))

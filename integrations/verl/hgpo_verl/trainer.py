@@ -39,7 +39,9 @@ class HgpoTrainer(PPOTrainerSync):
         section = OmegaConf.to_container(config.hgpo, resolve=True)
         assert isinstance(section, dict)
         self.settings = read_settings(section)
-        self._steps = StepTable(self.settings.folder, self.settings.config, self.settings.config.environment.split)
+        self._steps = StepTable(
+            self.settings.folder, self.settings.config, self.settings.config.environment.split
+        )
         self._evaluation: StepTable | None = None
         super().__init__(config)
 
@@ -65,7 +67,9 @@ class HgpoTrainer(PPOTrainerSync):
         metrics.update(episode_metrics(steps))
         metrics["training/workers_replaced"] = self.agent_loop_manager.replaced
         found = advantages(steps, self.settings.config.advantage)
-        masks = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        masks = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
+        )
         values = []
         trained = []
         for key, mask in zip(batch.keys, masks["response_mask"].unbind(), strict=True):
@@ -73,11 +77,20 @@ class HgpoTrainer(PPOTrainerSync):
             advantage = None if row is None else found.get((row["trajectory"], row["step"]))
             trained.append(mask if advantage is not None else torch.zeros_like(mask))
             values.append(trained[-1] * (0.0 if advantage is None else advantage))
-        nested = torch.nested.as_nested_tensor([value.float() for value in values], layout=torch.jagged)
+        nested = torch.nested.as_nested_tensor(
+            [value.float() for value in values], layout=torch.jagged
+        )
         mask = torch.nested.as_nested_tensor(trained, layout=torch.jagged)
-        fields = {"advantages": nested, "returns": nested.clone(), "response_mask": mask, "loss_mask": mask.clone()}
+        fields = {
+            "advantages": nested,
+            "returns": nested.clone(),
+            "response_mask": mask,
+            "loss_mask": mask.clone(),
+        }
         return tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=TensorDict(fields, batch_size=len(batch)),
         )
 
     def _store_evaluation(self, batch: KVBatchMeta) -> None:
@@ -85,7 +98,9 @@ class HgpoTrainer(PPOTrainerSync):
             return
         if self._evaluation is None:
             config = self.settings.config
-            self._evaluation = StepTable(self.settings.folder / "evaluation", config, config.evaluation.split)
+            self._evaluation = StepTable(
+                self.settings.folder / "evaluation", config, config.evaluation.split
+            )
         self._check(self._evaluation.store(list(_rows(batch).values())))
 
     def _check(self, steps: pl.DataFrame) -> None:
@@ -93,19 +108,31 @@ class HgpoTrainer(PPOTrainerSync):
         rollout = self.settings.config.rollout
         if rollout.overflow == "error":
             raise_if_too_long(steps)
-        raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, "Resuming repeats them")
+        raise_if_too_many(
+            failures_of_steps(steps.lazy()), rollout.max_failed, "Resuming repeats them"
+        )
 
 
 def _rows(batch: KVBatchMeta) -> dict[str, dict[str, Any]]:
     """Return the row of the step table of each key, without verl's padding."""
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    keys = [
+        key
+        for key, tag in zip(batch.keys, batch.tags, strict=True)
+        if not tag.get("is_padding", False)
+    ]
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=_FIELDS)
     tokens = [[one.tolist() for one in data[name].unbind()] for name in _FIELDS[:3]]
     rows = {}
-    for key, prompt, response, logprobs, extra in zip(keys, *tokens, list(data["extra_fields"]), strict=True):
+    for key, prompt, response, logprobs, extra in zip(
+        keys, *tokens, list(data["extra_fields"]), strict=True
+    ):
         fields = getattr(extra, "data", extra)
         row = dict(fields["hgpo"])
         if not fields["hgpo_without_tokens"]:
-            row |= {"prompt_token_ids": prompt, "response_token_ids": response, "response_logprobs": logprobs}
+            row |= {
+                "prompt_token_ids": prompt,
+                "response_token_ids": response,
+                "response_logprobs": logprobs,
+            }
         rows[key] = row
     return rows

@@ -75,7 +75,9 @@ class Cluster:
 
 
 def _to(*names: str, change: Callable[[Any], object] = lambda value: value) -> Rule:
-    return Rule("translated", ", ".join(names), lambda value, _: dict.fromkeys(names, change(value)))
+    return Rule(
+        "translated", ", ".join(names), lambda value, _: dict.fromkeys(names, change(value))
+    )
 
 
 def _by(how: str, apply: Apply) -> Rule:
@@ -100,7 +102,9 @@ def _only(value: object, why: str, then: Values | None = None) -> Rule:
 
 
 def _shown(value: object) -> str:
-    return "none" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
+    return (
+        "none" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
+    )
 
 
 def _mini_batch(rows: int, config: Config) -> Values:
@@ -116,8 +120,11 @@ def _mini_batch(rows: int, config: Config) -> Values:
 def _micro_batch(tokens: int, config: Config) -> Values:
     longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     if tokens < longest:
-        raise InputError(f"expected at least the longest sequence, {longest} tokens, received {tokens}")
-    if config.update.layout != "packed":  # verl counts tokens and then pads them: up to 1.6 times as many
+        raise InputError(
+            f"expected at least the longest sequence, {longest} tokens, received {tokens}"
+        )
+    # verl counts tokens and then pads them: up to 1.6 times as many
+    if config.update.layout != "packed":
         tokens = max(tokens // 2, longest)
     return {f"{_ACTOR}.use_dynamic_bsz": True, f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens}
 
@@ -134,7 +141,9 @@ def _engine_options(options: Mapping[str, Any], _: Config) -> Values:
     }
     for name in options:
         if name not in known:
-            raise InputError(f"expected some of {', '.join(known)}, which verl has too, received {name}")
+            raise InputError(
+                f"expected some of {', '.join(known)}, which verl has too, received {name}"
+            )
     return {f"{_ROLLOUT}.{known[name]}": value for name, value in options.items()}
 
 
@@ -142,7 +151,8 @@ def _chat_template(path: str, _: Config) -> Values:
     if not path:
         return {}
     text = read_bytes(Path(path), 1 << 20, "chat template").decode(errors="replace")
-    return {f"{_MODEL}.custom_chat_template": text.replace("${", r"\${")}  # which OmegaConf would replace
+    # which OmegaConf would replace
+    return {f"{_MODEL}.custom_chat_template": text.replace("${", r"\${")}
 
 
 def _lora(rank: int, config: Config) -> Values:
@@ -152,7 +162,9 @@ def _lora(rank: int, config: Config) -> Values:
     return {
         f"{_MODEL}.lora_rank": rank,
         f"{_MODEL}.lora_alpha": lora.alpha,
-        f"{_MODEL}.target_modules": lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        f"{_MODEL}.target_modules": lora.targets
+        if isinstance(lora.targets, str)
+        else list(lora.targets),
     }
 
 
@@ -160,7 +172,9 @@ def _dtype(name: str, _: Config) -> Values:
     """Verl's engine ignores `fsdp_config.dtype`; what it computes in is `mixed_precision.param_dtype`."""
     short = {"bfloat16": "bf16", "float32": "fp32"}[name]
     mixed = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    return {f"{part}.fsdp_config.mixed_precision": dict(mixed) for part in (_ACTOR, _REF)} | {f"{_ROLLOUT}.dtype": name}
+    return {f"{part}.fsdp_config.mixed_precision": dict(mixed) for part in (_ACTOR, _REF)} | {
+        f"{_ROLLOUT}.dtype": name
+    }
 
 
 def _kl(weight: float, _: Config) -> Values:
@@ -181,10 +195,16 @@ def _evaluation_every(every: int, config: Config) -> Values:
 
 def _trackers(_: object, config: Config) -> Values:
     tracking = config.tracking
-    chosen = {"tensorboard": tracking.tensorboard, "wandb": tracking.wandb, "trackio": tracking.trackio}
+    chosen = {
+        "tensorboard": tracking.tensorboard,
+        "wandb": tracking.wandb,
+        "trackio": tracking.trackio,
+    }
     projects = {tracking.wandb, tracking.trackio} - {None}
     if len(projects) > 1:
-        raise InputError("expected the same project for all trackers, because verl has one name for them")
+        raise InputError(
+            "expected the same project for all trackers, because verl has one name for them"
+        )
     return {
         "trainer.logger": ["console", *(name for name, value in chosen.items() if value)],
         "trainer.project_name": projects.pop() if projects else "hgpo",
@@ -206,12 +226,21 @@ RULES: Final[dict[str, Rule]] = {
         },
     ),
     "iterations": _to("trainer.total_training_steps"),
-    "environment_steps": _only(None, "verl counts training steps, not environment steps; set iterations"),
+    "environment_steps": _only(
+        None, "verl counts training steps, not environment steps; set iterations"
+    ),
     "check_memory": _unused("the plan is of one card; verl shards the weights"),
     **{
         f"environment.{name}": _read("agent loop and data set")
         for name in (
-            *("id", "max_steps", "history_length", "history_depth", "action_format", "prompt_template"),
+            *(
+                "id",
+                "max_steps",
+                "history_length",
+                "history_depth",
+                "action_format",
+                "prompt_template",
+            ),
             *("prompt_style", "system_prompt", "data", "options"),
         )
     },
@@ -219,17 +248,21 @@ RULES: Final[dict[str, Rule]] = {
     "model.path": _to(f"{_MODEL}.path"),
     "model.device": _only("auto", "Ray gives each process its GPU"),
     "model.compute_dtype": _by(
-        f"{_ACTOR}.fsdp_config.mixed_precision, {_REF}.fsdp_config.mixed_precision, {_ROLLOUT}.dtype", _dtype
+        f"{_ACTOR}.fsdp_config.mixed_precision, {_REF}.fsdp_config.mixed_precision, {_ROLLOUT}.dtype",
+        _dtype,
     ),
     "model.attention": _to(f"{_MODEL}.override_config.attn_implementation"),
-    "model.gradient_checkpointing": _to(f"{_MODEL}.enable_gradient_checkpointing", change=bool),  # "auto" is true
+    # "auto" is true
+    "model.gradient_checkpointing": _to(f"{_MODEL}.enable_gradient_checkpointing", change=bool),
     "model.compile": _unused(_SPEED),
     "model.lora.rank": _by(f"{_MODEL}.lora_rank, with lora_alpha and target_modules", _lora),
     "model.lora.alpha": _read("model.lora.rank"),
     "model.lora.targets": _read("model.lora.rank"),
     "model.lora.dropout": _only(0.0, "verl's adapters have none"),
     "rollout.engine": _only("vllm", _VLLM, {f"{_ROLLOUT}.name": "vllm"}),
-    "rollout.engine_options": _by(f"the settings of {_ROLLOUT} of the same names; others are refused", _engine_options),
+    "rollout.engine_options": _by(
+        f"the settings of {_ROLLOUT} of the same names; others are refused", _engine_options
+    ),
     "rollout.tasks": _to("data.train_batch_size"),
     "rollout.group_size": _to(f"{_ROLLOUT}.n"),
     "rollout.temperature": _to(f"{_ROLLOUT}.temperature"),
@@ -237,10 +270,14 @@ RULES: Final[dict[str, Rule]] = {
     "rollout.max_response_tokens": _to("data.max_response_length"),
     "rollout.overflow": _read("agent loop, which shortens prompts before verl sees them"),
     "rollout.stop": _read("agent loop, which sends it to verl's engine"),
-    "rollout.chat_template": _by(f"the file's text as {_MODEL}.custom_chat_template", _chat_template),
+    "rollout.chat_template": _by(
+        f"the file's text as {_MODEL}.custom_chat_template", _chat_template
+    ),
     "rollout.chat_template_options": _read("agent loop"),
     "rollout.slots": _unused("speed only: verl plays all rollouts of an iteration at once"),
-    "rollout.filter_groups": _only(False, "verl's own filter refills from a stream of tasks, in another order"),
+    "rollout.filter_groups": _only(
+        False, "verl's own filter refills from a stream of tasks, in another order"
+    ),
     "rollout.max_generation_batches": _unused("belongs to rollout.filter_groups"),
     "rollout.branch": _only(None, "its trainer plays whole rollouts"),
     "rollout.branch_width": _unused("belongs to rollout.branch"),
@@ -253,7 +290,8 @@ RULES: Final[dict[str, Rule]] = {
     "update.mini_batch_size": _by(f"{_ACTOR}.ppo_mini_batch_size × {_ROLLOUT}.n", _mini_batch),
     "update.epochs": _to(f"{_ACTOR}.ppo_epochs"),
     "update.micro_batch_tokens": _by(
-        f"{_ACTOR}.ppo_max_token_len_per_gpu, with use_dynamic_bsz; half of it for padded rows", _micro_batch
+        f"{_ACTOR}.ppo_max_token_len_per_gpu, with use_dynamic_bsz; half of it for padded rows",
+        _micro_batch,
     ),
     "update.layout": _to(f"{_MODEL}.use_remove_padding", change=lambda layout: layout == "packed"),
     "update.share_prefixes": _unused(_SPEED),
@@ -266,11 +304,15 @@ RULES: Final[dict[str, Rule]] = {
     "update.ratio": _only("token", "verl's GSPO has a loss of its own, which uses no dual clip"),
     "update.clip_low": _to(f"{_ACTOR}.clip_ratio", f"{_ACTOR}.clip_ratio_low"),
     "update.clip_high": _to(f"{_ACTOR}.clip_ratio_high"),
-    "update.dual_clip": _to(f"{_ACTOR}.clip_ratio_c", change=lambda bound: _NEVER if bound is None else bound),
+    "update.dual_clip": _to(
+        f"{_ACTOR}.clip_ratio_c", change=lambda bound: _NEVER if bound is None else bound
+    ),
     "update.kl_weight": _by(f"{_ACTOR}.use_kl_loss, kl_loss_coef, kl_loss_type = low_var_kl", _kl),
     "update.unbiased_kl": _only(False, "verl's estimates of the divergence have no such weight"),
     "update.entropy_weight": _to(f"{_ACTOR}.entropy_coeff"),
-    "update.old_logprobs": _only("recompute", "verl's bypass of it has not been compared with this package's"),
+    "update.old_logprobs": _only(
+        "recompute", "verl's bypass of it has not been compared with this package's"
+    ),
     "update.rollout_is": _only(None, "verl's correction has not been compared with this package's"),
     "update.rollout_is_threshold": _unused("belongs to update.rollout_is"),
     "update.rollout_is_least": _unused("belongs to update.rollout_is"),
@@ -306,7 +348,9 @@ RULES: Final[dict[str, Rule]] = {
     "evaluation.patience": _only(0, "verl does not stop early"),
     "checkpoint.every": _to("trainer.save_freq"),
     "checkpoint.keep": _to("trainer.max_actor_ckpt_to_keep", change=lambda count: count or None),
-    "checkpoint.optimiser": _unused("disk only: verl's checkpoints always contain the optimiser's state"),
+    "checkpoint.optimiser": _unused(
+        "disk only: verl's checkpoints always contain the optimiser's state"
+    ),
     "tracking.tensorboard": _by("trainer.logger, trainer.project_name", _trackers),
     "tracking.wandb": _read("tracking.tensorboard"),
     "tracking.trackio": _read("tracking.tensorboard"),
@@ -344,7 +388,9 @@ def _check_environment(env_id: str) -> None:
     except InputError as error:
         raise InputError(f"setting environment.id: {error}") from error
     if not (env_id in environment_ids() or _in_gymnasium(env_id)):
-        raise InputError(f"setting environment.id: {unknown('environment', env_id, environment_ids())}")
+        raise InputError(
+            f"setting environment.id: {unknown('environment', env_id, environment_ids())}"
+        )
 
 
 def _in_gymnasium(env_id: str) -> bool:
@@ -356,7 +402,9 @@ def _in_gymnasium(env_id: str) -> bool:
         namespace, stem, version = parse_env_id(name)
     except (gymnasium.error.Error, ImportError):
         return False
-    return name in gymnasium.registry or (version is None and find_highest_version(namespace, stem) is not None)
+    return name in gymnasium.registry or (
+        version is None and find_highest_version(namespace, stem) is not None
+    )
 
 
 def leaves(config: Config) -> dict[str, Any]:
@@ -385,7 +433,8 @@ def _fixed(config: Config, cluster: Cluster, folder: Path) -> dict[str, object]:
         "data.shuffle": False,
         "data.validation_shuffle": False,
         "data.dataloader_num_workers": 0,
-        "algorithm.adv_estimator": "grpo",  # without a critic; the trainer computes its own advantages
+        # without a critic; the trainer computes its own advantages
+        "algorithm.adv_estimator": "grpo",
         "algorithm.use_kl_in_reward": False,
         f"{_ACTOR}.strategy": "fsdp2",
         f"{_ACTOR}.shuffle": True,
@@ -398,7 +447,10 @@ def _fixed(config: Config, cluster: Cluster, folder: Path) -> dict[str, object]:
         f"{_ROLLOUT}.agent.default_agent_loop": "hgpo_steps",
         f"{_ROLLOUT}.agent.agent_loop_manager_class": "hgpo_verl.workers.ReplacingAgentLoopManager",
         "trainer.v1.trainer_mode": "hgpo",
-        "trainer.v1.sampler.custom_sampler": {"path": "pkg://hgpo_verl.workers", "name": "WatchfulReplayBuffer"},
+        "trainer.v1.sampler.custom_sampler": {
+            "path": "pkg://hgpo_verl.workers",
+            "name": "WatchfulReplayBuffer",
+        },
         "trainer.total_epochs": 1,
         "trainer.n_gpus_per_node": cluster.gpus,
         "trainer.nnodes": cluster.nodes,

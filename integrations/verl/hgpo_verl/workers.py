@@ -33,7 +33,8 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.replaced = 0
-        self._given: dict[int, tuple[str, TensorDict]] = {}  # by worker: the partition and tasks of the newest batch
+        # by worker: the partition and tasks of the newest batch
+        self._given: dict[int, tuple[str, TensorDict]] = {}
         self._pings: dict[int, ray.ObjectRef[Any]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
@@ -65,7 +66,9 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
 
     def _replace(self, number: int) -> None:
         self.replaced += 1
-        logger.warning("agent loop worker %d has died; a new one plays its unfinished tasks", number)
+        logger.warning(
+            "agent loop worker %d has died; a new one plays its unfinished tasks", number
+        )
         node = ray.get_runtime_context().get_node_id()
         self.agent_loop_workers[number] = self.agent_loop_workers_class.options(
             name=f"agent_loop_worker_{number}_{uuid4().hex[:8]}",
@@ -77,7 +80,9 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
     def _give_again(self, number: int, partition: str, chunk: TensorDict) -> None:
         tags: dict[str, dict[str, Any]] = (tq.kv_list(partition) or {}).get(partition, {})
         uids = [str(uid) for uid in chunk["uid"]]
-        unfinished = [uid for uid in uids if tags.get(uid, {}).get("status") in ("pending", "running")]
+        unfinished = [
+            uid for uid in uids if tags.get(uid, {}).get("status") in ("pending", "running")
+        ]
         if not unfinished:
             return
         of_them = set(unfinished)

@@ -28,7 +28,13 @@ CONFIG = replace(
     Config(),
     name="tiny",
     environment={"max_steps": 6},
-    rollout={"engine": "vllm", "tasks": 3, "group_size": 3, "max_prompt_tokens": 4000, "max_response_tokens": 200},
+    rollout={
+        "engine": "vllm",
+        "tasks": 3,
+        "group_size": 3,
+        "max_prompt_tokens": 4000,
+        "max_response_tokens": 200,
+    },
     advantage={"parameters": {"history_length": 2, "reward": "score"}},
 )
 OPTIONS = GenerationOptions(max_prompt_tokens=4000, max_response_tokens=200)
@@ -36,7 +42,9 @@ OPTIONS = GenerationOptions(max_prompt_tokens=4000, max_response_tokens=200)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(["<think> go </think><action>look</action>", "take a mug from the table", "a b c"], 400)
+    return train_tokenizer(
+        ["<think> go </think><action>look</action>", "take a mug from the table", "a b c"], 400
+    )
 
 
 def answer(prompt: str) -> str:
@@ -83,14 +91,26 @@ def test_rows_are_those_of_the_collector(tokenizer, tmp_path) -> None:
         group_size=3,
         **options,
     )
-    rows = [row for trajectory in trajectories() for row in played(trajectory, answering(tokenizer), tokenizer)]
+    rows = [
+        row
+        for trajectory in trajectories()
+        for row in played(trajectory, answering(tokenizer), tokenizer)
+    ]
     table = StepTable(tmp_path / "verl", CONFIG, "train")
     ours = table.store(rows)
     table.close()
     theirs = run.steps.collect()
     assert len(ours) == len(theirs) > 9
-    different = {name for name in theirs.columns if not ours[name].equals(theirs[name], null_equal=True)}
-    tokens = {"prompt_token_ids", "response_token_ids", "response_logprobs", "cut_pairs", "cut_tokens"}
+    different = {
+        name for name in theirs.columns if not ours[name].equals(theirs[name], null_equal=True)
+    }
+    tokens = {
+        "prompt_token_ids",
+        "response_token_ids",
+        "response_logprobs",
+        "cut_pairs",
+        "cut_tokens",
+    }
     assert different <= {"run", "policy_version", "policy_s", "environment_s"} | tokens
     assert ours["policy_version"].unique().to_list() == [4]
 
@@ -182,7 +202,10 @@ def test_advantages_are_those_of_compute_and_failed_rollouts_have_none(tokenizer
     assert len(found) == sum(row["trajectory"] not in failed for row in played_rows)
     plain = pl.DataFrame(
         [
-            {name: row.get(name) for name in ("task_id", "group", "trajectory", "step", "state", "action_valid")}
+            {
+                name: row.get(name)
+                for name in ("task_id", "group", "trajectory", "step", "state", "action_valid")
+            }
             | {"reward": row["reward"], "score": row["score"], "iteration": 0}
             for row in played_rows
             if row["trajectory"] not in failed
@@ -195,7 +218,11 @@ def test_advantages_are_those_of_compute_and_failed_rollouts_have_none(tokenizer
 
 
 def test_an_iteration_that_is_played_again_replaces_the_first(tokenizer, tmp_path) -> None:
-    first = [row for trajectory in trajectories() for row in played(trajectory, answering(tokenizer), tokenizer)]
+    first = [
+        row
+        for trajectory in trajectories()
+        for row in played(trajectory, answering(tokenizer), tokenizer)
+    ]
     table = StepTable(tmp_path / "run", CONFIG, "train")
     table.store(first)
     table.close()
@@ -211,4 +238,6 @@ def test_an_iteration_that_is_played_again_replaces_the_first(tokenizer, tmp_pat
 def test_the_parts_without_verl_import_neither_verl_nor_torch() -> None:
     for name in ("episodes", "step_rows", "run_settings", "translate", "command"):
         text = (Path(episodes.__file__).parent / f"{name}.py").read_text("utf-8")
-        assert not any(f"import {one}" in text or f"from {one}" in text for one in ("verl", "torch", "ray")), name
+        assert not any(
+            f"import {one}" in text or f"from {one}" in text for one in ("verl", "torch", "ray")
+        ), name

@@ -135,7 +135,15 @@ def run(python, tmp_path_factory) -> Path:
     """Train, kill a worker on the way, and return the run's folder."""
     base = tmp_path_factory.mktemp("verl")
     folder = base / "run"
-    texts = collect("HGPO/ALFWorld-v0", "random", base / "random", tasks=6, group_size=2, max_steps=8, progress=False)
+    texts = collect(
+        "HGPO/ALFWorld-v0",
+        "random",
+        base / "random",
+        tasks=6,
+        group_size=2,
+        max_steps=8,
+        progress=False,
+    )
     (base / "texts.json").write_text(json.dumps(texts.steps.collect()["prompt"].to_list()))
     subprocess.run([python, "-c", MODEL, base / "model", base / "texts.json"], check=True)
     (base / "tiny.toml").write_text(CONFIG.format(model=base / "model"))
@@ -155,7 +163,15 @@ def run(python, tmp_path_factory) -> Path:
         "RAY_DEDUP_LOGS": "0",
         **PATIENCE,
     }
-    arguments = [python, "-m", "verl.trainer.main_ppo", "--config-dir", folder, "--config-name", "verl"]
+    arguments = [
+        python,
+        "-m",
+        "verl.trainer.main_ppo",
+        "--config-dir",
+        folder,
+        "--config-name",
+        "verl",
+    ]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [*arguments, *(f"{name}={value}" for name, value in ON_A_CPU.items())],
@@ -255,12 +271,21 @@ def test_padding_has_no_part_in_the_loss(trained, iteration) -> None:
 def test_weights_are_updated_and_reach_the_engine(run, trained) -> None:
     """In both iterations verl's engine and the generating server agree on the tokens' probabilities."""
     assert all(seen["metrics"]["actor/grad_norm"] > 0 for seen in trained)
-    versions = scan_steps(run).group_by("iteration").agg(pl.col("policy_version").unique()).sort("iteration").collect()
+    versions = (
+        scan_steps(run)
+        .group_by("iteration")
+        .agg(pl.col("policy_version").unique())
+        .sort("iteration")
+        .collect()
+    )
     assert versions["policy_version"].to_list() == [[0], [1]]
     for seen in trained:
         for row in seen["rows"]:
             if not row["padding"]:
-                gaps = [abs(a - b) for a, b in zip(row["rollout_log_probs"], row["old_log_probs"], strict=True)]
+                gaps = [
+                    abs(a - b)
+                    for a, b in zip(row["rollout_log_probs"], row["old_log_probs"], strict=True)
+                ]
                 assert max(gaps) < 1e-3
 
 
@@ -276,13 +301,24 @@ def test_evaluations_and_checkpoints_are_kept(run) -> None:
     [
         ["stats", "RUN"],
         ["verify", "RUN"],
-        ["advantages", "RUN", "--estimator", "hgpo", "--set", "reward=score", "--out", "OUT/advantages"],
+        [
+            "advantages",
+            "RUN",
+            "--estimator",
+            "hgpo",
+            "--set",
+            "reward=score",
+            "--out",
+            "OUT/advantages",
+        ],
         ["view", "RUN", "-o", "OUT/page.html"],
         ["truth", "RUN", "--policy", "random", "--rollouts", "2", "--out", "OUT/truth.parquet"],
     ],
 )
 def test_commands_work_on_the_run(run, command, tmp_path) -> None:
-    copy = shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints", "log"))
+    copy = shutil.copytree(
+        run, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints", "log")
+    )
     words = [word.replace("RUN", str(copy)).replace("OUT", str(tmp_path)) for word in command]
     run_command(words)
 

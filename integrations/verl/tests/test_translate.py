@@ -37,7 +37,9 @@ OTHER = {
     "rollout.temperature": 0.7,
     "rollout.max_prompt_tokens": 999,
     "rollout.max_response_tokens": 99,
-    "rollout.chat_template": str(ROOT / "hgpo_train/models/bundled/tiny-alfworld/chat_template.jinja"),
+    "rollout.chat_template": str(
+        ROOT / "hgpo_train/models/bundled/tiny-alfworld/chat_template.jinja"
+    ),
     "rollout.offload_optimiser": True,
     "update.mini_batch_size": 512,
     "update.epochs": 2,
@@ -122,20 +124,26 @@ def test_every_setting_has_a_rule_and_every_rule_a_setting() -> None:
 
 @pytest.mark.parametrize("name", kind("translated"))
 def test_another_value_of_a_translated_setting_is_another_launch_file(name) -> None:
-    before, after = (translate(one, Cluster(), FOLDER) for one in (config(), changed(name, OTHER[name])))
+    before, after = (
+        translate(one, Cluster(), FOLDER) for one in (config(), changed(name, OTHER[name]))
+    )
     assert without_section(before) != without_section(after)
 
 
 @pytest.mark.parametrize("name", kind("no effect"))
 def test_another_value_of_a_setting_without_effect_changes_only_the_record(name) -> None:
-    before, after = (translate(one, Cluster(), FOLDER) for one in (config(), changed(name, OTHER[name])))
+    before, after = (
+        translate(one, Cluster(), FOLDER) for one in (config(), changed(name, OTHER[name]))
+    )
     assert without_section(before) == without_section(after)
     assert before["hgpo"] != after["hgpo"]
 
 
 @pytest.mark.parametrize("name", kind("refused"))
 def test_other_values_of_a_refused_setting_are_refused_by_name(name) -> None:
-    with pytest.raises(InputError, match=rf"^setting {name}: verl cannot do this: expected .*; received "):
+    with pytest.raises(
+        InputError, match=rf"^setting {name}: verl cannot do this: expected .*; received "
+    ):
         translate(changed(name, OTHER[name]), Cluster(), FOLDER)
 
 
@@ -174,21 +182,39 @@ def test_a_7b_launch_file_has_the_values_of_the_official_script() -> None:
     launch = translate(load_config("webshop-7b-hgpo-k4"), Cluster(8, 2), FOLDER)
     actor = launch["actor_rollout_ref"]["actor"]
     assert actor["optim"]["lr"] == 1e-6
-    assert (actor["use_kl_loss"], actor["kl_loss_coef"], actor["kl_loss_type"]) == (True, 0.01, "low_var_kl")
-    assert (actor["clip_ratio_low"], actor["clip_ratio_high"], actor["clip_ratio_c"]) == (0.2, 0.2, 3.0)
-    assert (actor["entropy_coeff"], actor["loss_agg_mode"], actor["ppo_epochs"]) == (0.001, "token-mean", 1)
+    assert (actor["use_kl_loss"], actor["kl_loss_coef"], actor["kl_loss_type"]) == (
+        True,
+        0.01,
+        "low_var_kl",
+    )
+    assert (actor["clip_ratio_low"], actor["clip_ratio_high"], actor["clip_ratio_c"]) == (
+        0.2,
+        0.2,
+        3.0,
+    )
+    assert (actor["entropy_coeff"], actor["loss_agg_mode"], actor["ppo_epochs"]) == (
+        0.001,
+        "token-mean",
+        1,
+    )
     assert launch["data"]["train_batch_size"] == 16
     assert launch["data"]["max_prompt_length"] == 4096
     assert launch["data"]["max_response_length"] == 512
     trainer = launch["trainer"]
-    assert (trainer["save_freq"], trainer["test_freq"], trainer["val_before_train"]) == (80, 5, False)
+    assert (trainer["save_freq"], trainer["test_freq"], trainer["val_before_train"]) == (
+        80,
+        5,
+        False,
+    )
     assert (trainer["n_gpus_per_node"], trainer["nnodes"]) == (8, 2)
     assert launch["hgpo"]["configuration"]["environment"]["history_length"] == 4
 
 
 def test_padded_rows_have_half_the_tokens_because_verl_pads_what_it_has_counted() -> None:
     budgets = [
-        translate(config(update={"layout": layout, "micro_batch_tokens": tokens}), Cluster(), FOLDER)
+        translate(
+            config(update={"layout": layout, "micro_batch_tokens": tokens}), Cluster(), FOLDER
+        )
         for layout, tokens in (("packed", 16384), ("padded", 16384), ("padded", 5000))
     ]
     actors = [launch["actor_rollout_ref"]["actor"] for launch in budgets]
@@ -198,7 +224,12 @@ def test_padded_rows_have_half_the_tokens_because_verl_pads_what_it_has_counted(
 def test_every_setting_of_a_launch_file_has_a_reader_in_verl() -> None:
     """Of the version that the list is of; its source is searched where verl is installed."""
     changes = {"model": {"lora": {"rank": 8}}, "update": {"kl_weight": 0.1}}
-    engine = {"max_num_seqs": 4, "max_num_batched_tokens": 9000, "enforce_eager": True, "enable_prefix_caching": True}
+    engine = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 9000,
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+    }
     engine |= {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.5}
     launch = translate(config(**changes, rollout={"engine_options": engine}), Cluster(), FOLDER)
     assert set(settings_of(launch)) == READERS.keys()
@@ -212,7 +243,10 @@ def test_every_setting_of_a_launch_file_has_a_reader_in_verl() -> None:
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("HGPO/ALFWrld-v0", "unknown environment 'HGPO/ALFWrld-v0'; did you mean 'HGPO/ALFWorld-v0'"),
+        (
+            "HGPO/ALFWrld-v0",
+            "unknown environment 'HGPO/ALFWrld-v0'; did you mean 'HGPO/ALFWorld-v0'",
+        ),
         ("nothing", "unknown environment 'nothing'"),
         ("CartPole-v9", "unknown environment 'CartPole-v9'"),
         ("no id!", "unknown environment 'no id!'"),
@@ -225,7 +259,9 @@ def test_an_unknown_environment_is_refused_by_name(name, line) -> None:
         translate(config(environment={"id": name}), Cluster(), FOLDER)
 
 
-@pytest.mark.parametrize("name", ["HGPO/AppWorld-v0", "doors_env:HGPO-Test/Doors-v0", "CartPole-v1", "CartPole"])
+@pytest.mark.parametrize(
+    "name", ["HGPO/AppWorld-v0", "doors_env:HGPO-Test/Doors-v0", "CartPole-v1", "CartPole"]
+)
 def test_environments_of_other_packages_are_known(name) -> None:
     assert translate(config(environment={"id": name}), Cluster(), FOLDER)
 
@@ -234,7 +270,9 @@ def test_a_run_without_verl_says_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("hgpo_verl.check.find_spec", lambda _: None)
     monkeypatch.setattr("os.execv", lambda *_: pytest.fail("verl was started"))
     monkeypatch.setattr("sys.argv", ["hgpo-verl", PAPERS[0], "--run", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"^hgpo-verl: --run: expected verl .* pip install 'hgpo-verl"):
+    with pytest.raises(
+        SystemExit, match=r"^hgpo-verl: --run: expected verl .* pip install 'hgpo-verl"
+    ):
         main()
 
 
@@ -245,7 +283,9 @@ def test_a_check_without_verl_says_what_to_install(tmp_path, monkeypatch) -> Non
 
 
 def test_without_a_bound_nothing_is_bounded() -> None:
-    launch = translate(config(update={"dual_clip": None}, optimiser={"gradient_clip": 0.0}), Cluster(), FOLDER)
+    launch = translate(
+        config(update={"dual_clip": None}, optimiser={"gradient_clip": 0.0}), Cluster(), FOLDER
+    )
     actor = launch["actor_rollout_ref"]["actor"]
     assert min(actor["clip_ratio_c"], actor["optim"]["clip_grad"]) >= 1e9 > math.e
 
@@ -259,6 +299,8 @@ def test_launch_files_of_the_7b_runs_are_up_to_date(name) -> None:
 
 def test_the_command_names_the_plugin_and_the_file() -> None:
     command = command_line(Path("/runs/with space/verl.yaml"))
-    assert command.startswith("VERL_USE_EXTERNAL_MODULES=hgpo_verl.plugin python -m verl.trainer.main_ppo ")
+    assert command.startswith(
+        "VERL_USE_EXTERNAL_MODULES=hgpo_verl.plugin python -m verl.trainer.main_ppo "
+    )
     folder = Path("/runs/with space").absolute().as_posix()
     assert f"--config-dir '{folder}' --config-name verl" in command

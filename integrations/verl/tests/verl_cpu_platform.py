@@ -106,4 +106,5 @@ def _one_backend(backend: str | None = None, **options: Any) -> None:
 
 
 torch.distributed.init_process_group = _one_backend
-torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # verl's reference model waits in pinned memory
+# verl's reference model waits in pinned memory
+torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor

@@ -71,7 +71,9 @@ class TinyServer:
             max_batch_tokens=1 << 17,
         )
         for (_, _, done), drawn in zip(
-            batch, sample_responses(self.model, [one[0] for one in batch], seeds, options), strict=True
+            batch,
+            sample_responses(self.model, [one[0] for one in batch], seeds, options),
+            strict=True,
         ):
             tokens = drawn.tokens.tolist()
             if not done.done():
@@ -117,7 +119,9 @@ class TinyReplica(RolloutReplica):
 
     async def launch_servers(self):
         path = self.model_config["path"]
-        server = TinyServer.options(name=f"tiny_server_{self.replica_rank}").remote(path, 1000 * self.replica_rank)
+        server = TinyServer.options(name=f"tiny_server_{self.replica_rank}").remote(
+            path, 1000 * self.replica_rank
+        )
         self.servers = [server]
         self._server_handle = server
         self._server_address = f"tiny_{self.replica_rank}"
@@ -142,7 +146,9 @@ class TinyAdapter(BaseRollout):
 
 RolloutReplicaRegistry.register(NAME, lambda: TinyReplica)
 rollout_base._ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.TinyAdapter"
-EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(FSDPEngineWithLMHead)
+EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(
+    FSDPEngineWithLMHead
+)
 
 
 @register_trainer("hgpo_watched")
@@ -150,11 +156,25 @@ class WatchedTrainer(HgpoTrainer):
     """The plug-in's trainer, which writes down what verl is about to train on."""
 
     def _update_actor(self, batch, metrics):
-        fields = ["advantages", "response_mask", "extra_fields", "rollout_log_probs", "old_log_probs"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        columns = [[one.tolist() for one in data[name].unbind()] for name in fields if name != "extra_fields"]
+        fields = [
+            "advantages",
+            "response_mask",
+            "extra_fields",
+            "rollout_log_probs",
+            "old_log_probs",
+        ]
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
+        )
+        columns = [
+            [one.tolist() for one in data[name].unbind()]
+            for name in fields
+            if name != "extra_fields"
+        ]
         lines = []
-        for key, tag, extra, *values in zip(batch.keys, batch.tags, list(data["extra_fields"]), *columns, strict=True):
+        for key, tag, extra, *values in zip(
+            batch.keys, batch.tags, list(data["extra_fields"]), *columns, strict=True
+        ):
             row = getattr(extra, "data", extra)["hgpo"]
             lines.append(
                 {
@@ -162,7 +182,11 @@ class WatchedTrainer(HgpoTrainer):
                     "padding": bool(tag.get("is_padding", False)),
                     "trajectory": row["trajectory"],
                     "step": row["step"],
-                    **dict(zip((name for name in fields if name != "extra_fields"), values, strict=True)),
+                    **dict(
+                        zip(
+                            (name for name in fields if name != "extra_fields"), values, strict=True
+                        )
+                    ),
                 }
             )
         batch = super()._update_actor(batch, metrics)

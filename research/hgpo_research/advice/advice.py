@@ -128,7 +128,9 @@ def advise(
         InputError: A column is missing, an estimator refuses the run, or no group has enough rollouts.
     """
     if len(variants) < 2:
-        raise InputError(f"expected at least two estimators to compare, received {variants[0].name}")
+        raise InputError(
+            f"expected at least two estimators to compare, received {variants[0].name}"
+        )
     measured = [*variants, permuted(variants[0], seed)]
     schema = steps.collect_schema()
     needed = {"won", "aborted", *row_keys(schema), *COLUMNS, *TOKENS}
@@ -236,7 +238,9 @@ def permuted(variant: Variant, seed: int) -> Variant:
 
     @wraps(function)
     def chance(steps: pl.LazyFrame, **options: Any) -> pl.LazyFrame:
-        return function(steps, **options).with_columns(pl.col("advantage").shuffle(seed).over("task_key"))
+        return function(steps, **options).with_columns(
+            pl.col("advantage").shuffle(seed).over("task_key")
+        )
 
     changed = replace(
         variant.estimator,
@@ -304,7 +308,9 @@ def steps_apart(table: pl.DataFrame, variants: Sequence[Variant]) -> Floats:
         For all pairs, the numbers of steps that differ in sign, of those that differ in size, and of all.
     """
     # 1. The rollouts of a group without both outcomes have no advantage that matters.
-    won = table.group_by(*group_keys(table.columns), "trajectory").agg(pl.col("won").cast(pl.Boolean).any())
+    won = table.group_by(*group_keys(table.columns), "trajectory").agg(
+        pl.col("won").cast(pl.Boolean).any()
+    )
     keys = group_keys(table.columns)
     mixed = won.group_by(keys).agg(pl.col("won").n_unique()).filter(won=2)
     estimators = [variant.estimator for variant in variants]

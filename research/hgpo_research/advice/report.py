@@ -87,7 +87,9 @@ def notes(advice: Advice) -> list[str]:
         lines.append("No gain is above 0: to this run, every estimator may be worth nothing.")
     controls = advice.controls.drop_nulls()
     if ((controls["low"] > 0) | (controls["high"] < 0)).any():
-        lines.append("A control differs from 0, which chance does to one run of ten: do not trust small differences.")
+        lines.append(
+            "A control differs from 0, which chance does to one run of ten: do not trust small differences."
+        )
     return lines
 
 
@@ -183,7 +185,9 @@ def picture(advice: Advice, title: str) -> alt.TopLevelMixin:
     gain = alt.X("gain:Q", title=about, axis=alt.Axis(format="%"))
     layers = [
         zero.encode(x="zero:Q"),
-        base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q").transform_filter("datum.low !== null"),
+        base.mark_rule(strokeWidth=2)
+        .encode(x="low:Q", x2="high:Q")
+        .transform_filter("datum.low !== null"),
         base.mark_point(filled=True, size=60, opacity=1).encode(x=gain),
     ]
     legend = "orange: no estimator is above it; grey: what chance gives"

@@ -79,7 +79,11 @@ def worlds_of(names: Sequence[str] | None) -> dict[str, World]:
         if name not in WORLDS:
             raise InputError(unknown("world", name, list(WORLDS)))
     chosen = {name: WORLDS[name] for name in names or WORLDS}
-    missing = {name: world.install for name, world in chosen.items() if world.install and not _is_installed(world)}
+    missing = {
+        name: world.install
+        for name, world in chosen.items()
+        if world.install and not _is_installed(world)
+    }
     if names and missing:
         name, install = next(iter(missing.items()))
         raise InputError(f"the world {name} needs {install}")
@@ -99,7 +103,12 @@ def prepare(world: World, folder: Path) -> None:
         if shared and not world.shares:
             continue
         tasks, _ = world.compile(None, shared=shared)
-        for _ in learn(tasks, measuring.method_of(REFERENCE, world)(), world.learning(SEEDS, "kl"), range(SEEDS)):
+        for _ in learn(
+            tasks,
+            measuring.method_of(REFERENCE, world)(),
+            world.learning(SEEDS, "kl"),
+            range(SEEDS),
+        ):
             pass
         make_folder(folder / name)
         tasks.write(folder / name)
@@ -117,7 +126,9 @@ def file_name(estimator: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.=]+', '-', estimator).strip('-')}.parquet"
 
 
-def measure(out: Path, name: str, world: World, estimator: str, *, seeds: int, overwrite: bool) -> bool:
+def measure(
+    out: Path, name: str, world: World, estimator: str, *, seeds: int, overwrite: bool
+) -> bool:
     """Measure an estimator in a world, unless its file has these settings. Return whether it was measured.
 
     Raises:
@@ -139,7 +150,9 @@ def measure(out: Path, name: str, world: World, estimator: str, *, seeds: int, o
         row = {"world": [name], "estimator": [estimator], "ms_per_10k_steps": [time]}
         costs = out / "costs" / name / file_name(estimator)
         make_folder(costs.parent)
-        _write(pl.DataFrame(row, schema_overrides={"ms_per_10k_steps": pl.Float64}), costs, settings)
+        _write(
+            pl.DataFrame(row, schema_overrides={"ms_per_10k_steps": pl.Float64}), costs, settings
+        )
     return True
 
 
@@ -151,7 +164,9 @@ def read(out: Path, kind: str = "results") -> pl.DataFrame:
     """
     files = sorted((out / kind).glob("*/*.parquet"))
     if not files:
-        raise InputError(f"{out}: expected an arena with results, received none; measure them with hgpo arena --out")
+        raise InputError(
+            f"{out}: expected an arena with results, received none; measure them with hgpo arena --out"
+        )
     return pl.concat(pl.read_parquet(file, glob=False) for file in files)
 
 
@@ -223,5 +238,7 @@ def _stored_settings(file: Path) -> dict[str, Any] | None:
     """Return the settings of a file; None if it does not exist."""
     if not file.exists():
         return None
-    settings: dict[str, Any] | None = orjson.loads(pl.read_parquet_metadata(file).get(_METADATA, "null"))
+    settings: dict[str, Any] | None = orjson.loads(
+        pl.read_parquet_metadata(file).get(_METADATA, "null")
+    )
     return settings

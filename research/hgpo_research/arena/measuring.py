@@ -104,7 +104,9 @@ def method_of(name: str, world: World) -> Callable[[], Method]:
         (variant,) = read_variants([name])
         known = types_of(type(variant.estimator.parameters)).keys() - variant.assigned.keys()
     chosen = {"invalid_action_penalty": "0", "reward": world.reward}
-    settings = [f"{key}={value}" for key, value in chosen.items() if key in known and name != ORACLE]
+    settings = [
+        f"{key}={value}" for key, value in chosen.items() if key in known and name != ORACLE
+    ]
     return methods([name], settings, SAMPLES)[name]
 
 
@@ -132,13 +134,20 @@ def stage_tables(world: World, tasks: TaskSet) -> dict[int, pl.DataFrame]:
         same, visits = batches(stage.policy, stage.position, how, COPIES, stage.stream)
         truth = Oracle(SAMPLES)(same, visits, (*stage.stream, 1))
         table = step_table(same, visits.rollouts, scores=True)
-        added: dict[str, Any] = {"policy": pl.lit(stage.position), "true_advantage": pl.Series(np.concatenate(truth))}
+        added: dict[str, Any] = {
+            "policy": pl.lit(stage.position),
+            "true_advantage": pl.Series(np.concatenate(truth)),
+        }
         # Batches of all policies have numbers of their own, so that one call of an estimator takes a whole table.
-        parts[stage.number].append(table.with_columns(pl.col("run") + COPIES * stage.position, **added))
+        parts[stage.number].append(
+            table.with_columns(pl.col("run") + COPIES * stage.position, **added)
+        )
     return {number: pl.concat(tables) for number, tables in parts.items()}
 
 
-def measured(world_name: str, world: World, estimator: str, seeds: int, folder: Path) -> pl.DataFrame:
+def measured(
+    world_name: str, world: World, estimator: str, seeds: int, folder: Path
+) -> pl.DataFrame:
     """Measure an estimator in a world.
 
     Args:
@@ -157,14 +166,19 @@ def measured(world_name: str, world: World, estimator: str, seeds: int, folder: 
     if estimator == name and isinstance(new(), TableEstimator | Oracle):
         rows += list(stage_rows(world, name, new, folder))
     keys = {"world": world_name, "estimator": estimator}
-    return pl.DataFrame([keys | row for row in rows], RESULT).sort(list(RESULT)[:-1], nulls_last=True)
+    return pl.DataFrame([keys | row for row in rows], RESULT).sort(
+        list(RESULT)[:-1], nulls_last=True
+    )
 
 
 def learning_rows(
     world: World, new: Callable[[], Method], seeds: int, folder: Path, *, repetition: int
 ) -> list[dict[str, Any]]:
     """Return what policies learn in each setting."""
-    settings: list[tuple[str, bool, Any]] = [("separate", False, "kl"), ("adam", world.shares, "adam")]
+    settings: list[tuple[str, bool, Any]] = [
+        ("separate", False, "kl"),
+        ("adam", world.shares, "adam"),
+    ]
     if world.shares:
         settings.append(("shared", True, "kl"))
     rows: list[dict[str, Any]] = []
@@ -191,11 +205,15 @@ def _learned(
     found = {"area": np.mean(rates, axis=0), "final": rates[-1]}
     if others is not None:
         other = policy.on(others)
-        found["held_out"] = success(other, rollouts(other, how.evaluation, (repetition, _EVALUATION)))
+        found["held_out"] = success(
+            other, rollouts(other, how.evaluation, (repetition, _EVALUATION))
+        )
     return found
 
 
-def stage_rows(world: World, name: str, new: Callable[[], Method], folder: Path) -> Iterator[dict[str, Any]]:
+def stage_rows(
+    world: World, name: str, new: Callable[[], Method], folder: Path
+) -> Iterator[dict[str, Any]]:
     """Yield what an estimator is worth at the measured policies."""
     tasks, _ = world.compile(folder / "separate", shared=False)
     how = world.learning(POLICIES, "kl")
@@ -204,14 +222,20 @@ def stage_rows(world: World, name: str, new: Callable[[], Method], folder: Path)
     compared: dict[int, pl.DataFrame] = {}
     if isinstance(method, TableEstimator):
         compared = {number: agreement(table, method) for number, table in tables.items()}
-    titles = {"one_batch": "gain", "expected": "expected_gain", "cross_validated": "cross_validated_gain"}
+    titles = {
+        "one_batch": "gain",
+        "expected": "expected_gain",
+        "cross_validated": "cross_validated_gain",
+    }
     for stage in stages(world, tasks):
         keys = {"setting": "separate", "stage": stage.number, "seed": stage.position}
         table = tables[stage.number].filter(policy=stage.position)
         _, visits = batches(stage.policy, stage.position, how, COPIES, stage.stream)
         truth = by_task(table["true_advantage"].to_numpy(), visits.rollouts)
         found = gains(stage.policy, stage.position, {name: new}, how, COPIES, stage.stream, truth)
-        values = {title: found[column][0] for column, title in titles.items() if column in found.columns}
+        values = {
+            title: found[column][0] for column, title in titles.items() if column in found.columns
+        }
         if compared:
             values |= compared[stage.number].row(stage.position, named=True)
         for measure, value in values.items():
@@ -254,7 +278,8 @@ def cost(world: World, estimator: str, folder: Path) -> float | None:
     if not isinstance(method, TableEstimator):
         return None
     table = pl.concat(
-        read_stage(folder, number).with_columns(pl.col("run") + 1000 * number) for number in range(len(STAGES))
+        read_stage(folder, number).with_columns(pl.col("run") + 1000 * number)
+        for number in range(len(STAGES))
     )
     times = []
     for _ in range(REPEATS):

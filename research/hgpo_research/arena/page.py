@@ -67,7 +67,9 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
     """
     missing = [name for name in COLUMNS if name not in results.columns]
     if missing:
-        raise InputError(f"expected results with the columns {', '.join(COLUMNS)}, received none of {missing[0]!r}")
+        raise InputError(
+            f"expected results with the columns {', '.join(COLUMNS)}, received none of {missing[0]!r}"
+        )
     if results.select(COLUMNS[:-1]).is_duplicated().any():
         raise InputError("expected one row of each result, received two: is a world in two files?")
     results = results.filter(pl.col("value").is_finite())
@@ -112,7 +114,9 @@ def gaps_of(results: pl.DataFrame) -> dict[str, pl.DataFrame]:
     found = {setting: _gaps(results, setting) for setting in SETTINGS}
     known = {setting: rows for setting, rows in found.items() if rows.height}
     if not known:
-        raise InputError(f"expected results of {REFERENCE!r} and another estimator in all worlds, received none")
+        raise InputError(
+            f"expected results of {REFERENCE!r} and another estimator in all worlds, received none"
+        )
     return known
 
 
@@ -145,7 +149,9 @@ def main_of(results: pl.DataFrame, settings: Iterable[str]) -> str:
     return max(settings, key=lambda setting: worlds_of(results, setting))
 
 
-def table(results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
+def table(
+    results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.DataFrame]
+) -> list[dict[str, Any]]:
     """Return the rows of the ranking: `estimator`, `mark`, and `cells` in the order of `titles`."""
     main = main_of(results, gaps)
     places = {setting: by_estimator(ranks(sample(results, setting, "area"))) for setting in gaps}
@@ -256,15 +262,19 @@ def pictures(results: pl.DataFrame, gaps: Iterable[str], folder: Path) -> dict[s
         found = {world: rows for world, rows in found.items() if rows.height}
         # A few lose ten times as much as others win: they lie at the edge. The truth stands in the text.
         shown = pl.concat(found.values()).filter(pl.col("estimator") != ORACLE)
-        sizes = pl.concat([shown[name].abs() for name in ("difference", "low_all", "high_all")]).drop_nulls()
+        sizes = pl.concat(
+            [shown[name].abs() for name in ("difference", "low_all", "high_all")]
+        ).drop_nulls()
         limit = max(0.01, float(np.quantile(sizes.to_numpy(), SHOWN)))
         for world, rows in found.items():
             ends = {"x": "difference", "low": "low_all", "high": "high_all"}
             scaled = rows.with_columns(
-                (pl.col(column) * AXIS / limit).clip(-AXIS, AXIS).alias(name) for name, column in ends.items()
+                (pl.col(column) * AXIS / limit).clip(-AXIS, AXIS).alias(name)
+                for name, column in ends.items()
             )
             dots = [
-                row | difference(row) | {"mark": MARKS.get(row["estimator"])} for row in scaled.iter_rows(named=True)
+                row | difference(row) | {"mark": MARKS.get(row["estimator"])}
+                for row in scaled.iter_rows(named=True)
             ]
             worlds[world]["pictures"][setting] = {"limit": f"{100 * limit:.0f}", "dots": dots}
     return worlds

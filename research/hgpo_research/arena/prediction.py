@@ -179,7 +179,11 @@ def predictions(results: pl.DataFrame, worlds: Collection[str] | None = None) ->
 
 def verdict(found: pl.DataFrame) -> str:
     """Return in a sentence whether the gain of one batch predicts area."""
-    rows = [] if found.is_empty() else found.filter(pl.col("stage").is_null(), measure="gain", target="area").to_dicts()
+    rows = (
+        []
+        if found.is_empty()
+        else found.filter(pl.col("stage").is_null(), measure="gain", target="area").to_dicts()
+    )
     known = [row for row in rows if row["low"] is not None]
     if not known:
         return "Whether gain predicts learning is not known: too few estimators have both in all worlds."

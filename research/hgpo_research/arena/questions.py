@@ -64,7 +64,10 @@ def gain_predicts(results: pl.DataFrame) -> Verdict:
     """Does the gain of one batch predict area in worlds where this was not found first?"""
     worlds = [name for name in results["world"].unique() if not name.startswith(DEVELOPED)]
     # Gains are those of policies with separate logits, so these are asked; Adam is description.
-    found = {setting: pairs(results, "gain", None, setting, "area", worlds) for setting in ("separate", "adam")}
+    found = {
+        setting: pairs(results, "gain", None, setting, "area", worlds)
+        for setting in ("separate", "adam")
+    }
     rows = {setting: prediction(each) for setting, each in found.items()}
     value = rows["separate"]["correlation"]
     first = found["separate"]
@@ -103,7 +106,10 @@ def adaptive_on_two_ways(results: pl.DataFrame) -> Verdict:
 
 def _by_world(table: pl.DataFrame) -> str:
     rows = table.iter_rows(named=True)
-    return ", ".join(f"{row['world']} {points(row['difference'], row['low_all'], row['high_all'])}" for row in rows)
+    return ", ".join(
+        f"{row['world']} {points(row['difference'], row['low_all'], row['high_all'])}"
+        for row in rows
+    )
 
 
 QUESTIONS: Final[dict[str, Callable[[pl.DataFrame], Verdict]]] = {

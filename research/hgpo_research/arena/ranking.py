@@ -107,7 +107,9 @@ def differences(found: Sample, reference: str = REFERENCE) -> pl.DataFrame:
         null with fewer than six.
     """
     if reference not in found.estimators:
-        raise InputError(f"expected results of the reference {reference!r} in all worlds, received none")
+        raise InputError(
+            f"expected results of the reference {reference!r} in all worlds, received none"
+        )
     base = found.estimators.index(reference)
     means = found.means()
     means = means - means[:, [base]]
@@ -121,19 +123,25 @@ def differences(found: Sample, reference: str = REFERENCE) -> pl.DataFrame:
     return pl.DataFrame(columns).fill_nan(None)
 
 
-def contrasts(results: pl.DataFrame, setting: str, measure: str, first: str, second: str) -> pl.DataFrame:
+def contrasts(
+    results: pl.DataFrame, setting: str, measure: str, first: str, second: str
+) -> pl.DataFrame:
     """Return the difference of two estimators in each world that has both: `world`, and columns as of `differences`.
 
     The intervals `low_all` to `high_all` hold for all worlds at once.
     """
-    chosen = results.filter(pl.col("estimator").is_in([first, second]), setting=setting, measure=measure)
+    chosen = results.filter(
+        pl.col("estimator").is_in([first, second]), setting=setting, measure=measure
+    )
     both = pl.col("estimator").n_unique().over("world") == 2
     found = sample(chosen.filter(both), setting, measure)
     signs = [1.0 if name == first else -1.0 for name in found.estimators]
     gaps = found.means() @ signs
     draws = found.draws() @ signs
     bounds = intervals(gaps, draws, min(map(len, found.values)))
-    return pl.DataFrame({"world": found.worlds, "difference": gaps} | bounds._asdict()).fill_nan(None)
+    return pl.DataFrame({"world": found.worlds, "difference": gaps} | bounds._asdict()).fill_nan(
+        None
+    )
 
 
 def over_worlds(means: Floats) -> Floats:

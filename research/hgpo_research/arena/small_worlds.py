@@ -89,7 +89,9 @@ class IceEngine(_Engine):
             return _ended("The other shore.", 1.0)
         actions = ["climb"] if self._climbs else ["jump", "climb"]
         place = "Half over the edge of" if self._climbs else "On"
-        choices = [f"{action}{CHANCE}{number + 1})" for action in actions for number in range(OUTCOMES)]
+        choices = [
+            f"{action}{CHANCE}{number + 1})" for action in actions for number in range(OUTCOMES)
+        ]
         return State(f"{place} floe {self._floe + 1} of {FLOES}.", tuple(choices), valid)
 
 

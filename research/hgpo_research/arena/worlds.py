@@ -81,11 +81,23 @@ class World:
 LEARNING_RATE: Final = 1.0
 """Of Adam: the best of four for every estimator in an earlier sweep."""
 
-_WEBSHOP: Final[dict[str, Any]] = {"env": "HGPO/WebShop-v0", "skill": 0.4, "memory": 1, "taste": 1.0, "kl": 0.015}
+_WEBSHOP: Final[dict[str, Any]] = {
+    "env": "HGPO/WebShop-v0",
+    "skill": 0.4,
+    "memory": 1,
+    "taste": 1.0,
+    "kl": 0.015,
+}
 
 WORLDS: Final = {
     "alfworld": World(
-        env="HGPO/ALFWorld-v0", options={"max_steps": 24}, seed=611, tasks=3, skill=0.6, taste=1.0, shares=True
+        env="HGPO/ALFWorld-v0",
+        options={"max_steps": 24},
+        seed=611,
+        tasks=3,
+        skill=0.6,
+        taste=1.0,
+        shares=True,
     ),
     "webshop-text": World(**_WEBSHOP, seed=621, shares=True),
     "webshop-text-rich": World(**_WEBSHOP, seed=631, options={"observation_mode": "text_rich"}),

@@ -96,7 +96,12 @@ def advise(
 
         save_chart(report.picture(found, f"Gain on {run.name}: {gradients.title}"), out)
     if json:
-        about = {"run": str(run), "gradients": gradients.title, "left_out": unable, "command": command}
+        about = {
+            "run": str(run),
+            "gradients": gradients.title,
+            "left_out": unable,
+            "command": command,
+        }
         print_json(about | report.document(found))
         return
     _print(found, command, gradients.title, unable)
@@ -127,7 +132,9 @@ def _steps(run: Path, iteration: int | None) -> pl.LazyFrame:
         raise InputError(f"--iteration: expected a run with the column iteration, {run} has none")
     known = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
     if iteration not in known:
-        raise InputError(f"--iteration: expected one of {known[0]} to {known[-1]}, received {iteration}")
+        raise InputError(
+            f"--iteration: expected one of {known[0]} to {known[-1]}, received {iteration}"
+        )
     return steps.filter(iteration=iteration)
 
 
@@ -157,7 +164,9 @@ def _variants(
         else:
             able.append(variant)
     if len(able) < 2:
-        raise InputError(f"expected a step table that estimators can read; {len(unable)} of them lack a column")
+        raise InputError(
+            f"expected a step table that estimators can read; {len(unable)} of them lack a column"
+        )
     return able, unable
 
 

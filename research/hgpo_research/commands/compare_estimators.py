@@ -74,20 +74,29 @@ def compare_estimators(
     if not 0 < kl <= 1:
         raise InputError(f"--kl: expected a number above 0 and at most 1, received {kl:g}")
     if truth is None and not is_gain:
-        raise InputError("expected a --truth for --measure correlation, received none; or use --measure gain")
+        raise InputError(
+            "expected a --truth for --measure correlation, received none; or use --measure gain"
+        )
     if model is not None and not is_gain:
-        raise InputError("--model is an option of --measure gain; leave it out, or change --measure")
+        raise InputError(
+            "--model is an option of --measure gain; leave it out, or change --measure"
+        )
     exact = None
     reward = "success"
     if truth is not None:
         exact, reward = _true_advantages(truth, run, is_gain=is_gain)
-    variants = read_variants(estimators, {"reward": reward, "reward_scale": reward_scale}, setting or [])
+    variants = read_variants(
+        estimators, {"reward": reward, "reward_scale": reward_scale}, setting or []
+    )
     steps = step_table(run, [score for variant in variants for score in variant.estimator.scores])
     target = _target(run, out, overwrite)
 
     # 2. The comparison.
     described = {
-        variant.name: {"estimator": variant.estimator.name, "parameters": asdict(variant.estimator.parameters)}
+        variant.name: {
+            "estimator": variant.estimator.name,
+            "parameters": asdict(variant.estimator.parameters),
+        }
         for variant in variants
     }
     details: dict[str, object] = {
@@ -116,7 +125,9 @@ def compare_estimators(
                     show=bars.show,
                 ) as opened:
                     gradients = opened.of(steps)
-            found = cross_validated_gain(steps, variants, gradients, truth=exact, folds=folds, kl=kl)
+            found = cross_validated_gain(
+                steps, variants, gradients, truth=exact, folds=folds, kl=kl
+            )
             tables = {"gains": found.gains, "differences": found.differences}
             details |= {"folds": folds, "kl": kl, "batches": found.batches, "groups": found.groups}
             lines = ranking(found)
@@ -146,7 +157,9 @@ def _true_advantages(truth: Path, run: Path, *, is_gain: bool) -> tuple[pl.LazyF
             "expected a truth of hgpo truth --reward success --gamma 1, received one of "
             f"--reward {rewards.reward} --gamma {rewards.gamma:g}"
         )
-    return scan_steps(truth, plain=True).with_columns(pl.col("^advantage.*$") / rewards.reward_scale), rewards.reward
+    return scan_steps(truth, plain=True).with_columns(
+        pl.col("^advantage.*$") / rewards.reward_scale
+    ), rewards.reward
 
 
 def _target(run: Path, out: Path | None, overwrite: bool) -> Path:
@@ -176,7 +189,10 @@ def _print(table: pl.DataFrame, title: str, measures: Sequence[str], factor: flo
     for estimator, *values in table.iter_rows():
         cells = [folded(estimator)]
         for place in range(0, 3 * len(measures), 3):
-            shown = ["" if value is None else f"{factor * value:.2f}" for value in values[place : place + 3]]
+            shown = [
+                "" if value is None else f"{factor * value:.2f}"
+                for value in values[place : place + 3]
+            ]
             cells += [shown[0], " to ".join(shown[1:]) if shown[1] else ""]
         rows.append(cells)
     columns = [column for measure in measures for column in (measure, "95% interval")]

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
     from hgpo_research.tabular.policy import TabularPolicy
 
-RESULTS: Final = ("curves.parquet", "gains.parquet", "metrics.parquet", "curves.svg", "gains.svg", "summary.md")
+RESULTS: Final = (
+    "curves.parquet",
+    "gains.parquet",
+    "metrics.parquet",
+    "curves.svg",
+    "gains.svg",
+    "summary.md",
+)
 """The files that are written beside the graphs."""
 _LEARNING: Final = Learning()
 
@@ -89,11 +96,17 @@ def learn_tabular(
     named = methods(estimators, setting or (), samples)
     # A gain needs rollouts to hold out.
     if how.group_size < 2 and (gain_at or any(name.startswith(ADAPTIVE) for name in named)):
-        raise InputError(f"--group-size: expected an integer of at least 2, received {how.group_size}")
+        raise InputError(
+            f"--group-size: expected an integer of at least 2, received {how.group_size}"
+        )
     if wrong := [each for each in gain_at or () if not 0 <= each <= how.iterations]:
-        raise InputError(f"--gain-at: expected 0 to {how.iterations}, the number of updates, received {wrong[0]}")
+        raise InputError(
+            f"--gain-at: expected 0 to {how.iterations}, the number of updates, received {wrong[0]}"
+        )
     if any((out / name).exists() for name in RESULTS) and not overwrite:
-        raise InputError(f"{out} has results already; replace them with --overwrite, or use another --out")
+        raise InputError(
+            f"{out} has results already; replace them with --overwrite, or use another --out"
+        )
     options = read_assignments("--env-option", env_option or (), {}) | {"split": split}
     options |= {} if max_steps is None else {"max_steps": max_steps}
     policy = {"skill": skill, "memory": memory}
@@ -118,7 +131,9 @@ def learn_tabular(
     for name, task_set in compiled.items():
         refuse_link(out / name)
         (out / name).mkdir(parents=True, exist_ok=True)
-        TaskSet(task_set.graphs + others[name].graphs, task_set.max_steps, task_set.settings).write(out / name)
+        TaskSet(task_set.graphs + others[name].graphs, task_set.max_steps, task_set.settings).write(
+            out / name
+        )
     tables = {"curves": found.success} | ({"gains": pl.concat(measured)} if measured else {})
     _report(tables | ({"metrics": found.metrics} if found.metrics.height else {}), out)
     nodes = sum(len(graph.state) for task_set in compiled.values() for graph in task_set.graphs)
@@ -131,7 +146,12 @@ def _remove_results(out: Path, kept: Collection[str]) -> None:
     for name in RESULTS:
         (out / name).unlink(missing_ok=True)
     for folder in out.glob("tasks-*"):
-        if folder.name not in kept and folder.name[6:].isdecimal() and folder.is_dir() and not folder.is_symlink():
+        if (
+            folder.name not in kept
+            and folder.name[6:].isdecimal()
+            and folder.is_dir()
+            and not folder.is_symlink()
+        ):
             for name in ("nodes", "edges"):
                 (folder / f"{name}.parquet").unlink(missing_ok=True)
             if not any(folder.iterdir()):
@@ -162,17 +182,30 @@ def _report(tables: Mapping[str, pl.DataFrame], out: Path) -> None:
     parts: list[tuple[str, pl.DataFrame, list[str], Sequence[str]]]
     parts = [("Success in percent", result, ["estimator"], NUMBERS)]
     if "gains" in tables:
-        for (iteration,), rows in gains_summary(tables["gains"]).group_by("iteration", maintain_order=True):
-            parts.append((f"Gain after {counted(iteration, 'update')}, in percent", rows, ["estimator"], GAINS))
+        for (iteration,), rows in gains_summary(tables["gains"]).group_by(
+            "iteration", maintain_order=True
+        ):
+            parts.append(
+                (
+                    f"Gain after {counted(iteration, 'update')}, in percent",
+                    rows,
+                    ["estimator"],
+                    GAINS,
+                )
+            )
     if "metrics" in tables:
         rows = metrics_summary(tables["metrics"])
-        parts.append(("Weights, in percent", rows, ["estimator", "updates"], metrics_of(tables["metrics"])))
+        parts.append(
+            ("Weights, in percent", rows, ["estimator", "updates"], metrics_of(tables["metrics"]))
+        )
     charts: dict[str, Callable[[pl.DataFrame], Any]] = {
         "curves": curves_chart,
         "gains": lambda rows: gains_chart(rows, result),
     }
     for name, rows in tables.items():
-        rows.write_parquet(out / f"{name}.parquet", metadata={"hgpo.command": shlex.join(["hgpo", *sys.argv[1:]])})
+        rows.write_parquet(
+            out / f"{name}.parquet", metadata={"hgpo.command": shlex.join(["hgpo", *sys.argv[1:]])}
+        )
         if name in charts and find_spec("altair") and find_spec("vl_convert"):
             from hgpo_train.analysis.charts import save_chart
 
@@ -182,4 +215,6 @@ def _report(tables: Mapping[str, pl.DataFrame], out: Path) -> None:
     for title, rows, keys, names in parts:
         titles, cells = shown(rows, keys, names)
         titles = [text.replace(" ", "\n") for text in titles]
-        print_table(titles, [[folded(first), *rest] for first, *rest in cells], title=title, texts=len(keys))
+        print_table(
+            titles, [[folded(first), *rest] for first, *rest in cells], title=title, texts=len(keys)
+        )

@@ -53,11 +53,15 @@ def truth(
     from hgpo_train.settings import read_assignments
 
     plan = plan_truth(run, rewards, budget, policy=policy, allow=allow or ())
-    given = read_assignments("--policy-option", policy_option or (), policy_spec(plan.policy).option_types)
+    given = read_assignments(
+        "--policy-option", policy_option or (), policy_spec(plan.policy).option_types
+    )
     plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given, allow=allow or ())
     target = out or default_out(plan)
     if target.suffix not in {"", ".parquet"}:
-        raise InputError(f"--out: expected the path of a table, such as truth.parquet, received {target}")
+        raise InputError(
+            f"--out: expected the path of a table, such as truth.parquet, received {target}"
+        )
     refuse_own_input(run, target)
     common.check_output_path(target)
     console, began = terminal(stderr=True), perf_counter()
@@ -72,5 +76,7 @@ def truth(
     seconds = perf_counter() - began
     line = f"{report.rows:,} truths ({report.rows / seconds:,.0f}/s), {report.rollout_steps:,} steps of rollouts"
     console.print(f"{line}. The table is {target}", soft_wrap=True, markup=False, highlight=False)
-    following = common.next_commands(("compare-estimators", run, "--truth", target, "-e", "hgpo,gigpo,grpo"))
+    following = common.next_commands(
+        ("compare-estimators", run, "--truth", target, "-e", "hgpo,gigpo,grpo")
+    )
     console.print(following, soft_wrap=True, markup=False, highlight=False)

@@ -107,14 +107,18 @@ def _joined(
         pl.col(TRUTH).cast(pl.Float64, strict=False).name.prefix("true_"),
     ).collect()
     if exact.select(KEYS).is_duplicated().any():
-        raise InputError("the truth table has several rows for one step; expected one row per trajectory and step")
+        raise InputError(
+            "the truth table has several rows for one step; expected one row per trajectory and step"
+        )
 
     estimators = [variant.estimator for variant in variants]
     columns = [estimator.column for estimator in estimators]
     table = compute_many(steps, estimators).select(*groups, *KEYS, *columns).collect()
     trajectories = table.select(*groups, "trajectory").unique()
     if trajectories["trajectory"].is_duplicated().any():
-        raise InputError("expected names of trajectories that are unique in all runs; compare one run at a time")
+        raise InputError(
+            "expected names of trajectories that are unique in all runs; compare one run at a time"
+        )
 
     # Aborted rollouts have no advantage, and some steps no truth.
     exact = exact.cast({"step": table["step"].dtype}, strict=False)

@@ -67,7 +67,9 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
         # The largest t of each resample, widened for few tasks.
         largest = student_value(t.max(1), tasks - 1) * np.sqrt(tasks / (tasks - 1))
         half = np.quantile(largest, LEVEL) * deviation
-        adjusted[varies] = (1 + (largest[:, None] >= (size / deviation)[varies]).sum(0)) / (1 + len(largest))
+        adjusted[varies] = (1 + (largest[:, None] >= (size / deviation)[varies]).sum(0)) / (
+            1 + len(largest)
+        )
     return Intervals(
         low,
         high,

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from hgpo_research.policies.softmax import SoftmaxPolicy
 
 
-def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length: int) -> RowGradients:
+def feature_gradients(
+    steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length: int
+) -> RowGradients:
     """Compute the gradients of a run's steps; those whose response the policy never gives are left out.
 
     Args:

@@ -20,7 +20,9 @@ FILES: Final = {"gains.parquet", "differences.parquet", "correlations.parquet", 
 _MADE_BY: Final = "hgpo compare-estimators"
 
 
-def write_comparison(tables: dict[str, pl.DataFrame], out: Path, *, details: dict[str, Any], overwrite: bool) -> None:
+def write_comparison(
+    tables: dict[str, pl.DataFrame], out: Path, *, details: dict[str, Any], overwrite: bool
+) -> None:
     """Write a comparison's folder atomically.
 
     Args:
@@ -44,6 +46,8 @@ def is_comparison(folder: Path) -> bool:
     # A folder with anything else is a user's own, and is never replaced.
     try:
         names = {path.name for path in folder.iterdir()}
-        return names <= FILES and orjson.loads((folder / DETAILS).read_bytes())["made_by"] == _MADE_BY
+        return (
+            names <= FILES and orjson.loads((folder / DETAILS).read_bytes())["made_by"] == _MADE_BY
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return False

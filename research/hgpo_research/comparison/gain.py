@@ -221,7 +221,9 @@ def held_out(
     batches = batch_keys(table.columns)
     least = int(str(table.group_by(keys).agg(pl.col("trajectory").n_unique())["trajectory"].min()))
     if folds < 2 or least < 2 * folds:
-        raise InputError(f"--folds: expected 2 to half of a group's {least} rollouts, received {folds}")
+        raise InputError(
+            f"--folds: expected 2 to half of a group's {least} rollouts, received {folds}"
+        )
     numbers = table.select(
         fold=(pl.col("trajectory").rank("dense").over(keys).cast(pl.Int64) - 1) % folds,
         group=ranks(keys),
@@ -353,9 +355,15 @@ def ranking(found: Gains) -> list[str]:
         if row["batches"] is None:
             sentences.append(f"{row['first']} is above {row['second']}: {ends}.")
         else:
-            needed = f"about {row['batches']:,} batches" if row["batches"] < _MANY else "a million batches or more"
+            needed = (
+                f"about {row['batches']:,} batches"
+                if row["batches"] < _MANY
+                else "a million batches or more"
+            )
             have = f"{found.batches:,} here"
-            sentences.append(f"{pair} are not ranked: {ends}. If the difference seen is true, {needed} ({have}).")
+            sentences.append(
+                f"{pair} are not ranked: {ends}. If the difference seen is true, {needed} ({have})."
+            )
     return sentences
 
 
@@ -372,8 +380,12 @@ def _read(
     """Return the steps of complete rollouts with `(sketch)` and `(truth)`, and the success of each step's rollout."""
     schema = steps.collect_schema()
     if "won" not in schema:
-        raise InputError("gain is the improvement of success: expected a run with the column won, received one without")
-    read = {"won", "aborted", *row_keys(schema)}.union(*(each.estimator.columns(schema) for each in variants))
+        raise InputError(
+            "gain is the improvement of success: expected a run with the column won, received one without"
+        )
+    read = {"won", "aborted", *row_keys(schema)}.union(
+        *(each.estimator.columns(schema) for each in variants)
+    )
     table = complete_rollouts(steps.select(name for name in schema if name in read).collect())
     # Success as estimators read it: of the last step, for every step of the rollout.
     success = prepare(table, SUCCESS, ()).select("episode_return").collect().to_series().to_numpy()
@@ -387,11 +399,15 @@ def _read(
             maintain_order="left",
         )
 
-    table = joined(table, gradients.rows.rename({"sketch": "(sketch)"})).with_columns(pl.col("(sketch)").fill_null(-1))
+    table = joined(table, gradients.rows.rename({"sketch": "(sketch)"})).with_columns(
+        pl.col("(sketch)").fill_null(-1)
+    )
     if truth is None:
         return table, success
     table = joined(table, truth.select("trajectory", "step", **_TRUTHS).collect())
-    table = table.with_columns(pl.when(pl.col("(truth)").is_null()).then(-1).otherwise("(sketch)").alias("(sketch)"))
+    table = table.with_columns(
+        pl.when(pl.col("(truth)").is_null()).then(-1).otherwise("(sketch)").alias("(sketch)")
+    )
     return table.with_columns(pl.col(*_TRUTHS).fill_null(0.0)), success
 
 
@@ -399,7 +415,9 @@ def complete_rollouts(table: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of a step table without aborted rollouts."""
     if "aborted" not in table.columns:
         return table
-    return table.filter(~pl.col("aborted").cast(pl.Boolean).fill_null(value=False).any().over("trajectory"))
+    return table.filter(
+        ~pl.col("aborted").cast(pl.Boolean).fill_null(value=False).any().over("trajectory")
+    )
 
 
 def ranks(names: Iterable[str]) -> pl.Expr:
@@ -420,7 +438,9 @@ def _means(group: Integers, rollout: Integers, success: Floats, kept: Booleans) 
     _, first = np.unique(rollout, return_index=True)
     first = first[kept[first]]
     count = int(group.max()) + 1
-    means: Floats = np.bincount(group[first], success[first], count) / np.bincount(group[first], minlength=count)
+    means: Floats = np.bincount(group[first], success[first], count) / np.bincount(
+        group[first], minlength=count
+    )
     return means[group]
 
 
@@ -455,8 +475,12 @@ def compared(
             return gain, None
         level = 1 - (1 - LEVEL) / 2 / family
         # Groups without both outcomes have a part of 0, and tell nothing about the differences between groups.
-        between = student_quantile(level, informative - 1) * values.std(ddof=1) * parts.shape[1] ** 0.5
-        chance = student_quantile(level, 10**6) * max(0.0, float(contrast @ bound @ contrast)) ** 0.5
+        between = (
+            student_quantile(level, informative - 1) * values.std(ddof=1) * parts.shape[1] ** 0.5
+        )
+        chance = (
+            student_quantile(level, 10**6) * max(0.0, float(contrast @ bound @ contrast)) ** 0.5
+        )
         return gain, float(max(between, chance) / batches)
 
     unit = np.eye(len(names))

@@ -57,7 +57,9 @@ def known_steps(steps: pl.LazyFrame, policy: Known, history_length: int) -> Iter
     """
     schema = steps.collect_schema()
     if missing := [name for name in COLUMNS if name not in schema]:
-        raise InputError(f"the policy is asked again at each step: expected a run with the columns {listed(missing)}")
+        raise InputError(
+            f"the policy is asked again at each step: expected a run with the columns {listed(missing)}"
+        )
     table = steps.select(COLUMNS).sort("trajectory", "step").collect()
     past: list[Pair] = []
     for trajectory, step, task, text, actions, action, response in table.iter_rows():

@@ -107,7 +107,9 @@ def logit_table(steps: pl.LazyFrame, policy: Known, history_length: int) -> Logi
     schema = steps.collect_schema()
     # A name of a task is one of its run's: a logit never depends on another task, as in `hgpo learn-tabular`.
     keys = [name for name in group_keys(schema) if name != "group"]
-    tasks = dict(steps.select("trajectory", task=pl.struct(keys)).unique("trajectory").collect().iter_rows())
+    tasks = dict(
+        steps.select("trajectory", task=pl.struct(keys)).unique("trajectory").collect().iter_rows()
+    )
     task_numbers: dict[str, int] = {}
     numbers: dict[tuple[int, str, str], int] = {}
     rows: list[tuple[str, int, int]] = []
@@ -119,14 +121,17 @@ def logit_table(steps: pl.LazyFrame, policy: Known, history_length: int) -> Logi
         task = task_numbers.setdefault(str(tasks[known.trajectory]), len(task_numbers))
         state = known.request.state.text
         parameters.extend(
-            numbers.setdefault((task, state, response), len(numbers)) for response in known.distribution.responses
+            numbers.setdefault((task, state, response), len(numbers))
+            for response in known.distribution.responses
         )
         probabilities.append(known.distribution.probabilities)
         rows.append((known.trajectory, known.step, len(rows)))
         taken.append(first[-1] + known.choice)
         first.append(len(parameters))
     if not rows:
-        raise InputError("expected a run of the policy that its manifest names; it gives none of the run's responses")
+        raise InputError(
+            "expected a run of the policy that its manifest names; it gives none of the run's responses"
+        )
     table = pl.DataFrame(rows, ["trajectory", "step", "sketch"], orient="row")
     return LogitTable(
         table.with_columns(pl.col("step").cast(schema["step"])),

@@ -90,13 +90,19 @@ def _known(run: Path, model: str | None, allow: Collection[str]) -> Iterator[Ope
 
     plan = plan_truth(run, Rewards(), Budget(), allow=allow)
     if model is not None and plan.policy != model:
-        raise InputError(f"--model: expected the policy that played {run}, {plan.policy}, received {model}")
+        raise InputError(
+            f"--model: expected the policy that played {run}, {plan.policy}, received {model}"
+        )
     with closing(open_env(plan.env_id, **plan.env_options)) as handle:
-        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
+        context = PolicyContext(
+            handle.shared.source.name, handle.settings.action_format, plan.policy_options
+        )
         length = handle.settings.history_length
         if model is not None:
             policy: Any = make_policy(model, context)
-            yield OpenGradients(lambda steps: feature_gradients(steps, policy, length), f"weights of {model}")
+            yield OpenGradients(
+                lambda steps: feature_gradients(steps, policy, length), f"weights of {model}"
+            )
             return
         with closing(known_policy(plan.policy, context)) as known:
             if not known.memoryless or known.prompt_read:
@@ -116,10 +122,14 @@ def _of_model(model: str, device: str, seed: int, show: Show) -> OpenGradients:
 
     choose_device(device)
     check_model_source(model)
-    config = ModelConfig(path=model, device=device, compute_dtype="float32", gradient_checkpointing=False)
+    config = ModelConfig(
+        path=model, device=device, compute_dtype="float32", gradient_checkpointing=False
+    )
     loaded = load_model(config)
 
     def of(steps: pl.LazyFrame) -> Gradients:
-        return row_gradients(steps, loaded, seed=seed, progress=lambda done, total: show("gradients", done, total))
+        return row_gradients(
+            steps, loaded, seed=seed, progress=lambda done, total: show("gradients", done, total)
+        )
 
     return OpenGradients(of, f"parameters of {model}")

@@ -138,7 +138,9 @@ class Sketch:
         rng = np.random.default_rng([seed, self.parameters, size])
         device = self._parameters[0].device
         self._bucket = torch.from_numpy(rng.integers(0, size, self.parameters)).to(device)
-        self._sign = torch.from_numpy(rng.integers(0, 2, self.parameters).astype(np.float32) * 2 - 1).to(device)
+        self._sign = torch.from_numpy(
+            rng.integers(0, 2, self.parameters).astype(np.float32) * 2 - 1
+        ).to(device)
 
     def gradient(self, value: torch.Tensor) -> torch.Tensor:
         """Return the gradient of a number with respect to all parameters, float32 of shape (parameters,)."""
@@ -164,7 +166,9 @@ def log_probability(model: Model, prompt: Sequence[int], response: Sequence[int]
     import torch
 
     tokens = torch.tensor([[*prompt, *response]], device=model.device)
-    logits = model(input_ids=tokens, use_cache=False, logits_to_keep=len(response) + 1).logits[0, :-1]
+    logits = model(input_ids=tokens, use_cache=False, logits_to_keep=len(response) + 1).logits[
+        0, :-1
+    ]
     return torch.log_softmax(logits.float(), -1).gather(1, tokens[0, -len(response) :, None]).sum()
 
 
@@ -190,13 +194,22 @@ def row_gradients(
     """
     schema = steps.collect_schema()
     if missing := [name for name in ("trajectory", "step", *TOKENS) if name not in schema]:
-        raise InputError(f"expected a run with the tokens of a language model, received one without {listed(missing)}")
+        raise InputError(
+            f"expected a run with the tokens of a language model, received one without {listed(missing)}"
+        )
     pair = pl.struct("prompt_token_ids", "response_token_ids").rank("dense").cast(pl.Int64) - 1
     # Steps of failed calls have no tokens; equal prompts with equal responses have one gradient.
     known = [pl.col(name).list.len() > 0 for name in TOKENS]
-    table = steps.select("trajectory", "step", *TOKENS).filter(*known).collect().with_columns(pair.alias("sketch"))
+    table = (
+        steps.select("trajectory", "step", *TOKENS)
+        .filter(*known)
+        .collect()
+        .with_columns(pair.alias("sketch"))
+    )
     if table.is_empty():
-        raise InputError("expected a run with the tokens of a language model, received one whose steps have none")
+        raise InputError(
+            "expected a run with the tokens of a language model, received one whose steps have none"
+        )
     # Dropout would make the gradients those of another policy.
     model.eval()
     sketch = Sketch(model, size, seed)

@@ -47,7 +47,9 @@ _COMMANDS: Final = (
     ("examine", re.compile(rf"examine (?P<thing>{_NAME})")),
 )
 _NO_GOAL: Final = ParsedInstruction("", "", "", 1)
-_SHOWN: Final = re.compile(rf"(?:On the ({_NAME})|The ({_NAME}) is open\. In it), you see ([^.]*)\.")
+_SHOWN: Final = re.compile(
+    rf"(?:On the ({_NAME})|The ({_NAME}) is open\. In it), you see ([^.]*)\."
+)
 _TREATED: Final = re.compile(rf"You (clean|heat|cool) the ({_NAME}) using the ")
 _LEAST: Final = 6.0
 """Receptacles that are less likely than the best by this many nats or more have the same feature `search`."""
@@ -80,7 +82,8 @@ class _Seen(NamedTuple):
 @lru_cache(maxsize=1 << 12)
 def _read(text: str) -> _Seen:
     inside = {
-        match[1] or match[2]: frozenset(map(_kind, re.findall(_NAME, match[3]))) for match in _SHOWN.finditer(text)
+        match[1] or match[2]: frozenset(map(_kind, re.findall(_NAME, match[3])))
+        for match in _SHOWN.finditer(text)
     }
     return _Seen(
         inside,
@@ -142,7 +145,9 @@ class CommandFeatures:
         "repeated": -2.0,
     }
 
-    def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> _CommandsOfState:
+    def read(
+        self, instruction: str, observation: str, actions: tuple[str, ...]
+    ) -> _CommandsOfState:
         """See `ActionFeatures`."""
         return _CommandsOfState(instruction, observation, actions)
 
@@ -170,7 +175,11 @@ class _CommandsOfState:
         self._seen = _read(observation)
         self._search = _search(self._wanted, actions)
         self._commands = {action: _parse(action) for action in actions}
-        self._going = {command.place: action for action, command in self._commands.items() if command.verb == "go"}
+        self._going = {
+            command.place: action
+            for action, command in self._commands.items()
+            if command.verb == "go"
+        }
         # Who holds something, and needs no lamp, looks for nothing.
         self._searching = self._lighting or not self._held
         treatment = (self._goal.deed, self._held)
@@ -205,7 +214,9 @@ class _CommandsOfState:
         return changed
 
     def _features(self, *, ready: bool) -> dict[str, Features]:
-        return {action: self._of(command, ready=ready) for action, command in self._commands.items()}
+        return {
+            action: self._of(command, ready=ready) for action, command in self._commands.items()
+        }
 
     def _of(self, command: _Command, *, ready: bool) -> Features:
         """Return the features of a command."""
@@ -218,16 +229,28 @@ class _CommandsOfState:
                 ready=ready,
             )
         if verb == "take":
-            needed = _kind(command.thing) == goal.thing and (goal.deed != "" or _kind(command.place) != goal.place)
+            needed = _kind(command.thing) == goal.thing and (
+                goal.deed != "" or _kind(command.place) != goal.place
+            )
             return {"take": 1.0} if needed else _MISTAKE
         if verb == "put":
             return self._put(command.place, ready=ready)
         if verb == "treat":
-            return {"treat": 1.0} if self._has_goal and command.deed == goal.deed and not ready else _MISTAKE
+            return (
+                {"treat": 1.0}
+                if self._has_goal and command.deed == goal.deed and not ready
+                else _MISTAKE
+            )
         if verb == "use":
-            return {"use": 1.0} if self._lighting and _kind(command.thing) == goal.place else _MISTAKE
+            return (
+                {"use": 1.0} if self._lighting and _kind(command.thing) == goal.place else _MISTAKE
+            )
         if verb == "open":
-            sought = not self._has_goal or self._lighting or (ready and _kind(command.place) == goal.place)
+            sought = (
+                not self._has_goal
+                or self._lighting
+                or (ready and _kind(command.place) == goal.place)
+            )
             return {"look_inside": 1.0} if sought else _NONE
         return _IDLE
 
@@ -249,7 +272,9 @@ class _CommandsOfState:
         kind, _, number = place.partition(" ")
         if self._has_goal and not self._lighting:
             if ready:
-                return {"target": 1 / sqrt(sqrt(int(number)))} if kind == self._goal.place else _NONE
+                return (
+                    {"target": 1 / sqrt(sqrt(int(number)))} if kind == self._goal.place else _NONE
+                )
             return {"station": 1.0} if kind == STATIONS.get(self._goal.deed) else _NONE
         # A wrong object is put down here, not carried around.
         if self._held and not self._has_goal:
@@ -281,4 +306,7 @@ def _search(thing: str, actions: tuple[str, ...]) -> dict[str, Features]:
     # As likely as the place is usual for the thing, divided among places of its kind.
     worth = {place: (usual.get(_kind(place), 0.0) + 0.1) / alike[_kind(place)] for place in places}
     best = max(worth.values(), default=1.0)
-    return {place: {"search": max(0.0, 1 + log(value / best) / _LEAST)} for place, value in worth.items()}
+    return {
+        place: {"search": max(0.0, 1 + log(value / best) / _LEAST)}
+        for place, value in worth.items()
+    }

@@ -92,13 +92,17 @@ class ShopFeatures:
         """See `ActionFeatures`."""
         wish = _wish(instruction)
         if pages.QUERY_ACTION in actions:
-            others: dict[str, Features] = {action: {} for action in actions if action != pages.QUERY_ACTION}
+            others: dict[str, Features] = {
+                action: {} for action in actions if action != pages.QUERY_ACTION
+            }
             return CountedFeatures(observation, {**_queries(wish), **others})
         if _BUY in actions:
             return _ItemFeatures(observation, _item_page(wish, observation, actions))
         if _NEXT in actions:
             return CountedFeatures(observation, _results_page(wish, observation, actions))
-        leaving = {action: {"return": 1.0} if action == _PREVIOUS else {"leave": 1.0} for action in actions}
+        leaving = {
+            action: {"return": 1.0} if action == _PREVIOUS else {"leave": 1.0} for action in actions
+        }
         return CountedFeatures(observation, leaving)
 
 
@@ -108,7 +112,10 @@ class _ItemFeatures(CountedFeatures):
     def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
         """See `StateFeatures`."""
         changed = super().changes(history)
-        chosen = sum("named" in self.choices[action] and "repeated" not in self.choices[action] for action in changed)
+        chosen = sum(
+            "named" in self.choices[action] and "repeated" not in self.choices[action]
+            for action in changed
+        )
         if chosen:
             purchase = changed.get(_BUY, self.choices[_BUY])
             changed[_BUY] = {
@@ -126,7 +133,8 @@ def _queries(wish: _Wish) -> dict[str, Features]:
         most,
     ]
     return {
-        f"search[{' '.join(wish.words[:length]) or wish.text}]": {"query": length / max(most, 1)} for length in lengths
+        f"search[{' '.join(wish.words[:length]) or wish.text}]": {"query": length / max(most, 1)}
+        for length in lengths
     }
 
 
@@ -140,7 +148,10 @@ def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict
     )
     # Words that all titles share tell no product from another.
     often = Counter(word for offer in here for word in words(offer.title))
-    worth = {offer.asin: sum(1 / often[word] for word in words(offer.title) if word in wish.words) for offer in here}
+    worth = {
+        offer.asin: sum(1 / often[word] for word in words(offer.title) if word in wish.words)
+        for offer in here
+    }
     best = max(worth.values(), default=0.0) or 1.0
     for offer in here:
         dear = {"dear": 1.0} if offer.price > wish.bound else {}
@@ -162,7 +173,10 @@ def _item_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[st
         [click for click in clicks if click not in BUTTONS],
     ):
         best = named_value(wish.text, name, group)
-        found |= {clicks[value]: {"named": 1.0} if value == best else {"other_value": 1.0} for value in group}
+        found |= {
+            clicks[value]: {"named": 1.0} if value == best else {"other_value": 1.0}
+            for value in group
+        }
     # Rich pages say which options were chosen, as a click in the history does.
     for action in {f"click[{value}]" for value in _CLICKED.findall(observation)} & found.keys():
         found[action] = {**found[action], "repeated": 1.0}

@@ -61,7 +61,8 @@ class Distribution(NamedTuple):
         # Plain numbers: most distributions have few responses.
         cumulative = list(accumulate(self.probabilities.tolist()))
         total = cumulative[-1]
-        last = bisect_left(cumulative, total)  # of positive probability, in case the product is rounded up to the sum
+        # of positive probability, in case the product is rounded up to the sum
+        last = bisect_left(cumulative, total)
         return self.responses[min(bisect_right(cumulative, uniform * total), last)]
 
 
@@ -121,7 +122,9 @@ def known_policy(spec: str, context: PolicyContext) -> KnownPolicy:
     name, _, argument = spec.partition(":")
     if name == "mixture":
         weights = parse_weights(argument)
-        return KnownMixture([(known_policy(part, context), weight) for part, weight in weights.items()])
+        return KnownMixture(
+            [(known_policy(part, context), weight) for part, weight in weights.items()]
+        )
     # Made in any case: options and arguments that are wrong are refused as by a rollout.
     policy = make_policy(spec, context)
     if name == "random":
@@ -215,7 +218,9 @@ class KnownPlayer(KnownPolicy):
         found = []
         for request in requests:
             # The player itself must not move: its own request may come later.
-            player = self._copy(request.slot, request.engine) if request.step else self._new(request)
+            player = (
+                self._copy(request.slot, request.engine) if request.step else self._new(request)
+            )
             action = player.act(request.state)
             response = format_action(action, action_format, request.state.actions, benchmark)
             found.append(Distribution((response,), np.ones(1)))
@@ -240,7 +245,9 @@ class KnownPlayer(KnownPolicy):
         """Return an independent copy of a slot's player in the same state, which inspects an engine."""
         player: Any = self._players[slot]
         if not hasattr(player, "fork"):
-            raise InputError(f"expected a player with the method `fork(engine)`, received {type(player).__qualname__}")
+            raise InputError(
+                f"expected a player with the method `fork(engine)`, received {type(player).__qualname__}"
+            )
         copy: Player = player.fork(engine)
         return copy
 
@@ -269,7 +276,9 @@ class KnownMixture(KnownPolicy):
         # The part is drawn at each step: probabilities of equal responses add up.
         replies: list[list[tuple[str, float]]] = [[] for _ in requests]
         for policy, weight in self._parts:
-            for known, (responses, probabilities) in zip(replies, policy.distributions(requests), strict=True):
+            for known, (responses, probabilities) in zip(
+                replies, policy.distributions(requests), strict=True
+            ):
                 known.extend(
                     zip(
                         responses,
@@ -351,7 +360,9 @@ def formatted_actions(
     """
     if action_format == "number":
         # The first of equal actions has its number, as `list.index` finds it.
-        numbers = {action: str(number) for number, action in reversed(list(enumerate(admissible, 1)))}
+        numbers = {
+            action: str(number) for number, action in reversed(list(enumerate(admissible, 1)))
+        }
         return [numbers.get(action, action) for action in chosen]
     return [format_action(action, action_format, admissible, benchmark) for action in chosen]
 
@@ -372,7 +383,10 @@ def _fillings(action: str, instruction: str) -> Sequence[tuple[str, float]]:
     """Return what `random` makes of an open query, with probabilities."""
     if OPEN_QUERY not in action:
         return [(action, 1.0)]
-    return [(action.replace(OPEN_QUERY, query), probability) for query, probability in _queries(instruction)]
+    return [
+        (action.replace(OPEN_QUERY, query), probability)
+        for query, probability in _queries(instruction)
+    ]
 
 
 @lru_cache(maxsize=8)

@@ -77,7 +77,9 @@ def score_responses(
     """
     plain = unwrap_peft(model)
     if (attention := _attention(plain)) not in ("sdpa", "eager"):
-        raise InputError(f"expected a model with the attention sdpa or eager to score responses, received {attention}")
+        raise InputError(
+            f"expected a model with the attention sdpa or eager to score responses, received {attention}"
+        )
     plain.eval()
     device = plain.device
     tries = [_trie(listed) for listed in responses]
@@ -170,7 +172,9 @@ def _masks(model: Model, visible: Booleans, distance: Integers) -> Tensor | dict
         chosen = torch.from_numpy(allowed)[:, None].to(model.device)
         if _attention(model) == "sdpa":
             return chosen
-        return torch.zeros(chosen.shape, device=model.device).masked_fill(~chosen, torch.finfo(torch.float32).min)
+        return torch.zeros(chosen.shape, device=model.device).masked_fill(
+            ~chosen, torch.finfo(torch.float32).min
+        )
 
     if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
         return mask(visible)

@@ -78,7 +78,9 @@ class ScoredModel(KnownPolicy):
                 (`score_responses`).
         """
         if self._policy.options.stop:
-            raise InputError("policy transformers: expected no stop texts for probabilities; remove the option stop")
+            raise InputError(
+                "policy transformers: expected no stop texts for probabilities; remove the option stop"
+            )
         fitted = fit_prompts(self._policy.tokenizer, requests, self._policy.options)
         keys = [_key(*each) for each in zip(fitted, requests, strict=True)]
         # Equal prompts with equal actions are scored once.
@@ -104,9 +106,14 @@ class ScoredModel(KnownPolicy):
         if not open_:
             return {}
         prompts = [list(prompt) for prompt, _ in open_ for _ in range(QUERY_SAMPLES)]
-        seeds = [text_hash(f"{prompt}/{n % QUERY_SAMPLES}") % (1 << 63) for n, prompt in enumerate(prompts)]
+        seeds = [
+            text_hash(f"{prompt}/{n % QUERY_SAMPLES}") % (1 << 63)
+            for n, prompt in enumerate(prompts)
+        ]
         drawn = self._policy.sampled(prompts, seeds)
-        return {key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES] for place, key in enumerate(open_)}
+        return {
+            key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES] for place, key in enumerate(open_)
+        }
 
     def _scored_responses(
         self, actions: Sequence[str], queries: Sequence[SampledResponse]
@@ -137,7 +144,9 @@ def _key(fitted: FittedPrompt | Failure, request: Request) -> _Key:
     return tuple(fitted.tokens), tuple(request.state.actions)
 
 
-def _distribution(responses: Sequence[str], probabilities: Floats, actions: Sequence[str]) -> Distribution:
+def _distribution(
+    responses: Sequence[str], probabilities: Floats, actions: Sequence[str]
+) -> Distribution:
     """Return the distribution of scored responses, some of which may have the same text, and of anything else."""
     # Different tokens may have the same text.
     known = dict.fromkeys(responses, 0.0)

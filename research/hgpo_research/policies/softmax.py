@@ -114,7 +114,8 @@ class SoftmaxPolicy(BatchPolicy):
         # Skill and temperature are factors of the same scores: they are part of the weights.
         scale = options.skill / options.temperature
         self._weights = {
-            name: scale * weight * _weight_factor(options.variant, name) for name, weight in features.weights.items()
+            name: scale * weight * _weight_factor(options.variant, name)
+            for name, weight in features.weights.items()
         }
         self._read_once = lru_cache(_STATES)(self._read)
 
@@ -122,12 +123,18 @@ class SoftmaxPolicy(BatchPolicy):
         """See `Policy`."""
         # A reply is a function of the request and its seed, however many are asked at once.
         drawn = zip(self.distributions(requests), requests, strict=True)
-        return [Reply(distribution.draw(_uniform(f"{request.seed}/choice"))) for distribution, request in drawn]
+        return [
+            Reply(distribution.draw(_uniform(f"{request.seed}/choice")))
+            for distribution, request in drawn
+        ]
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """Return the distribution of the reply to each request (`KnownPolicy`)."""
         states = [self._state(request) for request in requests]
-        powers = [self._powers(state, self._history(request)) for state, request in zip(states, requests, strict=True)]
+        powers = [
+            self._powers(state, self._history(request))
+            for state, request in zip(states, requests, strict=True)
+        ]
         sizes = [len(each) for each in powers]
         # One array for all requests: most have few responses, and calls of NumPy would take most of the time.
         totals = np.repeat([sum(each) for each in powers], sizes)
@@ -135,7 +142,10 @@ class SoftmaxPolicy(BatchPolicy):
             np.array(list(chain.from_iterable(powers))) / totals,
             np.cumsum(sizes)[:-1],
         )
-        return [Distribution(state.responses, each) for state, each in zip(states, probabilities, strict=True)]
+        return [
+            Distribution(state.responses, each)
+            for state, each in zip(states, probabilities, strict=True)
+        ]
 
     def features(self, request: Request) -> Floats:
         """Return the features of each response of the request's distribution, of shape (responses, features).
@@ -159,7 +169,11 @@ class SoftmaxPolicy(BatchPolicy):
     def _history(self, request: Request) -> Sequence[Pair]:
         """Return the past steps that the features take into account."""
         history = request.read_history()
-        return history if self.history_read is None else history[max(0, len(history) - self.history_read) :]
+        return (
+            history
+            if self.history_read is None
+            else history[max(0, len(history) - self.history_read) :]
+        )
 
     def _state(self, request: Request) -> _State:
         """Return what is the same for all histories of the request's state."""
@@ -197,7 +211,10 @@ class SoftmaxPolicy(BatchPolicy):
             # The noise is of the state and the choice, not of the history: it is the same whenever the state is seen.
             here = text_hash(f"{self._options.variant}/{instruction}/{observation}")
             noise = [taste * _noise(f"{here}/{choice}") for choice in choices]
-        logits = [offset + self._score(values) for offset, values in zip(noise, choices.values(), strict=True)]
+        logits = [
+            offset + self._score(values)
+            for offset, values in zip(noise, choices.values(), strict=True)
+        ]
         responses = formatted_actions(choices, self._action_format, actions, self._benchmark)
         if self._options.invalid or not responses:
             responses.append(inadmissible_action(actions))
@@ -255,7 +272,9 @@ def make(argument: str, context: PolicyContext) -> SoftmaxPolicy:
     """
     check_admissible_actions("softmax", context)
     if argument:
-        raise InputError(f"policy softmax: expected nothing after its name, received {argument!r}; use --policy-option")
+        raise InputError(
+            f"policy softmax: expected nothing after its name, received {argument!r}; use --policy-option"
+        )
     options = build(SoftmaxOptions, context.options, "policy option")
     features = FEATURES.get(context.benchmark, WordFeatures)()
     return SoftmaxPolicy(features, context.action_format, options, context.benchmark)

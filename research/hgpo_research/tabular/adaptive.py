@@ -53,7 +53,9 @@ class Adaptive:
         advantages = [table_advantages(each, table, visits.rollouts) for each in self._estimators]
         gradients = [visits.gradient(each) for each in advantages]
         # All inner products of the partners' gradients: lengths on the diagonal, cosines beside it.
-        products = np.array([[visits.products(one, other) for other in gradients] for one in gradients])
+        products = np.array(
+            [[visits.products(one, other) for other in gradients] for one in gradients]
+        )
         lengths = np.sqrt(np.einsum("jjr->jr", products))
         safe = np.where(lengths > 0, lengths, 1.0)
         cosines = np.moveaxis(products / (safe[:, None] * safe), 2, 0)

@@ -51,7 +51,8 @@ def cross_validated_slopes(
     # One call of an estimator gets all folds, as batches of different runs.
     chosen = [np.concatenate(kept) for kept in without]
     parts = [
-        table.filter(pl.Series(rows)).with_columns(pl.col("run") + held * seeds) for held, rows in enumerate(chosen)
+        table.filter(pl.Series(rows)).with_columns(pl.col("run") + held * seeds)
+        for held, rows in enumerate(chosen)
     ]
     ends = np.cumsum([part.height for part in parts])[:-1]
     slopes = np.zeros((len(estimators), seeds))
@@ -83,7 +84,9 @@ def by_task(values: Floats, batch: Sequence[Rollouts]) -> list[Floats]:
 
 
 def _estimated(estimator: Estimator, table: pl.DataFrame) -> Floats:
-    advantages: Floats = estimator(table.lazy(), column="advantage").collect()["advantage"].to_numpy()
+    advantages: Floats = (
+        estimator(table.lazy(), column="advantage").collect()["advantage"].to_numpy()
+    )
     return advantages
 
 

@@ -113,7 +113,9 @@ def gains(
         if isinstance(method, Adaptive):
             continue
         # The oracle's gradient is known already.
-        gradient = true if isinstance(method, Oracle) else visits.gradient(method(same, visits, stream))
+        gradient = (
+            true if isinstance(method, Oracle) else visits.gradient(method(same, visits, stream))
+        )
         one, expected = measured(gradient)
         row = {
             "estimator": name,
@@ -164,7 +166,9 @@ def gains_of(
 def gains_summary(table: pl.DataFrame) -> pl.DataFrame:
     """Return the mean gains of each iteration over policies, with half of their 95% intervals (`<name>_half`)."""
     width = half_width(table["seed"].n_unique())
-    return table.group_by("iteration", "estimator", maintain_order=True).agg(*with_halves(GAINS, width))
+    return table.group_by("iteration", "estimator", maintain_order=True).agg(
+        *with_halves(GAINS, width)
+    )
 
 
 def gains_chart(table: pl.DataFrame, summary: pl.DataFrame) -> alt.TopLevelMixin:
@@ -190,7 +194,9 @@ def gains_chart(table: pl.DataFrame, summary: pl.DataFrame) -> alt.TopLevelMixin
         base.mark_point(filled=True),
         base.mark_text(dx=4, align="left").encode(text="estimator:N"),
     )
-    return layers.properties(width=320, height=260).facet(column=alt.Column("iteration:Q", title="updates"))
+    return layers.properties(width=320, height=260).facet(
+        column=alt.Column("iteration:Q", title="updates")
+    )
 
 
 def _halves(gradient: Floats) -> list[Floats]:

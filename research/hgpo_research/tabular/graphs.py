@@ -200,7 +200,9 @@ class TaskGraph:
         nodes = pl.DataFrame({"node": np.arange(self.graph.nodes), "state_hash": self.state})
         columns = {
             "node": owners,
-            "action": list(chain.from_iterable(map(self.graph.responses, dict.fromkeys(owners.tolist())))),
+            "action": list(
+                chain.from_iterable(map(self.graph.responses, dict.fromkeys(owners.tolist())))
+            ),
             "parameter_name": self._name.values(),
         }
         columns |= {name: getattr(edges, name)[: edges.count] for name in _COLUMNS}
@@ -225,7 +227,9 @@ class TaskGraph:
         # 2. Their edges, in the order of the file.
         graph.prepare(list(dict.fromkeys(stored.node.tolist())))
         if not same or not np.array_equal(graph.edges.response[: len(actions)], stored.response):
-            raise InputError(f"the stored graph of task {self.task_id} is of another version; delete the graphs")
+            raise InputError(
+                f"the stored graph of task {self.task_id} is of another version; delete the graphs"
+            )
         for name in _COLUMNS:
             getattr(graph.edges, name)[: len(actions)] = getattr(stored, name)
         self.graph = graph
@@ -239,7 +243,9 @@ class TaskGraph:
         owners = graph.edges.node[new]
         if not len(owners):
             return
-        self._add_actions(list(chain.from_iterable(map(graph.responses, dict.fromkeys(owners.tolist())))))
+        self._add_actions(
+            list(chain.from_iterable(map(graph.responses, dict.fromkeys(owners.tolist()))))
+        )
         if self.parameters.shared:
             self._add(self._features(owners))
         else:
@@ -284,7 +290,9 @@ def _arrays(nodes: pl.DataFrame, edges: pl.DataFrame) -> SimpleNamespace:
     """Return stored tables as the arrays of a `Graph`."""
     first = np.full(nodes.height, UNKNOWN, np.int64)
     size = np.zeros(nodes.height, np.int64)
-    owners, places, counts = np.unique(edges["node"].to_numpy(), return_index=True, return_counts=True)
+    owners, places, counts = np.unique(
+        edges["node"].to_numpy(), return_index=True, return_counts=True
+    )
     first[owners] = places
     size[owners] = counts
     columns = {name: edges[name].to_numpy() for name in ("node", *_COLUMNS)}
@@ -356,9 +364,13 @@ def compile_tasks(
     from hgpo_train.rollout.env_handle import open_env
 
     if shared and reads:
-        raise InputError(f"reads: expected 0 for shared logits, which read what the features read, received {reads}")
+        raise InputError(
+            f"reads: expected 0 for shared logits, which read what the features read, received {reads}"
+        )
     if held_out and not shared:
-        raise InputError("held_out: expected shared logits, without which nothing that is learned reaches other tasks")
+        raise InputError(
+            "held_out: expected shared logits, without which nothing that is learned reaches other tasks"
+        )
     # Nodes tell as many past pairs apart as the first or the learned logits read.
     read = {
         "action_format": "command",
@@ -373,7 +385,9 @@ def compile_tasks(
     policy: Any = make_policy("softmax", context)
     if isinstance(tasks, int):
         if tasks < 1 or held_out < 0 or tasks + held_out > len(handle.tasks):
-            wanted = f"tasks: expected a number from 1 to {len(handle.tasks)}, with the held-out ones"
+            wanted = (
+                f"tasks: expected a number from 1 to {len(handle.tasks)}, with the held-out ones"
+            )
             raise InputError(f"{wanted}, received {tasks} and {held_out}")
         # Held-out tasks are drawn after the others, so that these do not depend on their number.
         drawn = np.random.default_rng(seed).permutation(len(handle.tasks))[: tasks + held_out]
@@ -391,7 +405,9 @@ def compile_tasks(
 
     # A graph is opened when something is not in the file: environments may be slow to start.
     def opener(task: str) -> Callable[[], Graph]:
-        return lambda: Graph(handle.shared, handle.settings, policy, replace(COUNTED, reward=reward), task, reads)
+        return lambda: Graph(
+            handle.shared, handle.settings, policy, replace(COUNTED, reward=reward), task, reads
+        )
 
     graphs = [TaskGraph(task, opener(task), stored.get(task), reads, parameters) for task in tasks]
     # All graphs have the same parameters: what is learned changes policies on held-out tasks.
@@ -407,7 +423,9 @@ def _stored(folder: Path, settings: dict[str, Any]) -> dict[str, tuple[pl.DataFr
         return {}
     kept = orjson.loads(pl.read_parquet_metadata(edges_file).get(_METADATA, "null"))
     if kept != settings:
-        raise InputError(f"{folder}: expected graphs of {settings}, received those of {kept}; use another folder")
+        raise InputError(
+            f"{folder}: expected graphs of {settings}, received those of {kept}; use another folder"
+        )
     nodes, edges = (
         pl.read_parquet(file, glob=False).partition_by("task_id", as_dict=True)
         for file in (folder / "nodes.parquet", edges_file)

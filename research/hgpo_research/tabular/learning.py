@@ -120,7 +120,9 @@ def curves(
     task_sets: Mapping[str, TaskSet],
     named: Mapping[str, Callable[[], Method]],
     how: Learning,
-    watch: Callable[[str, str, int, TabularPolicy], object] = lambda _tasks, _name, _iteration, _policy: None,
+    watch: Callable[
+        [str, str, int, TabularPolicy], object
+    ] = lambda _tasks, _name, _iteration, _policy: None,
     held_out: Mapping[str, TaskSet] = MappingProxyType({}),
 ) -> Curves:
     """Return the learning curves of methods, and of the first one again (A/A).
@@ -137,7 +139,9 @@ def curves(
         InputError: There are more sets than seeds.
     """
     if len(task_sets) > how.seeds:
-        raise InputError(f"--task-sets: expected at most {how.seeds}, the number of seeds, received {len(task_sets)}")
+        raise InputError(
+            f"--task-sets: expected at most {how.seeds}, the number of seeds, received {len(task_sets)}"
+        )
     first, *others = named
     # The second run of the first method shows what chance alone makes of a curve.
     runs = [
@@ -162,7 +166,9 @@ def curves(
                     "tasks": [tasks] * len(seeds),
                     "seed": seeds,
                 }
-                for iteration, (policy, rate) in enumerate(learn(compiled, method, how, seeds.tolist(), repetition)):
+                for iteration, (policy, rate) in enumerate(
+                    learn(compiled, method, how, seeds.tolist(), repetition)
+                ):
                     rows = pl.DataFrame(
                         keys
                         | {
@@ -187,7 +193,9 @@ def curves(
                     parts.append(rows)
                     watch(tasks, label, iteration, policy)
                 for iteration, values in enumerate(getattr(method, "metrics", ())):
-                    metrics.append(pl.DataFrame(keys | {"iteration": np.full(len(seeds), iteration)} | values))
+                    metrics.append(
+                        pl.DataFrame(keys | {"iteration": np.full(len(seeds), iteration)} | values)
+                    )
     return Curves(
         pl.concat(parts),
         pl.concat(metrics, how="diagonal") if metrics else pl.DataFrame(),

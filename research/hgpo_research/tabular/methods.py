@@ -40,7 +40,12 @@ class TableEstimator:
 
     estimator: Estimator
 
-    def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:  # noqa: ARG002
+    def __call__(
+        self,
+        policy: TabularPolicy,
+        visits: Visits,
+        stream: Sequence[int],  # noqa: ARG002
+    ) -> list[Floats]:
         """See `Method`."""
         return table_advantages(
             self.estimator,
@@ -55,7 +60,9 @@ class Oracle:
 
     samples: int
 
-    def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:
+    def __call__(
+        self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]
+    ) -> list[Floats]:
         """See `Method`."""
         return true_advantages(
             policy,

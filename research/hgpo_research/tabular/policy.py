@@ -141,7 +141,9 @@ class Visits:
         taken = []
         probabilities = []
         sizes = []
-        for graph, (_, parameter, probability), rows in zip(policy.tasks.graphs, choices, rollouts, strict=True):
+        for graph, (_, parameter, probability), rows in zip(
+            policy.tasks.graphs, choices, rollouts, strict=True
+        ):
             possible = probability > 0
             places.append((rows.seed[:, None] * self._width + parameter)[possible])
             taken.append(graph.parameter[rows.edge])
@@ -179,7 +181,9 @@ class Visits:
 
     def dot(self, first: Floats, second: Floats) -> Floats:
         """Return the inner products of each seed's gradients."""
-        return np.bincount(self._place // self._width, first * second, self._seeds).astype(np.float64, copy=False)
+        return np.bincount(self._place // self._width, first * second, self._seeds).astype(
+            np.float64, copy=False
+        )
 
     def products(
         self,

@@ -65,8 +65,12 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
         .agg(start=success.first(), **measured)
     )
     # Differences are those of equal seeds, which begin with the same policy.
-    first = by_seed.filter(estimator=by_seed["estimator"][0]).select("seed", pl.col(measured).name.prefix("first_"))
-    differences = {f"{name}_difference": pl.col(name) - pl.col(f"first_{name}") for name in measured}
+    first = by_seed.filter(estimator=by_seed["estimator"][0]).select(
+        "seed", pl.col(measured).name.prefix("first_")
+    )
+    differences = {
+        f"{name}_difference": pl.col(name) - pl.col(f"first_{name}") for name in measured
+    }
     return (
         by_seed.join(first, on="seed", how="left", maintain_order="left")
         .with_columns(**differences)
@@ -159,7 +163,9 @@ def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
     return alt.layer(bands, lines).properties(width=_WIDTH, height=_WIDTH * 3 // 4)
 
 
-def shown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def shown(
+    table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
     """Return the titles and rows of a summary: keys, then numbers in percent with half of their 95% intervals.
 
     Args:
@@ -177,7 +183,9 @@ def shown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> tup
             # Differences have a sign, which says who is better.
             sign = "+" if name.endswith("difference") else ""
             text = "-" if value is None else f"{100 * value:{sign}.2f}"
-            cells.append(text if half is None or not np.isfinite(half) else f"{text} ± {100 * half:.2f}")
+            cells.append(
+                text if half is None or not np.isfinite(half) else f"{text} ± {100 * half:.2f}"
+            )
         rows.append(cells)
     return [name.replace("_", " ") for name in (*keys, *names)], rows
 

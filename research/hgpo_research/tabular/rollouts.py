@@ -90,7 +90,8 @@ def play(
         choices = policy.choices(task, seed[alive], node)
         cumulative = choices.probability.cumsum(1)
         drawn = uniform(subkey(keys[alive], step))
-        possible = (cumulative < cumulative[:, -1:]).sum(1)  # the last choice, in case the sum is rounded below 1
+        # the last choice, in case the sum is rounded below 1
+        possible = (cumulative < cumulative[:, -1:]).sum(1)
         slot = np.minimum((cumulative <= drawn[:, None]).sum(1), possible)
         edge = choices.edge[np.arange(len(alive)), slot]
         graph.follow(edge)
@@ -129,12 +130,17 @@ def rollouts(policy: TabularPolicy, group_size: int, stream: Sequence[int]) -> l
 def success(policy: TabularPolicy, batch: Sequence[Rollouts]) -> Floats:
     """Return the success rate (or the mean score) of each seed, the mean over tasks."""
     seeds = len(policy.seeds)
-    rates = [np.bincount(rows.seed, rows.score, seeds) / np.bincount(rows.seed, rows.last, seeds) for rows in batch]
+    rates = [
+        np.bincount(rows.seed, rows.score, seeds) / np.bincount(rows.seed, rows.last, seeds)
+        for rows in batch
+    ]
     means: Floats = np.mean(rates, axis=0)
     return means
 
 
-def step_table(policy: TabularPolicy, batch: Sequence[Rollouts], *, scores: bool = False) -> pl.DataFrame:
+def step_table(
+    policy: TabularPolicy, batch: Sequence[Rollouts], *, scores: bool = False
+) -> pl.DataFrame:
     """Return the rollouts of all tasks as one step table. `run` is the seed's position: groups and batches never mix.
 
     The reward is the score at the end: 1 for a success, whatever the benchmark's own rewards.

@@ -114,9 +114,13 @@ def true_advantages(
     return advantages
 
 
-def _exact_q(policy: TabularPolicy, task: int, rows: Rollouts, values: Floats, gamma: float) -> Floats:
+def _exact_q(
+    policy: TabularPolicy, task: int, rows: Rollouts, values: Floats, gamma: float
+) -> Floats:
     """Return Q of the rows, the mean over what chance can make of their actions."""
-    later = np.where(rows.last, rows.score, gamma * np.append(values[rows.step, rows.seed, rows.node][1:], 0.0))
+    later = np.where(
+        rows.last, rows.score, gamma * np.append(values[rows.step, rows.seed, rows.node][1:], 0.0)
+    )
     graph = policy.tasks.graphs[task]
     if not graph.chance:
         return later

@@ -64,7 +64,9 @@ def solve(graph: Graph, gamma: float) -> Floats:
     values = np.zeros((graph.max_steps + 1, graph.nodes))
     for step in reversed(range(graph.max_steps)):
         last = edges.ended[known] | (step + 1 == graph.max_steps)
-        backup = edges.gain[known] + np.where(last, edges.final[known], gamma * values[step + 1][target])
+        backup = edges.gain[known] + np.where(
+            last, edges.final[known], gamma * values[step + 1][target]
+        )
         values[step] = np.bincount(
             edges.node[known],
             edges.probability[known] * backup,

@@ -200,9 +200,13 @@ class Graph:
     ) -> None:
         # What a node tells apart must be all that the policy can depend on: the last pairs, not the whole past.
         if settings.prompt_style == "chat" and (policy.prompt_read or not policy.memoryless):
-            raise InputError("expected prompt_style = 'memory' for a policy that reads prompts, received 'chat'")
+            raise InputError(
+                "expected prompt_style = 'memory' for a policy that reads prompts, received 'chat'"
+            )
         if settings.memory is not None and (policy.prompt_read or policy.history_read != 0):
-            raise InputError("expected an environment without a memory function, whose text depends on the whole past")
+            raise InputError(
+                "expected an environment without a memory function, whose text depends on the whole past"
+            )
         self._settings = settings
         self._policy = policy
         self._rewards = rewards
@@ -284,14 +288,18 @@ class Graph:
         if not missing:
             return
         # Nodes of equal contexts have one distribution, which is asked for once.
-        asked = {context: node for node, context in missing.items() if context not in self._contexts}
+        asked = {
+            context: node for node, context in missing.items() if context not in self._contexts
+        }
         if asked:
             requests = [self._request(number, node) for number, node in enumerate(asked.values())]
             self._contexts.update(zip(asked, self._policy.distributions(requests), strict=True))
         found = [self._contexts[context] for context in missing.values()]
         numbers = np.fromiter(missing, np.int64, len(missing))
         hashes = [self._hashes_of(each.responses) for each in found]
-        self.first[numbers] = self.edges.add(numbers, [each.probabilities for each in found], hashes)
+        self.first[numbers] = self.edges.add(
+            numbers, [each.probabilities for each in found], hashes
+        )
         self.size[numbers] = [len(each.responses) for each in found]
         for node, each in zip(missing, found, strict=True):
             self._responses[node] = each.responses
@@ -300,7 +308,9 @@ class Graph:
         """Compute where some edges lead, and their rewards."""
         nodes = self.edges.node[edges]
         rows = []
-        for node, edge, first in zip(nodes.tolist(), edges, self.first[nodes].tolist(), strict=True):
+        for node, edge, first in zip(
+            nodes.tolist(), edges, self.first[nodes].tolist(), strict=True
+        ):
             command, well_formed = self._read(node, self._responses[node][edge - first])
             target, move = self.follow(node, command)
             valid = move.valid if well_formed is None else well_formed
@@ -359,7 +369,9 @@ class Graph:
         targets = self.edges.target[:edges]
         targets[targets >= nodes] = UNKNOWN
         # The context of a node in a tree is its own number.
-        self._contexts = {context: found for context, found in self._contexts.items() if context[0] < nodes}
+        self._contexts = {
+            context: found for context, found in self._contexts.items() if context[0] < nodes
+        }
         self._remembered = {node for node in self._remembered if node < nodes}
 
     def _hashes_of(self, responses: tuple[str, ...]) -> Hashes:

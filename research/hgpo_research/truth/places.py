@@ -122,7 +122,9 @@ def visits_of(graph: Graph, trajectories: Sequence[Sequence[Step]]) -> Visits:
     following = np.append(rows[1:], -1)
     following[np.cumsum([len(trajectory) for trajectory in trajectories]) - 1] = -1
     children: list[dict[str, int]] = [{} for _ in places]
-    for row, after, step in zip(rows.tolist(), following.tolist(), chain(*trajectories), strict=True):
+    for row, after, step in zip(
+        rows.tolist(), following.tolist(), chain(*trajectories), strict=True
+    ):
         children[row][step.action] = after
     step_of, node_of = np.array(places).T
     return Visits(node_of, step_of, children, rows, following, np.array(gains))
@@ -151,7 +153,9 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
     constant: list[float] = []
     left: list[tuple[int, int]] = []  # places and edges
     links: list[tuple[int, int, float]] = []  # places, the places after them, and coefficients
-    for place, (node, children) in enumerate(zip(visits.node.tolist(), visits.children, strict=True)):
+    for place, (node, children) in enumerate(
+        zip(visits.node.tolist(), visits.children, strict=True)
+    ):
         known = 0.0
         replies = zip(
             graph.responses(node),
@@ -180,7 +184,8 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
         node=visits.node,
         step=visits.step,
         constant=np.array(constant),
-        rest=np.bincount(owner, graph.edges.probability[edges], count).astype(np.float64),  # integers if empty
+        # integers if empty
+        rest=np.bincount(owner, graph.edges.probability[edges], count).astype(np.float64),
         parent=parent.astype(np.int64),
         child=child.astype(np.int64),
         coefficient=coefficient,

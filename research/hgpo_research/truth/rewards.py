@@ -37,7 +37,9 @@ class Rewards:
         check(self, "parameter")
         for name in ("reward_scale", "invalid_action_penalty"):
             if not isfinite(getattr(self, name)):
-                raise InputError(f"parameter {name}: expected a finite number, received {getattr(self, name)}")
+                raise InputError(
+                    f"parameter {name}: expected a finite number, received {getattr(self, name)}"
+                )
         # Values are divided by it, to be compared in the unit of rewards.
         if not self.reward_scale:
             raise InputError("parameter reward_scale: expected a number other than 0, received 0")

@@ -165,17 +165,23 @@ def plan_truth(
     env = header.config.get("env")
     acting = header.config.get("policy")
     if not isinstance(env, dict) or "id" not in env:
-        raise InputError(f"{run}: expected a run of `hgpo rollout` or `hgpo eval`, which stores its environment")
+        raise InputError(
+            f"{run}: expected a run of `hgpo rollout` or `hgpo eval`, which stores its environment"
+        )
     options = {name: value for name, value in env.items() if name != "id"}
     named = code_of_environment(env["id"], options)
     given = dict(policy_options or {})
     # Code that the run names is a stranger's; a policy that the caller names is not.
     if policy is None:
         if not isinstance(acting, dict) or "name" not in acting:
-            raise InputError(f"{run}: expected a run that stores its policy; choose one with --policy")
+            raise InputError(
+                f"{run}: expected a run that stores its policy; choose one with --policy"
+            )
         policy = str(acting["name"])
         named["the policy"] = code_of_policy(policy)
-        given = {name: value for name, value in acting.items() if name not in ("name", "weights", "code")} | given
+        given = {
+            name: value for name, value in acting.items() if name not in ("name", "weights", "code")
+        } | given
     check_code_in_file(named, folder / manifest.NAME, allow)
     return TruthPlan(
         run=folder,
@@ -214,13 +220,19 @@ def write_truth(
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
     # Tasks in the order of their names, whatever the order of the run: a seed belongs to a name.
-    tasks = _steps(plan.run).select(pl.col("task_id").unique().sort()).collect().to_series().to_list()
+    tasks = (
+        _steps(plan.run).select(pl.col("task_id").unique().sort()).collect().to_series().to_list()
+    )
     if not tasks:
         raise InputError(f"{plan.run} contains no complete rollouts")
     tables: list[pl.DataFrame] = []
     steps = 0
     with _open(plan) as of_task:  # before anything is computed, to find bad input
-        found = (of_task(task) for task in tasks) if processes == 1 else _in_processes(plan, tasks, processes)
+        found = (
+            (of_task(task) for task in tasks)
+            if processes == 1
+            else _in_processes(plan, tasks, processes)
+        )
         with closing(found):
             for table, count in found:
                 tables.append(table)
@@ -236,7 +248,10 @@ def write_truth(
 def default_out(plan: TruthPlan) -> Path:
     """Return the default path of a table: ``<run>.truth/<policy>.parquet``."""
     # Names of policies may contain paths and colons.
-    name = "".join(character if character.isalnum() or character in "-_.=," else "-" for character in plan.policy)
+    name = "".join(
+        character if character.isalnum() or character in "-_.=," else "-"
+        for character in plan.policy
+    )
     return plan.run.with_name(f"{plan.run.absolute().name}.truth") / f"{name}.parquet"
 
 
@@ -251,7 +266,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """
     metadata = pl.read_parquet_metadata(path)
     if METADATA not in metadata:
-        raise InputError(f"{path}: expected a truth table, received a file without the metadata {METADATA}")
+        raise InputError(
+            f"{path}: expected a truth table, received a file without the metadata {METADATA}"
+        )
     return dict(orjson.loads(metadata[METADATA]))
 
 
@@ -266,7 +283,9 @@ def truth_rewards(truth: Path, run: Path) -> Rewards:
         InputError: There is no such file, or it is the truth of another run.
     """
     if not truth.is_file():
-        raise InputError(f"{truth}: expected a truth table, received no file; write it with hgpo truth")
+        raise InputError(
+            f"{truth}: expected a truth table, received no file; write it with hgpo truth"
+        )
     if METADATA not in pl.read_parquet_metadata(truth):
         return Rewards(reward_scale=1.0)
     described = read_metadata(truth)
@@ -294,7 +313,9 @@ def _steps(run: Path) -> pl.LazyFrame:
     steps = scan_steps(run).with_row_index("(row)")
     columns = steps.collect_schema().names()
     if has_branches(steps):
-        raise InputError(f"{run} has branches, whose values hgpo truth does not compute; pass the run without them")
+        raise InputError(
+            f"{run} has branches, whose values hgpo truth does not compute; pass the run without them"
+        )
     # Rollouts that failed for a reason outside of the task end anywhere: they have no return.
     if "aborted" in columns:
         steps = steps.filter(~pl.col("aborted").fill_null(False).any().over("trajectory"))
@@ -312,10 +333,14 @@ def _steps(run: Path) -> pl.LazyFrame:
     return steps.select("(row)", *(name for name in (*KEYS, *_READ) if name in columns))
 
 
-def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Generator[tuple[pl.DataFrame, int]]:
+def _in_processes(
+    plan: TruthPlan, tasks: Sequence[str], processes: int
+) -> Generator[tuple[pl.DataFrame, int]]:
     # New processes, not forks: threads of Polars do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(plan,)) as pool:
+    with ProcessPoolExecutor(
+        processes, context, initializer=_begin_worker, initargs=(plan,)
+    ) as pool:
         try:
             yield from pool.map(_work, tasks)
         finally:
@@ -352,10 +377,14 @@ def _open(
             yield partial(_of_task, plan, handle, policy)
 
 
-def _of_task(plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str) -> tuple[pl.DataFrame, int]:
+def _of_task(
+    plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str
+) -> tuple[pl.DataFrame, int]:
     """Return the rows of a task's steps, and the number of steps of Monte Carlo rollouts."""
     rows = _steps(plan.run).filter(task_id=task).collect().sort("trajectory", "step")
-    trajectories = [_trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)]
+    trajectories = [
+        _trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)
+    ]
     # A task's random numbers depend on its name alone, not on the process that computes it.
     entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
     with without_collector():

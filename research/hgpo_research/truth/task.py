@@ -146,7 +146,9 @@ def task_truth(
 
     # 1. How many replicates there can be.
     steps = 0
-    most = _even(budget.rollouts if budget.error is None and budget.steps is None else budget.most_rollouts)
+    most = _even(
+        budget.rollouts if budget.error is None and budget.steps is None else budget.most_rollouts
+    )
     if budget.steps is not None and not exact.all():
         steps += sum(moves for _, moves in replicate(_TRIAL))
         # The trial tells what a replicate costs. It is no part of the estimates, which would be biased by stopping.
@@ -162,7 +164,9 @@ def task_truth(
             steps += moves
             replicates += values.shape[1]
         errors = {name: each.errors(certain[name]) for name, each in estimates.items()}
-        small = budget.error is not None and np.sqrt(np.mean(errors["advantage"] ** 2)) <= budget.error
+        small = (
+            budget.error is not None and np.sqrt(np.mean(errors["advantage"] ** 2)) <= budget.error
+        )
         if small or replicates >= most or exact.all():
             break
 
@@ -215,11 +219,16 @@ def _of_rows(visits: Visits, values: Floats, gamma: float) -> dict[str, Floats]:
     return {"value": value, "q": q, "advantage": q - value}
 
 
-def _choices(graph: Graph, trajectories: Sequence[Sequence[Step]], visits: Visits) -> dict[str, list[Any]]:
+def _choices(
+    graph: Graph, trajectories: Sequence[Sequence[Step]], visits: Visits
+) -> dict[str, list[Any]]:
     """Return the policy's probabilities at each step of the rollouts, and the index of the response that was given."""
     nodes = visits.node[visits.rows].tolist()
     return {
-        "choice": [_choice(graph, node, step) for node, step in zip(nodes, chain(*trajectories), strict=True)],
+        "choice": [
+            _choice(graph, node, step)
+            for node, step in zip(nodes, chain(*trajectories), strict=True)
+        ],
         "probabilities": [graph.probabilities(node).tolist() for node in nodes],
     }
 

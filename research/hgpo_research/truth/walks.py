@@ -105,7 +105,9 @@ def play(graph: Graph, web: Web, gamma: float, keys: Hashes) -> tuple[Floats, in
                 web.parent[links],
                 web.coefficient[links, None] * values[web.child[links]],
             )
-            values[made.begun] += web.rest[made.begun, None] * total[begins:].reshape(-1, replicates)
+            values[made.begun] += web.rest[made.begun, None] * total[begins:].reshape(
+                -1, replicates
+            )
     return values, sum(len(made.gain) for made in moves)
 
 

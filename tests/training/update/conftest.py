@@ -12,17 +12,21 @@ VOCABULARY = 300
 @pytest.fixture(scope="session")
 def tokenizer():
     return train_tokenizer(
-        ["You are in the middle of a room. go to cabinet 1", "take plate 1 from shelf 2"] * 5, VOCABULARY
+        ["You are in the middle of a room. go to cabinet 1", "take plate 1 from shelf 2"] * 5,
+        VOCABULARY,
     )
 
 
 @pytest.fixture
 def model(tokenizer):
-    shape = TinyShape(vocabulary=VOCABULARY, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    shape = TinyShape(
+        vocabulary=VOCABULARY, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96
+    )
     import torch
 
     model = make_model(tokenizer, shape, seed=3)
-    with torch.no_grad():  # logits of magnitude 1, so that ratios and entropies differ between tokens
+    # logits of magnitude 1, so that ratios and entropies differ between tokens
+    with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
     return model
@@ -41,5 +45,8 @@ def steps():
             "response_logprobs": [[-5.5] * len(response) for response in responses],
             "advantage": rng.normal(size=len(prompts)),
         },
-        schema_overrides={"response_token_ids": pl.List(pl.Int32), "response_logprobs": pl.List(pl.Float32)},
+        schema_overrides={
+            "response_token_ids": pl.List(pl.Int32),
+            "response_logprobs": pl.List(pl.Float32),
+        },
     )

@@ -23,7 +23,9 @@ def table(lengths):
     prompts = [rng.integers(1, 99, p).tolist() for p, _ in lengths]
     responses = [rng.integers(1, 99, r).tolist() for _, r in lengths]
     logprobs = [rng.normal(size=r).tolist() for _, r in lengths]
-    return pl.DataFrame([prompts, responses, logprobs], schema={**ids, "response_logprobs": pl.List(pl.Float32)})
+    return pl.DataFrame(
+        [prompts, responses, logprobs], schema={**ids, "response_logprobs": pl.List(pl.Float32)}
+    )
 
 
 @given(lengths, st.integers(1, 200), st.sampled_from(["padded", "packed"]))
@@ -37,12 +39,18 @@ def test_every_response_token_is_predicted_once_from_the_token_before(lengths, b
         assert flat.size <= bound or len(np.unique(micro.row)) == 1
         assert (flat[micro.source.numpy() + 1] == micro.target.numpy()).all()
         for row in np.unique(micro.row):
-            whole = steps["prompt_token_ids"][int(row)].to_list() + steps["response_token_ids"][int(row)].to_list()
+            whole = (
+                steps["prompt_token_ids"][int(row)].to_list()
+                + steps["response_token_ids"][int(row)].to_list()
+            )
             of_row = micro.row == row
             end = int(micro.source.numpy()[of_row][-1]) + 2
             assert flat[end - len(whole) : end].tolist() == whole
             assert positions[end - len(whole) : end].tolist() == list(range(len(whole)))
-            assert micro.target.numpy()[of_row].tolist() == steps["response_token_ids"][int(row)].to_list()
+            assert (
+                micro.target.numpy()[of_row].tolist()
+                == steps["response_token_ids"][int(row)].to_list()
+            )
         seen += micro.token.tolist()
     assert sorted(seen) == list(range(sum(r for _, r in lengths)))
 
@@ -64,18 +72,41 @@ def test_rows_that_cannot_be_trained_on_are_one_line():
         ({"prompt_token_ids": [1, -1]}, "expected prompt_token_ids from 0 to 9, received -1"),
         ({"prompt_token_ids": []}, "expected prompts of at least one token"),
         ({"prompt_token_ids": None}, "expected prompts of at least one token"),
-        ({"response_token_ids": [2**31]}, "expected response_token_ids from 0 to 9, received 2147483648"),
+        (
+            {"response_token_ids": [2**31]},
+            "expected response_token_ids from 0 to 9, received 2147483648",
+        ),
         ({"advantage": float("nan")}, "expected finite advantages"),
         ({"advantage": 1e39}, "expected finite advantages"),
-        ({"response_logprobs": [-1.0]}, "expected response_logprobs for each of 2 response tokens, received 1"),
-        ({"response_logprobs": [-1.0, 0.5]}, "expected response_logprobs of at most 0, received 0.5"),
-        ({"response_logprobs": [-1.0, float("inf")]}, "expected response_logprobs of at most 0, received inf"),
-        ({"response_logprobs": [float("nan"), -1.0]}, "expected response_logprobs of at most 0, received nan"),
-        ({"response_logprobs": [None, -1.0]}, "expected response_logprobs of at most 0, received None"),
+        (
+            {"response_logprobs": [-1.0]},
+            "expected response_logprobs for each of 2 response tokens, received 1",
+        ),
+        (
+            {"response_logprobs": [-1.0, 0.5]},
+            "expected response_logprobs of at most 0, received 0.5",
+        ),
+        (
+            {"response_logprobs": [-1.0, float("inf")]},
+            "expected response_logprobs of at most 0, received inf",
+        ),
+        (
+            {"response_logprobs": [float("nan"), -1.0]},
+            "expected response_logprobs of at most 0, received nan",
+        ),
+        (
+            {"response_logprobs": [None, -1.0]},
+            "expected response_logprobs of at most 0, received None",
+        ),
     ):
         with pytest.raises(InputError, match=line):
             check_rows(pl.DataFrame([row | {"response_logprobs": None}, row | change]), 10)
-    check_rows(pl.DataFrame([row | {"response_logprobs": [-float("inf"), 0.0]}, row | {"response_logprobs": None}]), 10)
+    check_rows(
+        pl.DataFrame(
+            [row | {"response_logprobs": [-float("inf"), 0.0]}, row | {"response_logprobs": None}]
+        ),
+        10,
+    )
     check_rows(pl.DataFrame([row]).clear(), 10)
 
 
@@ -96,7 +127,14 @@ def conversations():
             prompt = [*prompt, *response, *rng.integers(0, 300, 5).tolist()]
             if (trajectory, turn) == (2, 1):
                 prompt = [*prompt[:6], *prompt[-5:]]
-    names = ["trajectory", "step", "prompt_token_ids", "response_token_ids", "response_logprobs", "advantage"]
+    names = [
+        "trajectory",
+        "step",
+        "prompt_token_ids",
+        "response_token_ids",
+        "response_logprobs",
+        "advantage",
+    ]
     return pl.DataFrame(rows, schema=names, orient="row")
 
 
@@ -111,7 +149,9 @@ def in_float64(model):
     return model.double()
 
 
-@pytest.mark.parametrize("changes", [{}, {"layout": "packed", "micro_batch_tokens": 45}, {"micro_batch_tokens": 50}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"layout": "packed", "micro_batch_tokens": 45}, {"micro_batch_tokens": 50}]
+)
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 def test_loss_and_gradient_are_those_of_separate_rows(model, conversations, changes, aggregation):
     config = replace(
@@ -125,7 +165,9 @@ def test_loss_and_gradient_are_those_of_separate_rows(model, conversations, chan
     for shared in (False, True):
         samples = samples_from_steps(conversations, share_prefixes=shared)
         old = learner.logprobs(samples)
-        values = learner.accumulate(samples, np.arange(len(samples)), Fixed(old, learner.reference_logprobs(samples)))
+        values = learner.accumulate(
+            samples, np.arange(len(samples)), Fixed(old, learner.reference_logprobs(samples))
+        )
         results.append((values, [parameter.grad.clone() for parameter in model.parameters()], old))
         model.zero_grad()
     (apart, gradients, old), (together, shared_gradients, shared_old) = results

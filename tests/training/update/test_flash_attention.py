@@ -18,9 +18,13 @@ from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
 FakeTensorMode = Lazy("torch._subclasses.fake_tensor:FakeTensorMode")
-AttentionInterface, AttentionMaskInterface = lazily("transformers", "AttentionInterface AttentionMaskInterface")
+AttentionInterface, AttentionMaskInterface = lazily(
+    "transformers", "AttentionInterface AttentionMaskInterface"
+)
 flash_attention_mask = Lazy("transformers.masking_utils:flash_attention_mask")
-add_adapters, checkpoint_layers = lazily("hgpo_train.models.loading", "add_adapters checkpoint_layers")
+add_adapters, checkpoint_layers = lazily(
+    "hgpo_train.models.loading", "add_adapters checkpoint_layers"
+)
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
 enable_packed_kernel, use_packed_kernel = lazily(
@@ -47,7 +51,19 @@ def varlen_attention(module, query, key, value, attention_mask, scaling=None, **
     return torch.cat(parts, 2).transpose(1, 2), None
 
 
-def varlen_kernel(query, key, value, bounds, other, longest, other_longest, *, scale, window_size, enable_gqa=False):
+def varlen_kernel(
+    query,
+    key,
+    value,
+    bounds,
+    other,
+    longest,
+    other_longest,
+    *,
+    scale,
+    window_size,
+    enable_gqa=False,
+):
     """Compute what `torch.nn.attention.varlen.varlen_attn` does, of arrays of shape (tokens, heads, head width)."""
     assert window_size == (-1, 0)
     assert enable_gqa or query.shape == key.shape
@@ -93,13 +109,19 @@ def gradient(model, config, samples, rows):
 
 
 def gradients_of(learner):
-    return {name: parameter.grad for name, parameter in learner.model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in learner.model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def check_equal(expected, received):
     assert received.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.allclose(received[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()), name
+        assert torch.allclose(
+            received[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()
+        ), name
 
 
 def variant_of(model, variant):
@@ -115,7 +137,9 @@ def variant_of(model, variant):
 @pytest.mark.filterwarnings("ignore:update.layout")
 @pytest.mark.parametrize("kernel", ["flash", "torch", "torch 2.11"])
 @pytest.mark.parametrize("variant", ["plain", "adapters", "checkpointed"])
-def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, variant, kernel, monkeypatch):
+def test_gradients_of_packed_rows_equal_those_of_padded_ones(
+    model, steps, variant, kernel, monkeypatch
+):
     if kernel == "torch 2.11":  # whose kernel has no grouped queries
         monkeypatch.setattr("hgpo_train.models.packed_attention._GROUPED", {})
     samples = samples_from_steps(steps)
@@ -131,7 +155,9 @@ def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, varia
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
 @pytest.mark.parametrize("variant", ["plain", "adapters", "checkpointed"])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_compiled_layers_have_the_same_gradients(model, steps, variant, layout):
@@ -171,7 +197,8 @@ def test_rows_that_are_not_packed_are_computed_as_before(model):
     tokens = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(0))
     for mask in (None, torch.ones(2, 9).tril(-4).bool() | torch.ones(2, 9).bool().triu(2)):
         expected, received = (
-            each(input_ids=tokens, attention_mask=mask).logits for each in (model, packs_with_torch(model))
+            each(input_ids=tokens, attention_mask=mask).logits
+            for each in (model, packs_with_torch(model))
         )
         assert torch.equal(received, expected)
     assert not CALLS
@@ -179,7 +206,9 @@ def test_rows_that_are_not_packed_are_computed_as_before(model):
 
 def test_the_operator_of_torch_takes_the_arguments(model, monkeypatch):
     """With fake tensors, forward and backward, under autocast."""
-    monkeypatch.setattr("hgpo_train.models.packed_attention.varlen_attn", torch.nn.attention.varlen.varlen_attn)
+    monkeypatch.setattr(
+        "hgpo_train.models.packed_attention.varlen_attn", torch.nn.attention.varlen.varlen_attn
+    )
     bounds = {"cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32), "max_length_q": 5}
     with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16):
         fake = type(model)(model.config)
@@ -197,5 +226,7 @@ def test_without_a_kernel_rows_are_padded(model):
 
 
 def test_flash_attention_in_float32_is_rejected():
-    with pytest.raises(InputError, match=r'"flash_attention_2" has no kernels for model.compute_dtype = "float32"'):
+    with pytest.raises(
+        InputError, match=r'"flash_attention_2" has no kernels for model.compute_dtype = "float32"'
+    ):
         ModelConfig(attention="flash_attention_2", compute_dtype="float32")

@@ -15,14 +15,22 @@ from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, UpdateConfig, replace
 
 torch = Lazy("torch")
-add_adapters, checkpoint_layers = lazily("hgpo_train.models.loading", "add_adapters checkpoint_layers")
+add_adapters, checkpoint_layers = lazily(
+    "hgpo_train.models.loading", "add_adapters checkpoint_layers"
+)
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
 
 BASE = replace(
     Config(),
     model={"compute_dtype": "float32", "gradient_checkpointing": False},
-    update={"kl_weight": 0.05, "entropy_weight": 0.02, "clip_high": 0.28, "logit_chunk": 0, "mini_batch_size": 4}
+    update={
+        "kl_weight": 0.05,
+        "entropy_weight": 0.02,
+        "clip_high": 0.28,
+        "logit_chunk": 0,
+        "mini_batch_size": 4,
+    }
     | {"micro_batch_tokens": 10**6},
     rollout={"temperature": 0.8},
 )
@@ -37,12 +45,26 @@ OPTIONS = {
     "sequence mean": {"aggregation": "sequence_mean"},
     "sequence sum, accumulated": {"aggregation": "sequence_sum", "micro_batch_tokens": 40},
     "no dual clip": {"dual_clip": None},
-    "GSPO": {"ratio": "sequence", "aggregation": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4},
-    "GSPO, packed and accumulated": {"ratio": "sequence", "layout": "packed", "micro_batch_tokens": 45},
+    "GSPO": {
+        "ratio": "sequence",
+        "aggregation": "sequence_mean",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+    },
+    "GSPO, packed and accumulated": {
+        "ratio": "sequence",
+        "layout": "packed",
+        "micro_batch_tokens": 45,
+    },
     "unbiased KL": {"unbiased_kl": True, "kl_weight": 0.5},
     "no reference": {"kl_weight": 0.0},
     "no entropy": {"entropy_weight": 0.0},
-    "all at once": {"layout": "packed", "logit_chunk": 2, "micro_batch_tokens": 50, "aggregation": "sequence_mean"},
+    "all at once": {
+        "layout": "packed",
+        "logit_chunk": 2,
+        "micro_batch_tokens": 50,
+        "aggregation": "sequence_mean",
+    },
 }
 
 
@@ -54,11 +76,15 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
     lengths = samples.response_length[rows]
     loss = 0.0
     for row in rows:
-        tokens = torch.tensor(samples.tokens[samples.start[row] : samples.start[row + 1]], dtype=torch.long)[None]
+        tokens = torch.tensor(
+            samples.tokens[samples.start[row] : samples.start[row + 1]], dtype=torch.long
+        )[None]
         n = int(samples.response_length[row])
         if n == 0:
             continue
-        table = torch.log_softmax(model(tokens).logits[0, :-1].double() / config.rollout.temperature, -1)
+        table = torch.log_softmax(
+            model(tokens).logits[0, :-1].double() / config.rollout.temperature, -1
+        )
         with torch.no_grad():
             logits = reference_model(tokens).logits[0, :-1].double()
             reference_table = torch.log_softmax(logits / config.rollout.temperature, -1)
@@ -75,13 +101,18 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
             logprob = logprobs[i]
             ratio = ratios[i]
             advantage = float(samples.advantage[row])
-            term = -torch.minimum(ratio * advantage, ratio.clamp(1 - update.clip_low, 1 + update.clip_high) * advantage)
+            term = -torch.minimum(
+                ratio * advantage,
+                ratio.clamp(1 - update.clip_low, 1 + update.clip_high) * advantage,
+            )
             if advantage < 0 and update.dual_clip is not None:
                 term = term.clamp(max=-advantage * update.dual_clip)
             if update.kl_weight:
                 d = reference_table[place, token] - logprob
                 estimate = (d.exp() - d - 1).clamp(max=10.0)
-                term = term + update.kl_weight * estimate * (token_ratio[i] if update.unbiased_kl else 1.0)
+                term = term + update.kl_weight * estimate * (
+                    token_ratio[i] if update.unbiased_kl else 1.0
+                )
             term = term + update.entropy_weight * (table[place].exp() * table[place]).sum()
             weight = {
                 "token_mean": 1 / lengths.sum(),
@@ -126,7 +157,11 @@ QUICK = {("padded", False), ("packed and accumulated", False), ("all at once", T
 @pytest.mark.parametrize(
     ("option", "checkpointing"),
     [
-        pytest.param(option, checkpointing, marks=[] if (option, checkpointing) in QUICK else pytest.mark.slow)
+        pytest.param(
+            option,
+            checkpointing,
+            marks=[] if (option, checkpointing) in QUICK else pytest.mark.slow,
+        )
         for option in OPTIONS
         for checkpointing in (False, True)
     ],
@@ -184,7 +219,9 @@ def test_the_gradient_of_adapters_matches_the_slow_reference(model, steps, optio
 
 
 def test_clipping_is_active_with_several_mini_batches(model, steps):
-    config = replace(BASE, update={"mini_batch_size": 2, "epochs": 3}, optimiser={"learning_rate": 0.01})
+    config = replace(
+        BASE, update={"mini_batch_size": 2, "epochs": 3}, optimiser={"learning_rate": 0.01}
+    )
     metrics = make_learner(model, config).update(samples_from_steps(steps), rng(0))
     assert metrics["actor/optimiser_steps"] == 12
     assert metrics["actor/clip_fraction"] > 0
@@ -218,7 +255,9 @@ def test_the_gap_between_engine_and_trainer_is_measured(model, steps):
     other = dataclasses.replace(samples, rollout_logprob=own + np.float32(0.5))
     name = "training/rollout_logprobs_abs_diff_mean"
     assert make_learner(copy.deepcopy(model), BASE).update(same, rng())[name] == 0
-    assert make_learner(copy.deepcopy(model), BASE).update(other, rng())[name] == pytest.approx(0.5, abs=1e-5)
+    assert make_learner(copy.deepcopy(model), BASE).update(other, rng())[name] == pytest.approx(
+        0.5, abs=1e-5
+    )
 
 
 def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
@@ -228,19 +267,25 @@ def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
     old = np.full(samples.response_start[-1], np.nan, np.float32)
     assert learner.step(samples, np.arange(4), Fixed(old))["actor/skipped"] == 1
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert learner.step(samples, np.arange(4), Fixed(learner.logprobs(samples)))["actor/skipped"] == 0
+    assert (
+        learner.step(samples, np.arange(4), Fixed(learner.logprobs(samples)))["actor/skipped"] == 0
+    )
     assert not any(torch.equal(before[name], value) for name, value in model.named_parameters())
 
 
 def test_missing_rollout_logprobs_are_reported(model, steps):
     config = replace(BASE, update={"old_logprobs": "rollout"})
     with pytest.raises(InputError, match="recompute"):
-        make_learner(model, config).update(samples_from_steps(steps.drop("response_logprobs")), rng(0))
+        make_learner(model, config).update(
+            samples_from_steps(steps.drop("response_logprobs")), rng(0)
+        )
 
 
 def test_out_of_memory_gives_advice(model, steps, monkeypatch):
     learner = make_learner(model, BASE)
-    full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    full = Mock(
+        side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    )
     monkeypatch.setattr("hgpo_train.training.update.scorer.response_logprobs", full)
     advice = r"^.*micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000.*$"
     with pytest.raises(InputError, match=advice) as caught:
@@ -250,7 +295,8 @@ def test_out_of_memory_gives_advice(model, steps, monkeypatch):
 
 torch = Lazy("torch")
 clipped_policy_loss, low_variance_kl, policy_loss, token_weights = lazily(
-    "hgpo_train.training.update.losses", "clipped_policy_loss low_variance_kl policy_loss token_weights"
+    "hgpo_train.training.update.losses",
+    "clipped_policy_loss low_variance_kl policy_loss token_weights",
 )
 
 values = st.floats(-4, 4, allow_nan=False, width=32)
@@ -266,17 +312,26 @@ def plain_loss(logprob, old, advantage, low, high, dual):
 
 
 @given(
-    values, values, values, st.sampled_from([0.1, 0.2]), st.sampled_from([0.2, 0.28]), st.sampled_from([None, 3.0, 1.5])
+    values,
+    values,
+    values,
+    st.sampled_from([0.1, 0.2]),
+    st.sampled_from([0.2, 0.28]),
+    st.sampled_from([None, 3.0, 1.5]),
 )
 def test_clipped_loss_matches_the_plain_loss(logprob, old, advantage, low, high, dual):
     values = (torch.tensor([x], dtype=torch.float64) for x in (logprob, old, advantage))
     got = clipped_policy_loss(*values, clip_low=low, clip_high=high, dual_clip=dual)
-    assert got[0].item() == pytest.approx(plain_loss(logprob, old, advantage, low, high, dual), rel=1e-12, abs=1e-12)
+    assert got[0].item() == pytest.approx(
+        plain_loss(logprob, old, advantage, low, high, dual), rel=1e-12, abs=1e-12
+    )
 
 
 @given(values, values)
 def test_kl_matches_the_estimator_k3(logprob, reference):
-    got = low_variance_kl(*(torch.tensor(x, dtype=torch.float64) for x in (logprob, reference))).item()
+    got = low_variance_kl(
+        *(torch.tensor(x, dtype=torch.float64) for x in (logprob, reference))
+    ).item()
     ratio = math.exp(reference - logprob)
     assert got == pytest.approx(min(ratio - 1 - math.log(ratio), 10.0), abs=1e-12)
     assert got >= -1e-12
@@ -295,10 +350,13 @@ def test_the_gradient_of_the_loss_matches_finite_differences():
     logits = torch.randn(n, 7, dtype=torch.float64, generator=generator, requires_grad=True)
     target = torch.randint(0, 7, (n,), generator=generator)
     old, reference, advantage = (
-        torch.randn(n, dtype=torch.float64, generator=generator) - shift for shift in (2.0, 2.0, 0.0)
+        torch.randn(n, dtype=torch.float64, generator=generator) - shift
+        for shift in (2.0, 2.0, 0.0)
     )
     weight = torch.rand(n, dtype=torch.float64, generator=generator)
-    terms = UpdateConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, kl_weight=0.3, entropy_weight=0.2)
+    terms = UpdateConfig(
+        clip_low=0.2, clip_high=0.28, dual_clip=3.0, kl_weight=0.3, entropy_weight=0.2
+    )
 
     def loss(logits):
         log_softmax = torch.log_softmax(logits, -1)

@@ -33,13 +33,17 @@ def test_schedules_match_values_by_hand():
         ("linear", 2, [0.5, 1.0, 1.0, 0.5]),
     ):
         config = OptimiserConfig(learning_rate=1.0, schedule=schedule, warmup_iterations=warmup)
-        assert [learning_rate(config, iteration, 4) for iteration in range(4)] == pytest.approx(expected)
+        assert [learning_rate(config, iteration, 4) for iteration in range(4)] == pytest.approx(
+            expected
+        )
 
 
 def test_the_gradient_is_clipped_to_its_norm(model):
     for parameter in model.parameters():
         parameter.grad = parameter.detach().clone()
-    norm = math.sqrt(sum(float((parameter.detach() ** 2).sum()) for parameter in model.parameters()))
+    norm = math.sqrt(
+        sum(float((parameter.detach() ** 2).sum()) for parameter in model.parameters())
+    )
     assert clip_gradient(model, 0) == pytest.approx(norm, rel=1e-5)
     assert clip_gradient(model, 2.0) == pytest.approx(norm, rel=1e-5)
     assert clip_gradient(model, 0) == pytest.approx(2.0, rel=1e-5)
@@ -59,7 +63,9 @@ def test_flops_match_values_by_hand():
     assert model_flops(model, length, response) == 6 * layer * 12 + attention + 6 * 80 * 5
     adapted = add_adapters(model, LoraConfig(rank=1))
     adapters = (8 + 8) + 2 * (8 + 4) + (8 + 8) + 3 * (8 + 16)
-    assert model_flops(adapted, length, response) == 4 * ((layer + adapters) * 12 + 80 * 5) + attention
+    assert (
+        model_flops(adapted, length, response) == 4 * ((layer + adapters) * 12 + 80 * 5) + attention
+    )
 
 
 MIXTURES = {
@@ -80,7 +86,9 @@ MIXTURES = {
 def test_flops_of_a_mixture_count_the_experts_that_a_token_takes(kind):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **ARCHITECTURES[kind]}))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **{**SIZES, **ARCHITECTURES[kind]})
+    )
     layers, width = MIXTURES[kind]
     attention = 6 * 2 * 4 * width * (25 + 49)
     flops = model_flops(model, np.array([5, 7]), np.array([2, 3]))
@@ -93,7 +101,11 @@ def stepped(model, seed, steps):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator) if parameter.requires_grad else None
+            parameter.grad = (
+                torch.randn(parameter.shape, generator=generator)
+                if parameter.requires_grad
+                else None
+            )
         optimiser.step()
     optimiser.zero_grad()
     return optimiser
@@ -134,8 +146,12 @@ def test_moments_that_are_allocated_before_the_first_step_change_nothing(model):
     for _ in range(2):
         step_with_ones(model, optimiser)
         step_with_ones(twin, plain)
-    assert allocated == {name: tensor.shape for name, tensor in optimiser_tensors(twin, plain).items()}
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
+    assert allocated == {
+        name: tensor.shape for name, tensor in optimiser_tensors(twin, plain).items()
+    }
+    assert all(
+        torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True)
+    )
 
 
 def test_the_state_of_another_model_is_refused(model):
@@ -143,5 +159,7 @@ def test_the_state_of_another_model_is_refused(model):
     name = next(name for name in tensors if name.endswith("exp_avg"))
     parameter = name.removeprefix("state.").removesuffix(".exp_avg")
     lost = {key: value for key, value in tensors.items() if parameter not in key}
-    with pytest.raises(InputError, match=re.escape(f"another model: {parameter!r} is in only one of them")):
+    with pytest.raises(
+        InputError, match=re.escape(f"another model: {parameter!r} is in only one of them")
+    ):
         restore_optimiser(model, stepped(model, seed=1, steps=1), lost)

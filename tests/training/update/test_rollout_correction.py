@@ -24,7 +24,9 @@ BASE = replace(
     model={"compute_dtype": "float32", "gradient_checkpointing": False},
     update={"kl_weight": 0.0, "entropy_weight": 0.0, "logit_chunk": 0, "micro_batch_tokens": 10**6},
 )
-ratios = st.lists(st.lists(st.floats(-3, 3), min_size=0, max_size=4), min_size=1, max_size=5).filter(any)
+ratios = st.lists(
+    st.lists(st.floats(-3, 3), min_size=0, max_size=4), min_size=1, max_size=5
+).filter(any)
 
 
 def flat(rows):
@@ -39,8 +41,12 @@ def test_weights_match_a_loop_over_tokens(rows, threshold, least):
     sequence = [min(np.exp(sum(row)), threshold) for row in rows for _ in row]
     old = values - 5.0
     rollout = np.full(len(values), -5.0)
-    np.testing.assert_allclose(rollout_correction(old, rollout, start, "token", threshold)[0], token)
-    np.testing.assert_allclose(rollout_correction(old, rollout, start, "sequence", threshold)[0], sequence, rtol=1e-9)
+    np.testing.assert_allclose(
+        rollout_correction(old, rollout, start, "token", threshold)[0], token
+    )
+    np.testing.assert_allclose(
+        rollout_correction(old, rollout, start, "sequence", threshold)[0], sequence, rtol=1e-9
+    )
     for level, whole in (("token_mask", False), ("sequence_mask", True)):
         quotients = [np.exp(sum(row) if whole else value) for row in rows for value in row]
         kept = [quotient if least <= quotient <= threshold else 0.0 for quotient in quotients]
@@ -52,7 +58,13 @@ def test_weights_match_a_loop_over_tokens(rows, threshold, least):
 IMPOSSIBLE = st.sampled_from([-np.inf, np.inf, np.nan, -1e30, 1e30, 3.0])
 
 
-@given(ratios, st.sampled_from(["token", "sequence", "token_mask", "sequence_mask"]), IMPOSSIBLE, IMPOSSIBLE, st.data())
+@given(
+    ratios,
+    st.sampled_from(["token", "sequence", "token_mask", "sequence_mask"]),
+    IMPOSSIBLE,
+    IMPOSSIBLE,
+    st.data(),
+)
 def test_impossible_values_change_no_other_response(rows, level, reported, own, data):
     values, start = flat(rows)
     old = values - 5.0
@@ -82,7 +94,9 @@ def test_a_probability_of_zero_gives_the_largest_weight_and_an_unknown_one_none(
         np.testing.assert_allclose(weight, [expected, rest, 1.0, 1.0], atol=1e-8)
 
 
-@pytest.mark.parametrize("update", [{"old_logprobs": "rollout"}, {"rollout_is": "token"}, {"rollout_is": "sequence"}])
+@pytest.mark.parametrize(
+    "update", [{"old_logprobs": "rollout"}, {"rollout_is": "token"}, {"rollout_is": "sequence"}]
+)
 def test_the_update_takes_minus_infinity(model, steps, update):
     reported = [[-5.5] * len(tokens) for tokens in steps["response_token_ids"]]
     reported[1][0] = -np.inf
@@ -126,7 +140,9 @@ def test_the_correction_removes_bias(study, policy, gap):
 def test_the_update_applies_the_weights_and_reports_them(model, steps, level):
     samples = samples_from_steps(steps)  # the rollout's log-probabilities are constant, -5.5
     settings = {"rollout_is": level, "rollout_is_threshold": 1.5, "mini_batch_size": 100}
-    plain, corrected = (Learner(copy.deepcopy(model), replace(BASE, update=update)) for update in ({}, settings))
+    plain, corrected = (
+        Learner(copy.deepcopy(model), replace(BASE, update=update)) for update in ({}, settings)
+    )
     old = plain.logprobs(samples)
     weight, _ = rollout_correction(old, samples.rollout_logprob, samples.response_start, level, 1.5)
     metrics = corrected.update(samples, np.random.default_rng(0))
@@ -142,9 +158,13 @@ def test_the_kl_and_entropy_terms_are_not_weighted(model, steps):
     samples = samples_from_steps(steps)
     found = []
     for level in (None, "token"):
-        config = replace(BASE, update={"kl_weight": 0.1, "entropy_weight": 0.1, "rollout_is": level})
+        config = replace(
+            BASE, update={"kl_weight": 0.1, "entropy_weight": 0.1, "rollout_is": level}
+        )
         learner = Learner(copy.deepcopy(model), config)
-        learner.model.load_state_dict({name: value * 1.1 for name, value in model.state_dict().items()})
+        learner.model.load_state_dict(
+            {name: value * 1.1 for name, value in model.state_dict().items()}
+        )
         found.append(learner.update(samples, np.random.default_rng(0)))
     assert found[0]["actor/kl_loss"] == found[1]["actor/kl_loss"] > 0
     assert found[0]["actor/entropy"] == found[1]["actor/entropy"]
@@ -153,7 +173,11 @@ def test_the_kl_and_entropy_terms_are_not_weighted(model, steps):
 
 def test_missing_log_probabilities_and_settings_without_effect_are_reported(model, steps):
     config = replace(BASE, update={"rollout_is": "token"})
-    with pytest.raises(InputError, match=r"expected response_logprobs.*set update.rollout_is to none"):
-        Learner(model, config).update(samples_from_steps(steps.drop("response_logprobs")), np.random.default_rng(0))
+    with pytest.raises(
+        InputError, match=r"expected response_logprobs.*set update.rollout_is to none"
+    ):
+        Learner(model, config).update(
+            samples_from_steps(steps.drop("response_logprobs")), np.random.default_rng(0)
+        )
     with pytest.raises(InputError, match=r'update.rollout_is: expected old_logprobs = "recompute"'):
         replace(BASE, update={"rollout_is": "token", "old_logprobs": "rollout"})

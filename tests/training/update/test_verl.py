@@ -13,12 +13,18 @@ from hgpo_train.training.config import UpdateConfig
 from hgpo_train.training.update.rollout_correction import rollout_correction
 
 torch = Lazy("torch")
-policy_loss, token_weights = lazily("hgpo_train.training.update.losses", "policy_loss token_weights")
+policy_loss, token_weights = lazily(
+    "hgpo_train.training.update.losses", "policy_loss token_weights"
+)
 
 CASES = 200
 RESPONSES = 6
 TOKENS = 12
-MODES = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
+MODES = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum": "sequence_sum",
+}
 
 
 def python_with(module: str, variable: str) -> str:
@@ -29,9 +35,16 @@ def python_with(module: str, variable: str) -> str:
     return python
 
 
-def results_of(script: str, python: str, cases: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+def results_of(
+    script: str, python: str, cases: dict[str, np.ndarray], folder: Path
+) -> dict[str, np.ndarray]:
     np.savez(folder / "cases.npz", **cases)
-    command = [python, str(Path(__file__).parent / script), str(folder / "cases.npz"), str(folder / "results.npz")]
+    command = [
+        python,
+        str(Path(__file__).parent / script),
+        str(folder / "cases.npz"),
+        str(folder / "results.npz"),
+    ]
     subprocess.run(command, check=True, cwd=folder)
     return dict(np.load(folder / "results.npz"))
 
@@ -66,7 +79,12 @@ def expected(cases, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected_by_trl(cases, tmp_path_factory):
-    return results_of("trl_reference.py", python_with("trl", "HGPO_TRL_PYTHON"), cases, tmp_path_factory.mktemp("trl"))
+    return results_of(
+        "trl_reference.py",
+        python_with("trl", "HGPO_TRL_PYTHON"),
+        cases,
+        tmp_path_factory.mktemp("trl"),
+    )
 
 
 def flat(cases, name, case):
@@ -83,11 +101,15 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
     for case in range(CASES):
         length = np.diff(starts(cases, case))
         logprob = torch.from_numpy(flat(cases, "logprob", case)).requires_grad_()
-        old, reference, entropy = (torch.from_numpy(flat(cases, n, case)) for n in ("old", "reference", "entropy"))
+        old, reference, entropy = (
+            torch.from_numpy(flat(cases, n, case)) for n in ("old", "reference", "entropy")
+        )
         weight = None
         clips = {name: float(cases[name][case]) for name in ("clip_low", "clip_high")}
         if level != "none":
-            values, _ = rollout_correction(old.numpy(), flat(cases, "rollout", case), starts(cases, case), level, 2.0)
+            values, _ = rollout_correction(
+                old.numpy(), flat(cases, "rollout", case), starts(cases, case), level, 2.0
+            )
             weight = torch.from_numpy(values.astype(np.float32))
         loss, _, totals = policy_loss(
             logprob,
@@ -95,16 +117,24 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
             old,
             reference,
             torch.from_numpy(np.repeat(cases["advantage"][case], length)),
-            torch.from_numpy(np.repeat(token_weights(length, MODES[mode]), length).astype(np.float32)),
+            torch.from_numpy(
+                np.repeat(token_weights(length, MODES[mode]), length).astype(np.float32)
+            ),
             UpdateConfig(**clips, dual_clip=3.0, kl_weight=0.01, entropy_weight=0.001),
             weight,
         )
         loss.backward()
         scale = max(1.0, abs(float(expected[f"loss {mode} {level}"][case])))
-        assert loss.item() == pytest.approx(expected[f"loss {mode} {level}"][case], abs=2e-6 * scale)
+        assert loss.item() == pytest.approx(
+            expected[f"loss {mode} {level}"][case], abs=2e-6 * scale
+        )
         gradient = expected[f"gradient {mode} {level}"][case][cases["mask"][case] > 0]
-        np.testing.assert_allclose(logprob.grad, gradient, atol=2e-6 * max(1.0, np.abs(gradient).max()))
-        assert totals["clip_fraction"] / length.sum() == pytest.approx(expected["pg_clipfrac"][case], abs=1e-6)
+        np.testing.assert_allclose(
+            logprob.grad, gradient, atol=2e-6 * max(1.0, np.abs(gradient).max())
+        )
+        assert totals["clip_fraction"] / length.sum() == pytest.approx(
+            expected["pg_clipfrac"][case], abs=1e-6
+        )
         dual = totals["dual_clip_fraction"] / length.sum()
         assert dual == pytest.approx(expected["pg_clipfrac_lower"][case], abs=1e-6)
 
@@ -118,12 +148,20 @@ def test_the_cases_reach_every_branch(expected):
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_weights_and_metrics_of_the_rollout_correction_are_verls(cases, expected, level):
     for case in range(CASES):
-        given = flat(cases, "old", case), flat(cases, "rollout", case), starts(cases, case), level, 2.0
+        given = (
+            flat(cases, "old", case),
+            flat(cases, "rollout", case),
+            starts(cases, case),
+            level,
+            2.0,
+        )
         weight = expected[f"weight {level}"][case][cases["mask"][case] > 0]
         weights, statistics = rollout_correction(*given)
         np.testing.assert_allclose(weights, weight, rtol=1e-5)
         for name, value in statistics.items():
-            assert value == pytest.approx(expected[f"{level} {name}"][case], rel=1e-4, abs=2e-6), name
+            assert value == pytest.approx(expected[f"{level} {name}"][case], rel=1e-4, abs=2e-6), (
+                name
+            )
 
 
 @pytest.mark.parametrize("level", ["token_mask", "sequence_mask"])
@@ -140,12 +178,17 @@ def check_loss(cases, case, loss, gradient, aggregation, **settings):
     length = np.diff(starts(cases, case))
     clips = {name: float(cases[name][case]) for name in ("clip_low", "clip_high")}
     logprob, *given = (
-        torch.from_numpy(flat(cases, name, case)).double() for name in ("logprob", "entropy", "old", "reference")
+        torch.from_numpy(flat(cases, name, case)).double()
+        for name in ("logprob", "entropy", "old", "reference")
     )
     logprob.requires_grad_()
     advantage, weight, response = (
         torch.from_numpy(np.repeat(values, length))
-        for values in (cases["advantage"][case], token_weights(length, aggregation), np.arange(RESPONSES))
+        for values in (
+            cases["advantage"][case],
+            token_weights(length, aggregation),
+            np.arange(RESPONSES),
+        )
     )
     terms = UpdateConfig(**clips, dual_clip=None, entropy_weight=0.0, **settings)
     found, *_ = policy_loss(logprob, *given, advantage, weight, terms, response=response)
@@ -173,7 +216,8 @@ TRL = {
 def test_the_loss_and_its_gradient_are_trls(cases, expected_by_trl, name):
     aggregation, settings = TRL[name]
     estimate = np.exp(gap := cases["reference"] - cases["logprob"]) - gap - 1
-    compared = [case for case in range(CASES) if "KL" not in name or estimate[case].max() < 10]  # TRL has no limit
+    # TRL has no limit
+    compared = [case for case in range(CASES) if "KL" not in name or estimate[case].max() < 10]
     assert len(compared) > CASES / 2
     for case in compared:
         given = expected_by_trl[f"loss {name}"][case], expected_by_trl[f"gradient {name}"][case]

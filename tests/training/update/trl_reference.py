@@ -26,7 +26,9 @@ def losses(given, case, name):
 
     level, kind, beta, unbiased = SETTINGS[name]
     arrays = ("logprob", "old", "reference", "mask", "entropy", "advantage")
-    logprob, old, reference, mask, entropy, advantage = (torch.from_numpy(given[key][case]).double() for key in arrays)
+    logprob, old, reference, mask, entropy, advantage = (
+        torch.from_numpy(given[key][case]).double() for key in arrays
+    )
     logprob.requires_grad_()
     settings = {
         "importance_sampling_level": level,
@@ -45,8 +47,17 @@ def losses(given, case, name):
     }
     trainer = MagicMock(**settings)
     trainer.accelerator.gather.side_effect = lambda value: value
-    inputs = {"prompt_ids": mask.long(), "prompt_mask": mask, "completion_ids": mask.long(), "completion_mask": mask}
-    inputs |= {"advantages": advantage, "old_per_token_logps": old, "ref_per_token_logps": reference}
+    inputs = {
+        "prompt_ids": mask.long(),
+        "prompt_mask": mask,
+        "completion_ids": mask.long(),
+        "completion_mask": mask,
+    }
+    inputs |= {
+        "advantages": advantage,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": reference,
+    }
     loss = GRPOTrainer._compute_loss(trainer, None, inputs)
     loss.backward()
     return {f"loss {name}": loss.item(), f"gradient {name}": logprob.grad.numpy()}
@@ -57,7 +68,9 @@ def main():
     found = {}
     for name in SETTINGS:
         results = [losses(given, case, name) for case in range(len(given["old"]))]
-        found |= {key: np.stack([np.asarray(result[key]) for result in results]) for key in results[0]}
+        found |= {
+            key: np.stack([np.asarray(result[key]) for result in results]) for key in results[0]
+        }
     np.savez(sys.argv[2], **found)
 
 

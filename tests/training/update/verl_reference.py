@@ -31,7 +31,9 @@ def losses(case, given):
         rollout_n=1,
     )
     names = ("old", "reference", "advantage", "entropy", "mask", "rollout")
-    old, reference, advantage, entropy, mask, rollout = (torch.from_numpy(given[name][case]) for name in names)
+    old, reference, advantage, entropy, mask, rollout = (
+        torch.from_numpy(given[name][case]) for name in names
+    )
     advantage = advantage[:, None].expand_as(old)
     found = {}
     for mode in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"):
@@ -45,18 +47,27 @@ def losses(case, given):
                 found[f"weight {level}"] = weight.numpy()
                 found |= {f"{level} {name}": value for name, value in metrics.items()}
             logprob = torch.from_numpy(given["logprob"][case]).requires_grad_()
-            policy, clips = compute_policy_loss_vanilla(old, logprob, advantage, mask, mode, config, weight)
+            policy, clips = compute_policy_loss_vanilla(
+                old, logprob, advantage, mask, mode, config, weight
+            )
             divergence = agg_loss(kl_penalty(logprob, reference, "low_var_kl"), mask, mode)
             loss = policy - 0.001 * agg_loss(entropy, mask, mode) + 0.01 * divergence
             loss.backward()
-            found |= {f"loss {mode} {level}": loss.item(), f"gradient {mode} {level}": logprob.grad.numpy()}
+            found |= {
+                f"loss {mode} {level}": loss.item(),
+                f"gradient {mode} {level}": logprob.grad.numpy(),
+            }
             found |= {name: clips[f"actor/{name}"] for name in ("pg_clipfrac", "pg_clipfrac_lower")}
     logprob = torch.from_numpy(given["logprob"][case]).requires_grad_()
     loss, _ = compute_policy_loss_gspo(old, logprob, advantage, mask, "seq-mean-token-mean", config)
     loss.backward()
     found |= {"loss GSPO": loss.item(), "gradient GSPO": logprob.grad.numpy()}
     for level, statistic in (("token", "token_k1"), ("sequence", "seq_sum_k1")):
-        bounds = {"rollout_is_threshold": 2.0, "rollout_rs": statistic, "rollout_rs_threshold": "0.5_2.0"}
+        bounds = {
+            "rollout_is_threshold": 2.0,
+            "rollout_rs": statistic,
+            "rollout_rs_threshold": "0.5_2.0",
+        }
         proto, kept, _ = compute_rollout_correction_and_rejection_mask(
             old.double(), rollout.double(), mask, rollout_is=level, **bounds
         )
@@ -67,7 +78,9 @@ def losses(case, given):
 def main():
     given = dict(np.load(sys.argv[1]))
     results = [losses(case, given) for case in range(len(given["old"]))]
-    stacked = {name: np.stack([np.asarray(result[name]) for result in results]) for name in results[0]}
+    stacked = {
+        name: np.stack([np.asarray(result[name]) for result in results]) for name in results[0]
+    }
     np.savez(sys.argv[2], **stacked)
 
 

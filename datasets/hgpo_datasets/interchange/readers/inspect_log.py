@@ -33,10 +33,27 @@ if TYPE_CHECKING:
 _ZSTANDARD: Final = 93
 _NAME_LENGTHS: Final = 26
 """Where a local header of a zip archive has the lengths of the entry's name and extra field."""
-_UNREADABLE: Final = (OSError, EOFError, ValueError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile)
+_UNREADABLE: Final = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
 _GRADES: Final = {"C": 1.0, "P": 0.5, "N": 0.0, "I": 0.0}
 _ATTACHMENT: Final = "attachment://"
-_NO_EXTRA: Final = ("messages", "events", "events_data", "attachments", "input", "output", "store", "timelines")
+_NO_EXTRA: Final = (
+    "messages",
+    "events",
+    "events_data",
+    "attachments",
+    "input",
+    "output",
+    "store",
+    "timelines",
+)
 
 
 def read_inspect(path: Path) -> Iterator[Object]:
@@ -44,7 +61,9 @@ def read_inspect(path: Path) -> Iterator[Object]:
     if path.suffix == ".eval":
         samples = _archived_samples(path)
     else:
-        samples = enumerate(objects(json_records.json_file(path).get("samples"), f"{path}, samples"))
+        samples = enumerate(
+            objects(json_records.json_file(path).get("samples"), f"{path}, samples")
+        )
     for name, sample in samples:
         yield from _rows(sample, f"{path}, sample {name}")
 
@@ -61,7 +80,9 @@ def _archived_samples(path: Path) -> Iterator[tuple[object, Object]]:
                 try:
                     data = _content(archive, file, entry)
                 except (*_UNREADABLE, pa.ArrowException) as error:
-                    raise InputError(f"{where} cannot be read ({one_line(error)}); copy the log again") from None
+                    raise InputError(
+                        f"{where} cannot be read ({one_line(error)}); copy the log again"
+                    ) from None
                 yield entry.filename, json_records.parse_object(data, where)
 
 
@@ -73,7 +94,9 @@ def _content(archive: zipfile.ZipFile, file: IO[bytes], entry: zipfile.ZipInfo) 
     file.seek(entry.header_offset + _NAME_LENGTHS)
     name, more = struct.unpack("<HH", file.read(4))
     file.seek(name + more, 1)
-    data: bytes = pa.decompress(file.read(entry.compress_size), entry.file_size, "zstd", asbytes=True)
+    data: bytes = pa.decompress(
+        file.read(entry.compress_size), entry.file_size, "zstd", asbytes=True
+    )
     if zlib.crc32(data) != entry.CRC:
         raise ValueError("its checksum differs")
     return data
@@ -84,7 +107,9 @@ def _rows(sample: Object, where: str) -> list[Object]:
     if attachments:
         sample = _attached(sample, attachments)
         if _size(sample) > MOST:
-            raise InputError(f"{where}: expected texts of at most {MOST:,} characters, received more")
+            raise InputError(
+                f"{where}: expected texts of at most {MOST:,} characters, received more"
+            )
     # The events have every call, also those of sub-agents and before a compaction.
     steps = list(limited(_calls(sample, where)))
     if not steps:
@@ -113,7 +138,9 @@ def _calls(sample: Object, where: str) -> Iterator[Object]:
     for event in objects(sample.get("events"), f"{where}, events"):
         choices = objects(fields(event.get("output")).get("choices"), f"{where}, choices")
         if event.get("event") == "model" and choices:
-            prompt = checked_messages(event.get("input"), where) or _referred(event.get("input_refs"), pool, where)
+            prompt = checked_messages(event.get("input"), where) or _referred(
+                event.get("input_refs"), pool, where
+            )
             (reply,) = checked_messages([choices[0].get("message")], where)
             is_cut = choices[0].get("stop_reason") in ("max_tokens", "model_length")
             yield {**step_row(prompt, reply), "finish_reason": "length" if is_cut else "stop"}
@@ -126,7 +153,9 @@ def _referred(ranges: object, pool: list[Object], where: str) -> list[Object]:
         is_pair = isinstance(bounds, list) and [type(bound) for bound in bounds] == [int, int]
         # Ranges that have more messages than there are would fill the memory.
         if not is_pair or len(messages) > len(pool):
-            raise InputError(f"{where}, input_refs: expected ranges of its messages, received {one_line(ranges, 60)}")
+            raise InputError(
+                f"{where}, input_refs: expected ranges of its messages, received {one_line(ranges, 60)}"
+            )
         messages += pool[bounds[0] : bounds[1]]
     return messages
 
@@ -134,7 +163,11 @@ def _referred(ranges: object, pool: list[Object], where: str) -> list[Object]:
 def _attached(value: Any, attachments: Object) -> Any:  # noqa: ANN401 - JSON
     """Return a value with the texts that are stored apart."""
     if isinstance(value, str):
-        return attachments.get(value.removeprefix(_ATTACHMENT), value) if value.startswith(_ATTACHMENT) else value
+        return (
+            attachments.get(value.removeprefix(_ATTACHMENT), value)
+            if value.startswith(_ATTACHMENT)
+            else value
+        )
     if isinstance(value, list):
         return [_attached(item, attachments) for item in value]
     if isinstance(value, dict):

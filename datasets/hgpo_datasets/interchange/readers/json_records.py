@@ -33,7 +33,9 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in enumerate(lines, 1):
             where = f"{path}, line {number}"
             if len(line) > MOST_BYTES:
-                raise InputError(f"{where}: expected at most {MOST_BYTES:,} bytes, received a longer line")
+                raise InputError(
+                    f"{where}: expected at most {MOST_BYTES:,} bytes, received a longer line"
+                )
             if line.strip():
                 yield where, parse_object(line, where)
 
@@ -73,7 +75,9 @@ def objects(value: object, where: str) -> list[dict[str, Any]]:
     """Return a list of JSON objects; an absent one is empty."""
     entries = [] if value is None else value
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise InputError(f"{where}: expected a list of JSON objects, received {one_line(repr(value), 60)}")
+        raise InputError(
+            f"{where}: expected a list of JSON objects, received {one_line(repr(value), 60)}"
+        )
     return entries
 
 

@@ -49,7 +49,11 @@ def _call(entry: Message) -> Message:
     arguments = entry["arguments"]
     if not isinstance(arguments, str):
         arguments = orjson.dumps(arguments).decode()
-    return {"id": entry.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {
+        "id": entry.get("id"),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 def conversation_rows(messages: list[Message]) -> Iterator[Row]:
@@ -86,7 +90,11 @@ def shown(prompt: list[Message]) -> str:
 
 def prompt_text(prompt: list[Message]) -> str:
     """Return messages as the text of the column `prompt`."""
-    if len(prompt) == 1 and prompt[0].get("role") == "user" and isinstance(prompt[0].get("content"), str):
+    if (
+        len(prompt) == 1
+        and prompt[0].get("role") == "user"
+        and isinstance(prompt[0].get("content"), str)
+    ):
         return str(prompt[0]["content"])
     return orjson.dumps(prompt).decode()
 

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import json_lines, number, numbers, objects, text
+from hgpo_datasets.interchange.readers.json_records import (
+    json_lines,
+    number,
+    numbers,
+    objects,
+    text,
+)
 from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, task_of
 from hgpo_datasets.interchange.readers.rollout_rows import add_columns, limited, rollout_rows
 
@@ -28,7 +34,9 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
         steps = list(limited(conversation_rows(messages)))
         if not steps:
             continue
-        for row, given in zip(steps, objects(record.pop("steps", None), f"{where}, steps"), strict=False):
+        for row, given in zip(
+            steps, objects(record.pop("steps", None), f"{where}, steps"), strict=False
+        ):
             add_columns(row, given)
         columns = {name: record.pop(name) for name in _NAMES if record.get(name) is not None}
         columns |= {name: record.pop(name) for name in _NUMBERS if type(record.get(name)) is int}

@@ -20,14 +20,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NO_NAME: Final = ("default_traj_name", None, "")
-_LIMITS: Final = ("max_prompt_length_exceeded", "max_response_length_exceeded", "max_turns_exceeded")
+_LIMITS: Final = (
+    "max_prompt_length_exceeded",
+    "max_response_length_exceeded",
+    "max_turns_exceeded",
+)
 _FAILURES: Final = ("error", "timeout")
 _TOKENS: Final = {
     "prompt_ids": "prompt_token_ids",
     "response_ids": "response_token_ids",
     "logprobs": "response_logprobs",
 }
-_COLUMNS: Final = (*_TOKENS, "chat_completions", "observation", "model_response", "action", "model_output")
+_COLUMNS: Final = (
+    *_TOKENS,
+    "chat_completions",
+    "observation",
+    "model_response",
+    "action",
+    "model_output",
+)
 
 
 def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
@@ -35,7 +46,9 @@ def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
     episode = json_file(path)
     name = text(episode.get("episode_id", episode.get("id"))) or path.stem
     reason = episode.get("termination_reason")
-    for place, trajectory in enumerate(objects(episode.get("trajectories"), f"{path}, trajectories")):
+    for place, trajectory in enumerate(
+        objects(episode.get("trajectories"), f"{path}, trajectories")
+    ):
         steps = objects(trajectory.get("steps"), f"{path}, steps")
         role = trajectory.get("name")
         task_id = name.partition(":")[0]
@@ -43,7 +56,11 @@ def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
         yield from rollout_rows(
             [_step(one, str(path)) for one in steps],
             reward=_reward(trajectory, steps),
-            extra={"episode": name, "metrics": episode.get("metrics"), "signals": trajectory.get("signals")},
+            extra={
+                "episode": name,
+                "metrics": episode.get("metrics"),
+                "signals": trajectory.get("signals"),
+            },
             truncated=reason in _LIMITS,
             error=reason if reason in _FAILURES else None,
             iteration=step if isinstance(step, int) else 0,

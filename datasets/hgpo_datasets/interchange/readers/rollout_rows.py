@@ -26,7 +26,9 @@ def limited(steps: Iterable[Row]) -> Iterator[Row]:
     for step in steps:
         total += len(step["prompt"]) + len(step.get("prompt_token_ids") or ())
         if total > MOST:
-            raise InputError(f"expected prompts of at most {MOST:,} characters in a rollout, received more")
+            raise InputError(
+                f"expected prompts of at most {MOST:,} characters in a rollout, received more"
+            )
         yield step
 
 
@@ -64,7 +66,9 @@ def rollout_rows(
     if isinstance(reward, float | int | None):
         reward = [*[0.0] * (len(rows) - 1), reward]  # type: ignore[list-item]  # None is looked at later
     if len(reward) != len(rows):
-        raise InputError(f"expected one reward for each of {len(rows)} steps, received {len(reward)}")
+        raise InputError(
+            f"expected one reward for each of {len(rows)} steps, received {len(reward)}"
+        )
     for row, value in zip(rows, reward, strict=True):
         row["reward"] = value
     rows[0]["extra"] = {**(extra or {}), **rows[0].get("extra", {})}

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets.interchange.readers.json_records import numbers
-from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, step_row, task_of
+from hgpo_datasets.interchange.readers.messages import (
+    checked_messages,
+    conversation_rows,
+    step_row,
+    task_of,
+)
 from hgpo_datasets.interchange.readers.rollout_rows import limited, rollout_rows
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import open_regular
@@ -31,8 +36,12 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
         try:
             table = pl.read_parquet(file)
         except (OSError, pl.exceptions.PolarsError) as error:
-            raise InputError(f"{path}: expected a Parquet file of TRL ({one_line(error)})") from None
-    rewards = [name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in _OWN]
+            raise InputError(
+                f"{path}: expected a Parquet file of TRL ({one_line(error)})"
+            ) from None
+    rewards = [
+        name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in _OWN
+    ]
     for place, record in enumerate(table.iter_rows(named=True)):
         where = f"{path}, row {place}"
         prompt = _messages(record["prompt"], "user", where)
@@ -46,7 +55,11 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
             steps,
             reward=sum(values.values()) if values else None,
             named=values,
-            extra={name: value for name, value in record.items() if name not in ("step", "prompt", "completion")},
+            extra={
+                name: value
+                for name, value in record.items()
+                if name not in ("step", "prompt", "completion")
+            },
             iteration=step if isinstance(step, int) else 0,
             task_id=task_of(task["prompt"]),
             task=task["state"],

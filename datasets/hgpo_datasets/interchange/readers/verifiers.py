@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 STEPS: Final = "hgpo_steps"
 """The key in a trace's `info` of the columns that its environment knows."""
-_LIMITS: Final = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
+_LIMITS: Final = (
+    "max_turns",
+    "max_input_tokens",
+    "max_output_tokens",
+    "max_total_tokens",
+    "compaction_failed",
+)
 _NO_EXTRA: Final = ("nodes", "calls", "tools", "task", "rewards", "agent", "id", "info", "timing")
 
 
@@ -82,7 +88,11 @@ def _steps(trace: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
         row = step_row(prompt, reply)
         row |= _tokens([nodes[at] for at in path])
         row["finish_reason"] = "length" if index in cut else "stop"
-        row["extra"] = {"node": index, "parent": node.get("parent"), "advantages": node.get("advantages")}
+        row["extra"] = {
+            "node": index,
+            "parent": node.get("parent"),
+            "advantages": node.get("advantages"),
+        }
         yield row
 
 

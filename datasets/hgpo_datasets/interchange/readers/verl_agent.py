@@ -39,7 +39,9 @@ _BENCHMARKS: Final = {
     "WebShop": "You are an expert autonomous agent operating in the WebShop",
 }
 _TAKEN: Final = re.compile(r"you have already taken (\d+) step\(s\)")
-_STATE: Final = re.compile(r"our current observation is: (.*?)\nYour admissible actions of the current", re.DOTALL)
+_STATE: Final = re.compile(
+    r"our current observation is: (.*?)\nYour admissible actions of the current", re.DOTALL
+)
 _ACTIONS: Final = re.compile(
     r"actions of the current situation are:\s*\[\n?(.*?)\n?\]\.\n\nNow it's your turn", re.DOTALL
 )
@@ -96,7 +98,11 @@ def read_verl_agent(path: Path, success_reward: float = 10.0) -> Iterator[dict[s
     trajectories, left_out = _trajectories(path)
     if left_out:
         reason = "duplicates, or steps of incomplete trajectories"
-        warnings.warn(f"{path}: {counted(left_out, 'record')} skipped ({reason})", StepTableWarning, stacklevel=2)
+        warnings.warn(
+            f"{path}: {counted(left_out, 'record')} skipped ({reason})",
+            StepTableWarning,
+            stacklevel=2,
+        )
     limit = max(map(len, trajectories), default=0)
     for steps in trajectories:
         yield from _rows(steps, path, success_reward, limit)
@@ -113,7 +119,9 @@ def _trajectories(file: Path) -> tuple[list[list[_Step]], int]:
             try:
                 record = decoder.decode(line.removeprefix(codecs.BOM_UTF8))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise InputError(f"{file}, line {number}: {error} (docs/bring_your_own_rollouts.md)") from error
+                raise InputError(
+                    f"{file}, line {number}: {error} (docs/bring_your_own_rollouts.md)"
+                ) from error
             parsed = read_prompt(record.input) if record.input else None
             numbered[str(record.traj_uid)][number] = (record, parsed)
     trajectories = [_in_order(steps, file) for steps in numbered.values()]
@@ -137,11 +145,14 @@ def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
             f"{file}, line {line}: expected a complete prompt, because the steps of its trajectory are out of order"
         )
     # 2. Otherwise the numbers are the order. A number that is missing makes the trajectory incomplete.
-    by_step = dict(zip(reversed(known), reversed(steps), strict=True))  # reversed: the first copy is kept
+    # reversed: the first copy is kept
+    by_step = dict(zip(reversed(known), reversed(steps), strict=True))
     return [by_step[number] for number in sorted(by_step)] if max(by_step) < len(by_step) else []
 
 
-def _rows(steps: Sequence[_Step], file: Path, success_reward: float, limit: int) -> list[dict[str, Any]]:
+def _rows(
+    steps: Sequence[_Step], file: Path, success_reward: float, limit: int
+) -> list[dict[str, Any]]:
     """Return the rows of a trajectory. Of those that are not won, the longest of the file reached the step limit."""
     iterations = {record.step for record, _ in steps}
     named = int(file.stem) if re.fullmatch("[0-9]{1,9}", file.stem) else 0
@@ -166,7 +177,9 @@ def _rows(steps: Sequence[_Step], file: Path, success_reward: float, limit: int)
                 "response": record.output,
                 "action": record.action or (None if record.output is None else response.action),
                 "admissible_actions": parsed.actions if parsed else None,
-                "action_valid": response.valid if record.is_action_valid is None else bool(record.is_action_valid),
+                "action_valid": response.valid
+                if record.is_action_valid is None
+                else bool(record.is_action_valid),
                 "reward": reward,
                 "won": won,
                 "terminated": last and not truncated,
@@ -188,12 +201,15 @@ def read_prompt(prompt: str) -> ParsedPrompt | None:
     taken = _TAKEN.search(prompt)
     if benchmark is None or state is None or actions is None:
         return None
-    dot = "." if benchmark == "WebShop" else ""  # its template adds one after the task and the observation
+    # its template adds one after the task and the observation
+    dot = "." if benchmark == "WebShop" else ""
     task = _TASK.search(prompt)
     return ParsedPrompt(
         benchmark=benchmark,
         task=task[1].strip().removesuffix(dot) if task else None,
         step=int(taken[1]) if taken else 0,
         state=state[1].removesuffix(dot),
-        actions=tuple(re.split(r"',?\n\s?'", actions[1].strip().removesuffix(",")[1:-1])) if actions[1] else (),
+        actions=tuple(re.split(r"',?\n\s?'", actions[1].strip().removesuffix(",")[1:-1]))
+        if actions[1]
+        else (),
     )

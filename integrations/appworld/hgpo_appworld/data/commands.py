@@ -66,7 +66,9 @@ def run(
                 cwd=folder,
             )
         except OSError as error:
-            raise InputError(f"cannot run {command[0]}: {error.strerror}; name an interpreter with --python") from None
+            raise InputError(
+                f"cannot run {command[0]}: {error.strerror}; name an interpreter with --python"
+            ) from None
         assert process.stdout is not None
         lines = []
         with process:

@@ -93,7 +93,15 @@ def install(into: Path | None, python: str, tell: Callable[[str], None]) -> Path
         run([python, "-m", "venv", str(made)], f"{python} -m venv")
         inside = str(python_in(made))
         tell(f"installing appworld {VERSION} with pip (about 85 packages, 230 MB)")
-        pip = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"appworld=={VERSION}"]
+        pip = [
+            inside,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            f"appworld=={VERSION}",
+        ]
         run(pip, f"pip install appworld=={VERSION}")
         tell("decrypting its apps (appworld install)")
         decrypt(inside, made)
@@ -108,13 +116,27 @@ def decrypt(python: str, environment: Path) -> None:
         InputError: If that fails.
     """
     variables = {**os.environ, **own_folders(environment / "appworld")}
-    run([python, "-m", "appworld.cli", "install"], "appworld install", environment=variables, folder=environment)
-    run([python, "-c", _ASK_APPS], "appworld's installation", environment=variables, folder=environment)
+    run(
+        [python, "-m", "appworld.cli", "install"],
+        "appworld install",
+        environment=variables,
+        folder=environment,
+    )
+    run(
+        [python, "-c", _ASK_APPS],
+        "appworld's installation",
+        environment=variables,
+        folder=environment,
+    )
 
 
 def own_folders(folder: Path) -> Mapping[str, str]:
     """Return the environment variables that keep AppWorld's files in a folder, and out of the user's home."""
-    return {"APPWORLD_ROOT": str(folder), "APPWORLD_CACHE": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {
+        "APPWORLD_ROOT": str(folder),
+        "APPWORLD_CACHE": str(folder / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def _dotted(version: tuple[int, ...]) -> str:

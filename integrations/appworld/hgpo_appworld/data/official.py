@@ -36,9 +36,15 @@ def fetch(into: Path, python: str, tell: Callable[[str], None]) -> dict[str, int
     into = into.absolute()
     with writing(into), new_folder(into) as made:
         variables = {**os.environ, **own_folders(made), "APPWORLD_CACHE": str(made / ".cache")}
-        run([python, "-c", "import appworld.download"], f"importing appworld in {python}", environment=variables)
+        run(
+            [python, "-c", "import appworld.download"],
+            f"importing appworld in {python}",
+            environment=variables,
+        )
         tell(LICENCE)
-        tell("The official tasks are protected, too: do not publish rollouts of them, which hold their texts.")
+        tell(
+            "The official tasks are protected, too: do not publish rollouts of them, which hold their texts."
+        )
         tell(f"downloading AppWorld's data from {STORAGE} (appworld download data)")
         command = [python, "-m", "appworld.cli", "download", "data"]
         try:
@@ -47,7 +53,9 @@ def fetch(into: Path, python: str, tell: Callable[[str], None]) -> dict[str, int
             raise InputError(f"{error}. {_without_network()}") from None
         lists = sorted((made / "data" / "datasets").glob("*.txt"))
         if not lists:  # it ends with the exit status 0 when the server refuses
-            raise InputError(f"appworld download data failed: {one_line(printed, 300)}. {_without_network()}")
+            raise InputError(
+                f"appworld download data failed: {one_line(printed, 300)}. {_without_network()}"
+            )
         return {path.stem: len(path.read_text("utf-8").split()) for path in lists}
 
 

@@ -67,7 +67,9 @@ class Evaluated(msgspec.Struct, tag="evaluated", tag_field="is"):
 Answer = TypeVar("Answer", Ready, Executed, Evaluated)
 
 
-def read_answer(connection: socket.socket, expected: type[Answer], longest: int, seconds: float) -> Answer:
+def read_answer(
+    connection: socket.socket, expected: type[Answer], longest: int, seconds: float
+) -> Answer:
     """Read an answer.
 
     Args:
@@ -96,5 +98,7 @@ def read_answer(connection: socket.socket, expected: type[Answer], longest: int,
             ("calls", sum(map(len, answer.calls)), longest),
         ):
             if length > most:
-                raise NoAnswerError(f"{name}: expected at most {most:,} characters, received {length:,}")
+                raise NoAnswerError(
+                    f"{name}: expected at most {most:,} characters, received {length:,}"
+                )
     return answer

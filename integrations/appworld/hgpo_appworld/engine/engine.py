@@ -85,9 +85,12 @@ class AppWorldEngine:
                 answer = self._world.execute(command)
                 self.programs.append(command)
             self._last = self._state(answer, valid=not refused)
-        except WorldLost as error:  # the agent's doing: an end of the task, not a failure of the environment
+        except WorldLost as error:
+            # the agent's doing: an end of the task, not a failure of the environment
             info = {"lost": str(error), "execution_failed": True, "api_calls": 0}
-            self._last = State(f"Execution failed. The world has ended: {error}", (), terminated=True, info=info)
+            self._last = State(
+                f"Execution failed. The world has ended: {error}", (), terminated=True, info=info
+            )
         except BaseException:
             self.close()
             raise
@@ -110,7 +113,11 @@ class AppWorldEngine:
         if not command.strip():
             return "Execution failed. Traceback:\nThe program is empty."
         found = [part for part in REFUSED if part in command] if self._source.rules.refuse else []
-        return f"Execution failed. Traceback:\nA program must not contain {' or '.join(found)}." if found else ""
+        return (
+            f"Execution failed. Traceback:\nA program must not contain {' or '.join(found)}."
+            if found
+            else ""
+        )
 
     def _state(self, answer: Executed, *, valid: bool) -> State:
         rules = self._source.rules
@@ -124,7 +131,11 @@ class AppWorldEngine:
         assert self._world is not None
         result = self._world.evaluate()
         score = result.passed / max(result.tests, 1)
-        info |= {"tests_passed": result.passed, "tests": result.tests, "failed_tests": result.failed_tests}
+        info |= {
+            "tests_passed": result.passed,
+            "tests": result.tests,
+            "failed_tests": result.failed_tests,
+        }
         reward = score if rules.reward_scale == "score" else float(result.success)
         return State(text, (), valid, answer.completed, result.success, reward, score, info)
 

@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from hgpo_appworld.engine.answers import Answer, Evaluated, Executed, NoAnswerError, Ready, read_answer
+from hgpo_appworld.engine.answers import (
+    Answer,
+    Evaluated,
+    Executed,
+    NoAnswerError,
+    Ready,
+    read_answer,
+)
 from hgpo_appworld.engine.worker import framing
 from hgpo_appworld.engine.worker.files import remove_folder
 from hgpo_envs.errors import InputError, one_line
@@ -127,7 +134,13 @@ class Server:
         }
 
         # 2. The process. Its session is another one, so that Ctrl-C in the terminal reaches this process alone.
-        command = [launch.python, "-s", str(_WORKER / "start.py"), str(theirs.fileno()), json.dumps(settings)]
+        command = [
+            launch.python,
+            "-s",
+            str(_WORKER / "start.py"),
+            str(theirs.fileno()),
+            json.dumps(settings),
+        ]
         if launch.isolation == "bwrap":
             command = [*_bubblewrap(launch, scratch), *command]
         try:
@@ -157,7 +170,9 @@ class Server:
         self._complaints = complaints
         self._outputs = Path(scratch, "experiments", "outputs")
         self.pid: Final = self._process.pid
-        self.close = weakref.finalize(self, _end, os.getpid(), self._process, ours, complaints, scratch)
+        self.close = weakref.finalize(
+            self, _end, os.getpid(), self._process, ours, complaints, scratch
+        )
 
         # 4. It says that AppWorld is imported, or why not.
         try:
@@ -265,10 +280,14 @@ class World:
         self._server = server
         self._task = task
         self._limits = limits
-        number, self._connection = server.fork("play", task, rollout := secrets.token_hex(16), limits)
+        number, self._connection = server.fork(
+            "play", task, rollout := secrets.token_hex(16), limits
+        )
         self._number = number
         self._rollout = rollout
-        self.close = weakref.finalize(self, _leave, os.getpid(), server, number, rollout, self._connection)
+        self.close = weakref.finalize(
+            self, _leave, os.getpid(), server, number, rollout, self._connection
+        )
         # A world that dies before it is ready has executed no program: that is no agent's doing (`_failure`).
         self._opened = False
         self._receive(Ready, OPENING_S)
@@ -304,7 +323,8 @@ class World:
             return read_answer(connection, Evaluated, self._limits.longest, OPENING_S)
         except TimeoutError:
             raise self._failure(f"{failure}: no answer within {OPENING_S:g} s") from None
-        except OSError as error:  # a process that dies closes its socket a moment before it can be waited for
+        except OSError as error:
+            # a process that dies closes its socket a moment before it can be waited for
             status = self._server.end(number, _DYING_S)
             raise self._failure(f"{failure}: it {_how(status, error)}") from None
         except NoAnswerError as error:
@@ -360,7 +380,9 @@ def server(launch: Launch, task: str) -> Server:
         return found
 
 
-def _leave(owner: int, server: Server, number: int, rollout: str, connection: socket.socket) -> None:
+def _leave(
+    owner: int, server: Server, number: int, rollout: str, connection: socket.socket
+) -> None:
     """End a world. A process that was forked from its owner only closes its copy of the socket."""
     connection.close()
     if os.getpid() == owner:
@@ -369,7 +391,11 @@ def _leave(owner: int, server: Server, number: int, rollout: str, connection: so
 
 
 def _end(
-    owner: int, process: subprocess.Popen[bytes], control: socket.socket, complaints: IO[bytes], scratch: str
+    owner: int,
+    process: subprocess.Popen[bytes],
+    control: socket.socket,
+    complaints: IO[bytes],
+    scratch: str,
 ) -> None:
     """End a server and all its worlds."""
     control.close()
@@ -397,7 +423,9 @@ def _bubblewrap(launch: Launch, scratch: str) -> list[str]:
     """Return the command that runs another in bubblewrap: all files read-only, no home, no network, own processes."""
     program = shutil.which("bwrap")
     if program is None:
-        raise InputError('isolation="bwrap" needs bubblewrap: install the package bubblewrap, or use isolation="auto"')
+        raise InputError(
+            'isolation="bwrap" needs bubblewrap: install the package bubblewrap, or use isolation="auto"'
+        )
     hidden = ("/home", "/root", "/run", tempfile.gettempdir())
     shown = (*_prefixes(launch.python), launch.data, str(_WORKER))
     return [
@@ -445,5 +473,8 @@ _FIXES: Final = {
 
 
 def _with_fix(failure: str, launch: Launch) -> str:
-    fix = next((fix for sign, fix in _FIXES.items() if sign in failure), "check its installation and its data")
+    fix = next(
+        (fix for sign, fix in _FIXES.items() if sign in failure),
+        "check its installation and its data",
+    )
     return f"AppWorld does not start in {launch.python}: {one_line(failure, 300)}; {fix}"

@@ -94,7 +94,10 @@ class AppWorldSource:
             )
         self._launch = Launch(str(Path(program).absolute()), str(self._folder), isolation)
         self._server: Server | None = None
-        listed = {path.stem: self._listed(path) for path in sorted((self._folder / "datasets").glob("*.txt"))}
+        listed = {
+            path.stem: self._listed(path)
+            for path in sorted((self._folder / "datasets").glob("*.txt"))
+        }
         self._splits = {name: listed.get(name, ()) for name in dict.fromkeys((*SPLITS, *listed))}
         self._split_of: dict[str, str] = {}
         for name, ids in self._splits.items():
@@ -103,7 +106,9 @@ class AppWorldSource:
         self._facts = lru_cache(4096)(self._read)
         if max_difficulty < 3:
             easy = {one for one in self._split_of if self._facts(one)[1] <= max_difficulty}
-            self._splits = {name: tuple(one for one in ids if one in easy) for name, ids in self._splits.items()}
+            self._splits = {
+                name: tuple(one for one in ids if one in easy) for name, ids in self._splits.items()
+            }
         self._versions = {
             "backend": "appworld",
             "state": f"{rules.observation}, at most {limits.longest} characters",
@@ -143,7 +148,9 @@ class AppWorldSource:
             f"email {person['email']}, phone number {person['phone_number']}"
         )
         versions = {**self._versions, "data": str(specs.get("db_version", ""))}
-        return Task(task_id, self._split_of[task_id], instruction, f"difficulty {difficulty}", versions)
+        return Task(
+            task_id, self._split_of[task_id], instruction, f"difficulty {difficulty}", versions
+        )
 
     def engine(self) -> AppWorldEngine:
         """Return a new engine. Its process starts with the first task."""
@@ -164,10 +171,14 @@ class AppWorldSource:
         for name in SOLUTIONS:
             if (folder / name).is_file():
                 return (folder / name).read_text(encoding="utf-8")
-        raise InputError(f"AppWorld's task {task_id} has no solution program in {folder}; choose another split")
+        raise InputError(
+            f"AppWorld's task {task_id} has no solution program in {folder}; choose another split"
+        )
 
     def _listed(self, path: Path) -> tuple[str, ...]:
-        lines = (line.partition(":")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+        lines = (
+            line.partition(":")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()
+        )
         return tuple(dict.fromkeys(line for line in lines if line))
 
     def _read(self, task_id: str) -> tuple[dict[str, Any], int]:
@@ -175,7 +186,11 @@ class AppWorldSource:
         folder = self._folder / "tasks" / task_id
         try:
             specs = json.loads((folder / "specs.json").read_text(encoding="utf-8"))
-            metadata = json.loads((folder / "ground_truth" / "metadata.json").read_text(encoding="utf-8"))
+            metadata = json.loads(
+                (folder / "ground_truth" / "metadata.json").read_text(encoding="utf-8")
+            )
             return specs, int(metadata["difficulty"])
         except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"AppWorld's task {task_id} in {folder} cannot be read: {one_line(error, 200)}") from None
+            raise InputError(
+                f"AppWorld's task {task_id} in {folder} cannot be read: {one_line(error, 200)}"
+            ) from None

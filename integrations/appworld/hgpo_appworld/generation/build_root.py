@@ -30,7 +30,9 @@ def main(plan_file: str, root: str) -> None:
     write_base(data / "base_dbs", plan["rows"], docs)
     (data / "datasets").mkdir()
     for split, ids in plan["splits"].items():
-        (data / "datasets" / f"{split}.txt").write_text("".join(f"{task_id}\n" for task_id in ids), "utf-8")
+        (data / "datasets" / f"{split}.txt").write_text(
+            "".join(f"{task_id}\n" for task_id in ids), "utf-8"
+        )
     for number, task in enumerate(plan["tasks"]):
         report("tasks", number, len(plan["tasks"]))
         write_task(data, task, plan["now"])
@@ -51,7 +53,9 @@ def write_api_docs(folder: Path) -> list[dict[str, Any]]:
     for number, app in enumerate(apps):
         report("API documentation", number, len(apps))
         docs += collection[app].values()
-        content = {name: {**doc, "canary_string": CANARY_STRING} for name, doc in collection[app].items()}
+        content = {
+            name: {**doc, "canary_string": CANARY_STRING} for name, doc in collection[app].items()
+        }
         write_json(folder / f"{app}.json", content)
     report("API documentation", len(apps), len(apps))
     return docs
@@ -93,7 +97,9 @@ def write_task(data: Path, task: dict[str, Any], now: str) -> None:
     truth = folder / "ground_truth"
     truth.mkdir(parents=True)
     apps = get_all_apps()
-    models = ModelCollection.load(f":memory:task_input-{task['id']}", str(data / "base_dbs"), load_apps=list(apps))
+    models = ModelCollection.load(
+        f":memory:task_input-{task['id']}", str(data / "base_dbs"), load_apps=list(apps)
+    )
     write_rows(models, task["rows"])
     models.save(str(folder / "dbs"), format="changes", app_names=list(apps))
     CachedDBHandler.reset()
@@ -145,7 +151,9 @@ def with_times(model: Any, fields: dict[str, Any]) -> dict[str, Any]:  # noqa: A
     """Return the fields with texts replaced by times where the model expects times."""
     kinds = {name: kind.outer_type_ for name, kind in model.__fields__.items()}
     return {
-        name: datetime.fromisoformat(value) if isinstance(value, str) and kinds[name] is datetime else value
+        name: datetime.fromisoformat(value)
+        if isinstance(value, str) and kinds[name] is datetime
+        else value
         for name, value in fields.items()
     }
 

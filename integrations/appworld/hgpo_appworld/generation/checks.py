@@ -32,9 +32,13 @@ class Check:
 
 RIGHT_ANSWER: Final = Check("the answer is right", "test.answer(answer, ground_truth_answer)")
 NOTHING_CHANGED: Final = Check(
-    "nothing in the apps has changed", "test.case(models.changed_model_names(), '==', set())", holds_at_start=True
+    "nothing in the apps has changed",
+    "test.case(models.changed_model_names(), '==', set())",
+    holds_at_start=True,
 )
-NO_ANSWER: Final = Check("no answer is given", "test.case(answer, 'in', [None, '<<NOT_GIVEN>>'])", holds_at_start=True)
+NO_ANSWER: Final = Check(
+    "no answer is given", "test.case(answer, 'in', [None, '<<NOT_GIVEN>>'])", holds_at_start=True
+)
 
 
 def only_changed(*models: str) -> Check:
@@ -44,7 +48,9 @@ def only_changed(*models: str) -> Check:
     "test.case(models.changed_model_names(), '==', {'phone.Alarm'})"
     """
     names = ", ".join(repr(name) for name in sorted(models))
-    return Check(f"only {names} changed", f"test.case(models.changed_model_names(), '==', {{{names}}})")
+    return Check(
+        f"only {names} changed", f"test.case(models.changed_model_names(), '==', {{{names}}})"
+    )
 
 
 def counts(model: str, *, added: str = "0", updated: str = "0", removed: str = "0") -> Check:
@@ -94,7 +100,9 @@ def only_fields(model: str, *fields: str) -> Check:
 
 def evaluation(checks: Sequence[Check]) -> str:
     """Return the text of `evaluation.py`."""
-    blocks = [f"with test({check.requirement!r}):\n{indent(check.code, '    ')}" for check in checks]
+    blocks = [
+        f"with test({check.requirement!r}):\n{indent(check.code, '    ')}" for check in checks
+    ]
     body = "\n".join(["answer = json.loads(models.end.supervisor.Task.first().answer)", *blocks])
     parameters = "test, public_data, private_data, main_user, models, ground_truth_answer"
     return f"import json\n\n\ndef evaluate({parameters}):\n{indent(body, '    ')}\n"

@@ -59,12 +59,16 @@ def _alarm_time(world: World, person: Person, rng: random.Random, rows: Rows) ->
 
 def _tagged_notes(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
     del rows
-    tag = rng.choice([tag for tag in NOTE_TAGS if any(tag in note.tags for note in world.notes[person.id])])
+    tag = rng.choice(
+        [tag for tag in NOTE_TAGS if any(tag in note.tags for note in world.notes[person.id])]
+    )
     steps = [
         PASSWORDS,
         login("simple_note"),
         all_pages(
-            "notes", "apis.simple_note.search_notes(access_token=simple_note_token", "[note['tags'] for note in notes]"
+            "notes",
+            "apis.simple_note.search_notes(access_token=simple_note_token",
+            "[note['tags'] for note in notes]",
         ),
         f"tagged = [note for note in notes if {tag!r} in note['tags']]\nprint(len(tagged))",
         finish("len(tagged)"),
@@ -89,7 +93,9 @@ def _switch_alarm(world: World, person: Person, rng: random.Random, rows: Rows) 
         finish(),
     ]
     private = {"alarm": alarm.id, "enabled": not alarm.enabled}
-    return Draft(f'Switch {verb} the alarm labelled "{alarm.label}" on my phone.', steps, None, private)
+    return Draft(
+        f'Switch {verb} the alarm labelled "{alarm.label}" on my phone.', steps, None, private
+    )
 
 
 def _new_file(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
@@ -115,10 +121,19 @@ def _new_file(world: World, person: Person, rng: random.Random, rows: Rows) -> D
     return Draft(instruction, steps, None, private)
 
 
-LIBRARY_SIZE: Final = Scenario("library_size", "train", 1, ("spotify",), _library_size, (RIGHT_ANSWER, NOTHING_CHANGED))
-ALARM_TIME: Final = Scenario("alarm_time", "dev", 1, ("phone",), _alarm_time, (RIGHT_ANSWER, NOTHING_CHANGED))
+LIBRARY_SIZE: Final = Scenario(
+    "library_size", "train", 1, ("spotify",), _library_size, (RIGHT_ANSWER, NOTHING_CHANGED)
+)
+ALARM_TIME: Final = Scenario(
+    "alarm_time", "dev", 1, ("phone",), _alarm_time, (RIGHT_ANSWER, NOTHING_CHANGED)
+)
 TAGGED_NOTES: Final = Scenario(
-    "tagged_notes", "test_normal", 1, ("simple_note",), _tagged_notes, (RIGHT_ANSWER, NOTHING_CHANGED)
+    "tagged_notes",
+    "test_normal",
+    1,
+    ("simple_note",),
+    _tagged_notes,
+    (RIGHT_ANSWER, NOTHING_CHANGED),
 )
 SWITCH_ALARM: Final = Scenario(
     "switch_alarm",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from hgpo_appworld.generation.checks import NO_ANSWER, ONE_NEW_FILE, counts, only_changed, only_fields, records
+from hgpo_appworld.generation.checks import (
+    NO_ANSWER,
+    ONE_NEW_FILE,
+    counts,
+    only_changed,
+    only_fields,
+    records,
+)
 from hgpo_appworld.generation.programs import PASSWORDS, all_pages, finish, login
 from hgpo_appworld.generation.scenario import Draft, Scenario
 from hgpo_appworld.generation.words import CHORES, EXPENSES, MONEY_NOTES, SENTENCES
@@ -24,7 +31,9 @@ def _contacts_of(relationship: str) -> str:
     )
 
 
-def _add_note(rows: Rows, person: Person, rng: random.Random, title: str, lines: list[str], tag: str) -> None:
+def _add_note(
+    rows: Rows, person: Person, rng: random.Random, title: str, lines: list[str], tag: str
+) -> None:
     """Add a note of the last days, with one entry per line."""
     made = ago(rng, 20)
     rows.add(
@@ -43,7 +52,10 @@ def _add_note(rows: Rows, person: Person, rng: random.Random, title: str, lines:
 def _note_lines(title: str) -> list[str]:
     """Return the steps that find a note and split it into lines."""
     return [
-        all_pages("notes", f"apis.simple_note.search_notes(query={title!r}, access_token=simple_note_token"),
+        all_pages(
+            "notes",
+            f"apis.simple_note.search_notes(query={title!r}, access_token=simple_note_token",
+        ),
         (
             f"wanted = next(note for note in notes if note['title'] == {title!r})\n"
             "note = apis.simple_note.show_note(note_id=wanted['note_id'], access_token=simple_note_token)\n"
@@ -83,7 +95,9 @@ def _request_shares(world: World, person: Person, rng: random.Random, rows: Rows
     title = f"{rng.choice(EXPENSES)} {NOW.year}"
     debtors = rng.sample(world.contacts[person.id]["friend"], 3)
     amounts = [rng.randrange(500, 9900) for _ in debtors]
-    lines = [f"{debtor.email}: {cents / 100:.2f}" for debtor, cents in zip(debtors, amounts, strict=True)]
+    lines = [
+        f"{debtor.email}: {cents / 100:.2f}" for debtor, cents in zip(debtors, amounts, strict=True)
+    ]
     _add_note(rows, person, rng, title, lines, "money")
     steps = [
         PASSWORDS,
@@ -116,7 +130,10 @@ def _save_email(world: World, person: Person, rng: random.Random, rows: Rows) ->
         PASSWORDS,
         login("gmail"),
         login("file_system"),
-        all_pages("threads", f"apis.gmail.show_inbox_threads(from_email={sender.email!r}, access_token=gmail_token"),
+        all_pages(
+            "threads",
+            f"apis.gmail.show_inbox_threads(from_email={sender.email!r}, access_token=gmail_token",
+        ),
         (
             f"wanted = next(thread for thread in threads if thread['subject'] == {subject!r})\n"
             "email = apis.gmail.show_email(email_id=wanted['email_ids'][0], access_token=gmail_token)\n"
@@ -136,9 +153,14 @@ def _save_email(world: World, person: Person, rng: random.Random, rows: Rows) ->
 
 
 def _note_to_tasks(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
-    project, (project_id, _) = rng.choice([entry for entry in world.projects[person.id].items() if entry[0] != "Inbox"])
+    project, (project_id, _) = rng.choice(
+        [entry for entry in world.projects[person.id].items() if entry[0] != "Inbox"]
+    )
     title = f"To do for {project}"
-    chores = [f"{chore} ({number})" for number, chore in enumerate(rng.sample(CHORES, rng.randrange(3, 6)), 1)]
+    chores = [
+        f"{chore} ({number})"
+        for number, chore in enumerate(rng.sample(CHORES, rng.randrange(3, 6)), 1)
+    ]
     _add_note(rows, person, rng, title, chores, "ideas")
     steps = [
         PASSWORDS,
@@ -161,7 +183,9 @@ def _note_to_tasks(world: World, person: Person, rng: random.Random, rows: Rows)
         f'Add a task to my Todoist project "{project}" for every line of my Simple Note note "{title}". '
         "The line is the title of the task."
     )
-    return Draft(instruction, steps, None, {"titles": chores, "project": project_id, "user": person.id})
+    return Draft(
+        instruction, steps, None, {"titles": chores, "project": project_id, "user": person.id}
+    )
 
 
 def _answer_requests(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
@@ -189,7 +213,10 @@ def _answer_requests(world: World, person: Person, rng: random.Random, rows: Row
         login("phone"),
         login("venmo"),
         _contacts_of(relationship),
-        all_pages("requests", "apis.venmo.show_received_payment_requests(status='pending', access_token=venmo_token"),
+        all_pages(
+            "requests",
+            "apis.venmo.show_received_payment_requests(status='pending', access_token=venmo_token",
+        ),
         (
             "emails = [contact['email'] for contact in contacts]\n"
             "for request in requests:\n"
@@ -284,8 +311,12 @@ ANSWER_REQUESTS: Final = Scenario(
     _answer_requests,
     (
         NO_ANSWER,
-        only_changed("venmo.PaymentRequest", "venmo.Transaction", "venmo.User", "venmo.Notification"),
-        counts("venmo.PaymentRequest", updated="len(private_data.approved) + len(private_data.denied)"),
+        only_changed(
+            "venmo.PaymentRequest", "venmo.Transaction", "venmo.User", "venmo.Notification"
+        ),
+        counts(
+            "venmo.PaymentRequest", updated="len(private_data.approved) + len(private_data.denied)"
+        ),
         records(
             "the right requests are approved",
             "venmo.PaymentRequest",

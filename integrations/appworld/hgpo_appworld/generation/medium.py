@@ -42,13 +42,19 @@ def _most_played(world: World, person: Person, rng: random.Random, rows: Rows) -
         f"wanted = {choose.__name__}(songs, key=lambda song: song['play_count'])\nprint(wanted['title'])",
         finish("wanted['title']"),
     ]
-    return Draft(f"What is the title of the {which} played song in my Spotify song library?", steps, song.title)
+    return Draft(
+        f"What is the title of the {which} played song in my Spotify song library?",
+        steps,
+        song.title,
+    )
 
 
 def _money_sent(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
     del rows
     mine = [t for t in world.transfers if t.sender == person.id and t.sent.year == NOW.year]
-    friend = world.person(rng.choice([t.receiver for t in mine] or [world.contacts[person.id]["friend"][0].id]))
+    friend = world.person(
+        rng.choice([t.receiver for t in mine] or [world.contacts[person.id]["friend"][0].id])
+    )
     cents = sum(t.cents for t in mine if t.receiver == friend.id)
     steps = [
         PASSWORDS,
@@ -95,7 +101,9 @@ def _urgent_chores(world: World, person: Person, rng: random.Random, rows: Rows)
         ),
         finish(),
     ]
-    private = {"tasks": [chore.id for chore in chores if chore.priority == priority and not chore.done]}
+    private = {
+        "tasks": [chore.id for chore in chores if chore.priority == priority and not chore.done]
+    }
     instruction = f'Mark all {priority} priority tasks of my Todoist project "{name}" as completed.'
     return Draft(instruction, steps, None, private)
 
@@ -172,11 +180,17 @@ def _text_contacts(world: World, person: Person, rng: random.Random, rows: Rows)
         "text": text,
         "user": person.id,
     }
-    return Draft(f'Send a text message to each of my {relationship}s: "{text}"', steps, None, private)
+    return Draft(
+        f'Send a text message to each of my {relationship}s: "{text}"', steps, None, private
+    )
 
 
-MOST_PLAYED: Final = Scenario("most_played", "train", 2, ("spotify",), _most_played, (RIGHT_ANSWER, NOTHING_CHANGED))
-MONEY_SENT: Final = Scenario("money_sent", "dev", 2, ("venmo",), _money_sent, (RIGHT_ANSWER, NOTHING_CHANGED))
+MOST_PLAYED: Final = Scenario(
+    "most_played", "train", 2, ("spotify",), _most_played, (RIGHT_ANSWER, NOTHING_CHANGED)
+)
+MONEY_SENT: Final = Scenario(
+    "money_sent", "dev", 2, ("venmo",), _money_sent, (RIGHT_ANSWER, NOTHING_CHANGED)
+)
 URGENT_CHORES: Final = Scenario(
     "urgent_chores",
     "test_normal",
@@ -188,7 +202,9 @@ URGENT_CHORES: Final = Scenario(
         only_changed("todoist.Task"),
         counts("todoist.Task", updated="len(private_data.tasks)"),
         only_fields("todoist.Task", "is_completed"),
-        records("the right tasks changed", "todoist.Task", "updated", "record.id", "private_data.tasks"),
+        records(
+            "the right tasks changed", "todoist.Task", "updated", "record.id", "private_data.tasks"
+        ),
     ),
 )
 STAR_THREADS: Final = Scenario(
@@ -229,7 +245,13 @@ GENRE_PLAYLIST: Final = Scenario(
             "[(private_data.title, private_data.user)]",
         ),
         counts("spotify.PlaylistSong", added="len(private_data.songs)"),
-        records("it has the right songs", "spotify.PlaylistSong", "added", "record.song_id", "private_data.songs"),
+        records(
+            "it has the right songs",
+            "spotify.PlaylistSong",
+            "added",
+            "record.song_id",
+            "private_data.songs",
+        ),
     ),
 )
 TEXT_CONTACTS: Final = Scenario(

@@ -74,7 +74,10 @@ class PlannedTask:
             "answer": self.draft.answer,
             "private_data": self.draft.private,
             "evaluation": evaluation(scenario.checks),
-            "test_data": [{"requirement": check.requirement, "label": check.label} for check in scenario.checks],
+            "test_data": [
+                {"requirement": check.requirement, "label": check.label}
+                for check in scenario.checks
+            ],
             "solution": solution(self.draft.steps),
         }
 
@@ -93,7 +96,9 @@ class Plan:
             "seed": self.seed,
             "now": NOW.isoformat(),
             "rows": [dict(vars(row)) for row in self.world.rows.rows],
-            "splits": {split: [t.id for t in self.tasks if t.scenario.split == split] for split in SPLITS},
+            "splits": {
+                split: [t.id for t in self.tasks if t.scenario.split == split] for split in SPLITS
+            },
             "tasks": [task.to_dict() for task in self.tasks],
         }
 
@@ -139,6 +144,10 @@ def _add_supervisor(rows: Rows, person: Person, instruction: str) -> None:
     )
     for app in ACCOUNTS:
         rows.add(
-            "supervisor", "AccountPassword", supervisor_id=supervisor, account_name=app, password=person.password(app)
+            "supervisor",
+            "AccountPassword",
+            supervisor_id=supervisor,
+            account_name=app,
+            password=person.password(app),
         )
     rows.add("supervisor", "Task", supervisor_id=supervisor, instruction=instruction)

@@ -46,14 +46,24 @@ def write_root(
     """
     plan = make_plan(seed, tasks).to_dict()
     tell = (lambda line: progress(*line)) if progress else None
-    with writing(root), new_folder(root) as made, tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch:
+    with (
+        writing(root),
+        new_folder(root) as made,
+        tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch,
+    ):
         # AppWorld takes paths with the word "memory" for databases in memory, so it gets a path of our own
         place = Path(scratch) / "root"
         place.symlink_to(made, target_is_directory=True)
         planned = Path(scratch) / "plan.json"
         planned.write_text(json.dumps(plan), "utf-8")
         command = [python, "-s", str(_SCRIPT), str(planned), str(place)]
-        run(command, "writing the world", environment=_environment(scratch), folder=Path(scratch), told=tell)
+        run(
+            command,
+            "writing the world",
+            environment=_environment(scratch),
+            folder=Path(scratch),
+            told=tell,
+        )
     return {split: len(ids) for split, ids in plan["splits"].items()}
 
 

@@ -27,9 +27,34 @@ ARTISTS: Final = (
     "The Slow Trains", "Marisol Vane", "Tin Orchard", "Kestrel & Co", "Halftone", "Juniper Low", "Night Ferry",
     "The Paper Kings", "Solveig Brun", "Copper Fields",
 )  # fmt: skip
-ALBUM_WORDS: Final = ("Letters", "Maps", "Signals", "Echoes", "Seasons", "Corners", "Postcards", "Fragments")
-PLAYLISTS: Final = ("Morning run", "Long drive", "Cooking", "Late work", "Rainy Sunday", "Focus", "Party", "Old days")
-NEW_PLAYLISTS: Final = ("Fresh start", "Evening mix", "Weekend picks", "Travel mix", "Calm hours", "Kitchen radio")
+ALBUM_WORDS: Final = (
+    "Letters",
+    "Maps",
+    "Signals",
+    "Echoes",
+    "Seasons",
+    "Corners",
+    "Postcards",
+    "Fragments",
+)
+PLAYLISTS: Final = (
+    "Morning run",
+    "Long drive",
+    "Cooking",
+    "Late work",
+    "Rainy Sunday",
+    "Focus",
+    "Party",
+    "Old days",
+)
+NEW_PLAYLISTS: Final = (
+    "Fresh start",
+    "Evening mix",
+    "Weekend picks",
+    "Travel mix",
+    "Calm hours",
+    "Kitchen radio",
+)
 
 NOTE_TAGS: Final = ("travel", "recipes", "ideas", "health", "books", "garden")
 NOTE_TITLES: Final = (
@@ -52,14 +77,30 @@ SUBJECTS: Final = (
     "Minutes of the meeting", "Holiday photos", "Question about the lease", "Your parcel", "Recipe you asked for",
     "Plans for Saturday", "Draft of the report", "Choir practice", "Neighbours' party", "Lost umbrella",
 )  # fmt: skip
-PROJECTS: Final = ("Moving house", "Spring cleaning", "Book fair", "Garden shed", "Website", "School trip")
+PROJECTS: Final = (
+    "Moving house",
+    "Spring cleaning",
+    "Book fair",
+    "Garden shed",
+    "Website",
+    "School trip",
+)
 CHORES: Final = (
     "Buy boxes", "Call the plumber", "Measure the hall", "Order chairs", "Print the flyers", "Ask for quotes",
     "Pay the deposit", "Clean the gutters", "Sort the cables", "Book the van", "Write the invitation",
     "Return the keys", "Fix the hinge", "Collect the signs", "Label the shelves", "Test the lamps", "Update the list",
     "Pack the dishes",
 )  # fmt: skip
-FILE_NAMES: Final = ("budget", "cv", "tickets", "manual", "contract", "route", "scores", "inventory")
+FILE_NAMES: Final = (
+    "budget",
+    "cv",
+    "tickets",
+    "manual",
+    "contract",
+    "route",
+    "scores",
+    "inventory",
+)
 FOLDERS: Final = ("documents", "downloads", "notes")
 EXPENSES: Final = ("Ski weekend", "Lake cabin", "City trip", "Garden party", "Band rehearsal")
 MESSAGES: Final = (

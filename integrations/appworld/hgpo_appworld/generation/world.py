@@ -192,7 +192,9 @@ def ago(rng: random.Random, days: int) -> str:
 
 def _people(world: World, rng: random.Random) -> None:
     last_names = rng.sample(words.LAST_NAMES, len(words.LAST_NAMES))
-    for number, ((first, sex), last) in enumerate(zip(words.FIRST_NAMES, last_names, strict=True), 1):
+    for number, ((first, sex), last) in enumerate(
+        zip(words.FIRST_NAMES, last_names, strict=True), 1
+    ):
         born = datetime(1960, 1, 1) + timedelta(days=rng.randrange(16_000))  # noqa: DTZ001 - a date
         phone = f"555{rng.randrange(10**7):07d}"
         world.people.append(Person(number, first, last, sex, phone, born.date().isoformat()))
@@ -209,14 +211,24 @@ def _people(world: World, rng: random.Random) -> None:
         )
         for app in ACCOUNTS:
             world.rows.add(
-                "admin", "AccountPassword", main_user_id=person.id, account_name=app, password=person.password(app)
+                "admin",
+                "AccountPassword",
+                main_user_id=person.id,
+                account_name=app,
+                password=person.password(app),
             )
             contact = {"phone_number": person.phone} if app == "phone" else {"email": person.email}
             extra: dict[str, Any] = {} if app == "phone" else {"verified": True}
             if app == "venmo":
                 extra["venmo_balance"] = float(rng.randrange(600, 1500))
             world.rows.add(
-                app, "User", **names, **contact, password=person.password(app), created_at=ago(rng, 900), **extra
+                app,
+                "User",
+                **names,
+                **contact,
+                password=person.password(app),
+                created_at=ago(rng, 900),
+                **extra,
             )
 
 
@@ -244,12 +256,20 @@ def _contacts(world: World, rng: random.Random) -> None:
                     created_at=ago(rng, 700),
                 )
         for friend in known["friend"]:
-            world.rows.add("venmo", "Friendship", user_id=person.id, friend_id=friend.id, created_at=ago(rng, 700))
+            world.rows.add(
+                "venmo",
+                "Friendship",
+                user_id=person.id,
+                friend_id=friend.id,
+                created_at=ago(rng, 700),
+            )
 
 
 def _music(world: World, rng: random.Random) -> None:
     for name in words.ARTISTS:
-        world.rows.add("spotify", "Artist", name=name, genre=rng.choice(words.GENRES), created_at=ago(rng, 900))
+        world.rows.add(
+            "spotify", "Artist", name=name, genre=rng.choice(words.GENRES), created_at=ago(rng, 900)
+        )
     albums = []
     for word in words.ALBUM_WORDS:
         artist = rng.randrange(1, len(words.ARTISTS) + 1)
@@ -285,20 +305,50 @@ def _music(world: World, rng: random.Random) -> None:
     for person in world.people:
         own = world.library[person.id] = rng.sample(world.songs, rng.randrange(6, 30))
         for song in own:
-            world.rows.add("spotify", "UserLibrarySong", user_id=person.id, song_id=song.id, created_at=ago(rng, 500))
+            world.rows.add(
+                "spotify",
+                "UserLibrarySong",
+                user_id=person.id,
+                song_id=song.id,
+                created_at=ago(rng, 500),
+            )
         kept = rng.sample(albums, rng.randrange(2, 8))
         world.albums[person.id] = len(kept)
         for album in kept:
-            world.rows.add("spotify", "UserLibraryAlbum", user_id=person.id, album_id=album, created_at=ago(rng, 500))
+            world.rows.add(
+                "spotify",
+                "UserLibraryAlbum",
+                user_id=person.id,
+                album_id=album,
+                created_at=ago(rng, 500),
+            )
         titles = world.playlists[person.id] = rng.sample(words.PLAYLISTS, rng.randrange(2, 8))
         for title in titles:
             playlist = world.rows.add(
-                "spotify", "Playlist", title=title, user_id=person.id, is_public=False, created_at=ago(rng, 400)
+                "spotify",
+                "Playlist",
+                title=title,
+                user_id=person.id,
+                is_public=False,
+                created_at=ago(rng, 400),
             )
             for song in rng.sample(world.songs, rng.randrange(2, 7)):
-                world.rows.add("spotify", "PlaylistSong", playlist_id=playlist, song_id=song.id, added_at=ago(rng, 300))
+                world.rows.add(
+                    "spotify",
+                    "PlaylistSong",
+                    playlist_id=playlist,
+                    song_id=song.id,
+                    added_at=ago(rng, 300),
+                )
         queue = [song.id for song in rng.sample(world.songs, 5)]
-        world.rows.add("spotify", "MusicPlayer", user_id=person.id, queue_song_ids=queue, cursor_position=0, volume=5)
+        world.rows.add(
+            "spotify",
+            "MusicPlayer",
+            user_id=person.id,
+            queue_song_ids=queue,
+            cursor_position=0,
+            volume=5,
+        )
 
 
 def _notes(world: World, rng: random.Random) -> None:
@@ -361,7 +411,9 @@ def _money(world: World, rng: random.Random) -> None:
                 updated_at=sent,
                 private=False,
             )
-            world.transfers.append(Transfer(sender.id, receiver.id, cents, datetime.fromisoformat(sent)))
+            world.transfers.append(
+                Transfer(sender.id, receiver.id, cents, datetime.fromisoformat(sent))
+            )
 
 
 def _mail(world: World, rng: random.Random) -> None:
@@ -379,7 +431,14 @@ def _mail(world: World, rng: random.Random) -> None:
 
 
 def add_email(
-    rows: Rows, sender: Person, receiver: Person, subject: str, body: str, sent: str, *, starred: bool = False
+    rows: Rows,
+    sender: Person,
+    receiver: Person,
+    subject: str,
+    body: str,
+    sent: str,
+    *,
+    starred: bool = False,
 ) -> int:
     """Add an email and return the id of its thread in the receiver's inbox."""
     email = rows.add(
@@ -425,11 +484,19 @@ def _chores(world: World, rng: random.Random) -> None:
                 created_at=ago(rng, 300),
             )
             world.rows.add(
-                "todoist", "ProjectCollaboratorLink", project_id=project, user_id=person.id, created_at=ago(rng, 300)
+                "todoist",
+                "ProjectCollaboratorLink",
+                project_id=project,
+                user_id=person.id,
+                created_at=ago(rng, 300),
             )
             chores = []
             for order, title in enumerate(rng.sample(words.CHORES, rng.randrange(6, 10))):
-                priority = ("high", "medium", "low")[order] if order < 3 else rng.choice(["high", "medium", "low"])
+                priority = (
+                    ("high", "medium", "low")[order]
+                    if order < 3
+                    else rng.choice(["high", "medium", "low"])
+                )
                 done = order > 2 and rng.random() < 0.3
                 number = world.rows.add(
                     "todoist",
@@ -452,7 +519,14 @@ def _files(world: World, rng: random.Random) -> None:
         folders = ["/", "/home/", person.home, *(f"{person.home}{name}/" for name in words.FOLDERS)]
         for folder in folders:
             made = ago(rng, 900)
-            world.rows.add("file_system", "Directory", path=folder, user_id=person.id, created_at=made, updated_at=made)
+            world.rows.add(
+                "file_system",
+                "Directory",
+                path=folder,
+                user_id=person.id,
+                created_at=made,
+                updated_at=made,
+            )
         own = world.files[person.id] = []
         for name in rng.sample(words.FILE_NAMES, rng.randrange(4, 7)):
             path = f"{rng.choice(folders[3:])}{name}.txt"

@@ -64,11 +64,18 @@ def plan(instruction: str) -> list[Attempt]:
     """Return what to look up and what to do for an instruction."""
     understood = find_skill(instruction)
     lowered = instruction.lower()
-    apps = understood[0].apps if understood else [app for app in ACCOUNTS if app.replace("_", " ") in lowered]
+    apps = (
+        understood[0].apps
+        if understood
+        else [app for app in ACCOUNTS if app.replace("_", " ") in lowered]
+    )
     apis = [*(understood[0].apis if understood else ()), *(f"{app}.login" for app in apps)]
     return [
         _LIST_APPS,
-        *(_list_apis(app, next((api for api in apis if api.startswith(f"{app}.")), "")) for app in apps),
+        *(
+            _list_apis(app, next((api for api in apis if api.startswith(f"{app}.")), ""))
+            for app in apps
+        ),
         *(_read_doc(*api.split(".")) for api in apis),
         _PASSWORDS,
         *(_log_in(app) for app in apps),
@@ -79,7 +86,9 @@ def plan(instruction: str) -> list[Attempt]:
 def _list_apis(app: str, wanted: str) -> Attempt:
     """Return the attempt that lists the APIs of an app, which must show the one that is wanted first."""
     name = wanted.partition(".")[2]
-    return Attempt(f"print(apis.api_docs.show_api_descriptions(app_name={app!r}))", f'"name": "{name}",')
+    return Attempt(
+        f"print(apis.api_docs.show_api_descriptions(app_name={app!r}))", f'"name": "{name}",'
+    )
 
 
 def _read_doc(app: str, api: str) -> Attempt:

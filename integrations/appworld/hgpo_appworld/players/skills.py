@@ -66,11 +66,16 @@ def _answered(program: str, answer: str) -> list[Attempt]:
 
 def _done(*programs: str, shows: str = "message") -> list[Attempt]:
     """Return the attempts that execute programs and then complete the task."""
-    return [*(Attempt(program, shows) for program in programs), Attempt("apis.supervisor.complete_task()")]
+    return [
+        *(Attempt(program, shows) for program in programs),
+        Attempt("apis.supervisor.complete_task()"),
+    ]
 
 
 def _library_size(found: re.Match[str]) -> list[Attempt]:
-    return _answered(f"entries = apis.spotify.show_{found[1]}_library(access_token=spotify_key)", "len(entries)")
+    return _answered(
+        f"entries = apis.spotify.show_{found[1]}_library(access_token=spotify_key)", "len(entries)"
+    )
 
 
 def _alarm_time(found: re.Match[str]) -> list[Attempt]:
@@ -82,7 +87,8 @@ def _alarm_time(found: re.Match[str]) -> list[Attempt]:
 
 def _tagged_notes(found: re.Match[str]) -> list[Attempt]:
     return _answered(
-        f"entries = apis.simple_note.search_notes(tags=[{found[1]!r}], access_token=simple_note_key)", "len(entries)"
+        f"entries = apis.simple_note.search_notes(tags=[{found[1]!r}], access_token=simple_note_key)",
+        "len(entries)",
     )
 
 
@@ -215,11 +221,21 @@ def _text_contacts(found: re.Match[str]) -> list[Attempt]:
 SKILLS: Final = (
     Skill(
         r"How many (song|album|playlist)s are there in my Spotify",
-        ("spotify.show_song_library", "spotify.show_album_library", "spotify.show_playlist_library"),
+        (
+            "spotify.show_song_library",
+            "spotify.show_album_library",
+            "spotify.show_playlist_library",
+        ),
         _library_size,
     ),
-    Skill(r'What time is the alarm labelled "(.+)" on my phone', ("phone.show_alarms",), _alarm_time),
-    Skill(r'How many of my notes in Simple Note have the tag "(.+)"', ("simple_note.search_notes",), _tagged_notes),
+    Skill(
+        r'What time is the alarm labelled "(.+)" on my phone', ("phone.show_alarms",), _alarm_time
+    ),
+    Skill(
+        r'How many of my notes in Simple Note have the tag "(.+)"',
+        ("simple_note.search_notes",),
+        _tagged_notes,
+    ),
     Skill(
         r"title of the (most|least) played song in my Spotify",
         ("spotify.show_song_library", "spotify.show_song"),
@@ -262,7 +278,12 @@ SKILLS: Final = (
     ),
     Skill(
         r'Add a task to my Todoist project "(.+)" for every line of my Simple Note note "(.+)"\. The line',
-        ("simple_note.search_notes", "simple_note.show_note", "todoist.show_projects", "todoist.create_task"),
+        (
+            "simple_note.search_notes",
+            "simple_note.show_note",
+            "todoist.show_projects",
+            "todoist.create_task",
+        ),
         _note_to_tasks,
     ),
     Skill(

@@ -20,20 +20,27 @@ from hgpo_envs.errors import InputError
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("root", type=Path, help="AppWorld's root, with tasks that have solutions")
-    parser.add_argument("--programs", type=int, default=200, help="number of programs (default: 200)")
+    parser.add_argument(
+        "--programs", type=int, default=200, help="number of programs (default: 200)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--python", help="AppWorld's interpreter")
     given = parser.parse_args()
     try:
-        sys.exit(_compare(given.root, given.python or str(default_python()), given.programs, given.seed))
+        sys.exit(
+            _compare(given.root, given.python or str(default_python()), given.programs, given.seed)
+        )
     except InputError as error:
         sys.exit(f"error: {error}")
 
 
 def _compare(root: Path, python: str, programs: int, seed: int) -> int:
-    episodes = random_episodes(root, -(-programs // (STEPS - 1)), seed)  # some end before their last program
+    # some end before their last program
+    episodes = random_episodes(root, -(-programs // (STEPS - 1)), seed)
     originals = {
         "class": list(play_class(root, python, episodes)),
         "server": list(play_server(root, python, episodes)),
@@ -43,7 +50,9 @@ def _compare(root: Path, python: str, programs: int, seed: int) -> int:
         for name, played in originals.items():
             for difference in differences(ours, played[number]):
                 wrong += 1
-                sys.stdout.write(f"episode {number} ({episodes[number].task}), engine and {name}: {difference}\n")
+                sys.stdout.write(
+                    f"episode {number} ({episodes[number].task}), engine and {name}: {difference}\n"
+                )
     one = originals["class"]
     sys.stdout.write(
         f"{len(episodes)} episodes, {sum(len(played.outputs) for played in one)} programs executed, "

@@ -65,7 +65,8 @@ def play_engine(root: Path, python: str, episodes: Sequence[Episode]) -> Iterato
             states.append(engine.act(program))
             if states[-1].terminated:
                 break
-        while "tests" not in states[-1].info:  # evaluated at the step limit only, so spend the steps that are left
+        # evaluated at the step limit only, so spend the steps that are left
+        while "tests" not in states[-1].info:
             states[-1] = engine.act("pass")
         info = states[-1].info
         yield Played(
@@ -84,9 +85,16 @@ def play_class(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator
         with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch:
             given = Path(scratch, "episodes.json")
             results = Path(scratch, "results.json")
-            given.write_text(json.dumps([[episode.task, episode.programs] for episode in batch]), "utf-8")
+            given.write_text(
+                json.dumps([[episode.task, episode.programs] for episode in batch]), "utf-8"
+            )
             command = [python, "-s", str(_WORKER), str(given), str(results)]
-            run(command, "AppWorld's class", environment=_environment(root, scratch), folder=Path(scratch))
+            run(
+                command,
+                "AppWorld's class",
+                environment=_environment(root, scratch),
+                folder=Path(scratch),
+            )
             yield from map(_played, json.loads(results.read_text("utf-8")))
 
 
@@ -125,7 +133,9 @@ def batches(episodes: Sequence[Episode]) -> list[list[Episode]]:
 
 def differences(first: Played, second: Played) -> list[str]:
     """Return the names of what differs, with the two values."""
-    pairs = ((name, getattr(first, name), getattr(second, name)) for name in Played.__dataclass_fields__)
+    pairs = (
+        (name, getattr(first, name), getattr(second, name)) for name in Played.__dataclass_fields__
+    )
     return [f"{name}: {one!r} != {other!r}" for name, one, other in pairs if one != other]
 
 
@@ -169,7 +179,15 @@ def _serve(root: Path, python: str, scratch: str) -> Iterator[tuple[int, Call]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [python, "-s", "-m", "uvicorn", "appworld.serve.environment:app", "--host", "127.0.0.1"]
+    command = [
+        python,
+        "-s",
+        "-m",
+        "uvicorn",
+        "appworld.serve.environment:app",
+        "--host",
+        "127.0.0.1",
+    ]
     with Path(scratch, "log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - the user's interpreter
             [*command, "--port", str(port), "--log-level", "error"],
@@ -181,7 +199,9 @@ def _serve(root: Path, python: str, scratch: str) -> Iterator[tuple[int, Call]]:
 
     def call(name: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what the server returns
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/{name}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{port}/{name}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=_STEP_S) as answer:  # noqa: S310
             return json.load(answer)["output"]
@@ -204,4 +224,6 @@ def _await_server(process: subprocess.Popen[bytes], port: int, log: Path) -> Non
         else:
             return
     lines = log.read_text("utf-8", "replace").strip().splitlines()
-    raise InputError(f"AppWorld's server does not start: {lines[-1] if lines else 'it gave no reason'}")
+    raise InputError(
+        f"AppWorld's server does not start: {lines[-1] if lines else 'it gave no reason'}"
+    )

@@ -26,7 +26,13 @@ def main(episodes: str, results: str) -> None:
                 break
         tests = world.evaluate()
         world.close()
-        played.append({"outputs": outputs, "completed": completed, "evaluation": tests.to_dict(stats_only=False)})
+        played.append(
+            {
+                "outputs": outputs,
+                "completed": completed,
+                "evaluation": tests.to_dict(stats_only=False),
+            }
+        )
     Path(results).write_text(json.dumps(played), "utf-8")
     os._exit(0)  # an ordinary exit takes seconds
 

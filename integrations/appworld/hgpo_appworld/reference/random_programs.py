@@ -34,7 +34,17 @@ _ACCOUNTS: Final = (
     "splitwise",
     "amazon",
 )
-_WORDS: Final = ("River", "Packing", "budget", "jazz", "friend", "Moving house", "2023-01-01", "07:30", "~/notes/a.txt")
+_WORDS: Final = (
+    "River",
+    "Packing",
+    "budget",
+    "jazz",
+    "friend",
+    "Moving house",
+    "2023-01-01",
+    "07:30",
+    "~/notes/a.txt",
+)
 _SNIPPETS: Final = (
     "print(1 / 0)",
     "print(undefined_name)",
@@ -85,11 +95,14 @@ def random_episodes(root: Path, number: int, seed: int = 0) -> list[Episode]:
         InputError: If the folder has no tasks or no documentation of APIs.
     """
     docs = {
-        path.stem: json.loads(path.read_text("utf-8")) for path in sorted(root.glob("data/api_docs/standard/*.json"))
+        path.stem: json.loads(path.read_text("utf-8"))
+        for path in sorted(root.glob("data/api_docs/standard/*.json"))
     }
     tasks = sorted(path.name for path in root.glob("data/tasks/*"))
     if not docs or not tasks:
-        raise InputError(f"{root}: expected AppWorld's root with tasks and API documentation, received none")
+        raise InputError(
+            f"{root}: expected AppWorld's root with tasks and API documentation, received none"
+        )
     return [_episode(root, docs, tasks, random.Random(f"{seed}/{n}")) for n in range(number)]
 
 
@@ -176,7 +189,9 @@ def _value(parameter: dict[str, Any], rng: random.Random) -> str:
     choices = [one for one in parameter.get("constraints", ()) if one.startswith("value in ")]
     if choices and rng.random() < 0.8:
         return repr(rng.choice(json.loads(choices[0].removeprefix("value in ").replace("'", '"'))))
-    kind = parameter["type"] if rng.random() < 0.95 else rng.choice(["integer", "string", "boolean"])
+    kind = (
+        parameter["type"] if rng.random() < 0.95 else rng.choice(["integer", "string", "boolean"])
+    )
     if kind.startswith("list"):
         return f"[{_value({'type': kind[5:-1]}, rng)}]"
     if "integer" in kind:

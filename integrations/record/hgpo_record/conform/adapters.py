@@ -49,7 +49,9 @@ class Advantages:
     changed: tuple[str, ...] = ()
 
 
-def plain(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]) -> Advantages:
+def plain(
+    function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]
+) -> Advantages:
     """Call ``function(steps, **settings)`` with a step table (a DataFrame).
 
     It returns one number for each row, or the table with a column ``advantage`` (of Polars or pandas); its rows may
@@ -69,7 +71,9 @@ def plain(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[s
     return Advantages(values, changed=() if steps.equals(kept) else ("steps",))
 
 
-def verl(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]) -> Advantages:
+def verl(
+    function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]
+) -> Advantages:
     """Call ``function(token_level_rewards, response_mask, index, …)`` with one sequence per rollout.
 
     A sequence has the responses of all steps, with tokens of the environment between them. If the function has an
@@ -77,14 +81,20 @@ def verl(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[st
     of rewards at its last token, and ``step_rewards`` (returns from the step on) and ``anchor_obs`` if it has them.
     """
     if "traj_index" in inspect.signature(function).parameters:
-        sums = steps.join(returns(steps).rename({"reward": "sum"}), on=("task_id", "trajectory"), maintain_order="left")
+        sums = steps.join(
+            returns(steps).rename({"reward": "sum"}),
+            on=("task_id", "trajectory"),
+            maintain_order="left",
+        )
         return _tensors(function, steps, settings, _each_step(steps), sums["sum"].to_list())
     rows = steps.partition_by("task_id", "trajectory", maintain_order=True)
     places = [_positions(rollout["tokens"].to_list()) for rollout in rows]
     return _tensors(function, steps, settings, places, returns(steps)["reward"].to_list())
 
 
-def skyrl(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]) -> Advantages:
+def skyrl(
+    function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]
+) -> Advantages:
     """Call code of SkyRL's step-wise training, where each step is a sequence.
 
     Responses are at the right, and the rollout's sum of rewards is at the last token of its last step. Code with an
@@ -97,13 +107,19 @@ def skyrl(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[s
         rewards = np.where(last, sums, 0.0).tolist()
         return _tensors(function, steps, settings, _each_step(steps, right=True), rewards)
     ends = steps.filter(last)
-    found = _tensors(function, ends, settings, _each_step(ends, right=True), sums.filter(last).to_list())
+    found = _tensors(
+        function, ends, settings, _each_step(ends, right=True), sums.filter(last).to_list()
+    )
     values = ends.select("task_id", "trajectory").with_columns(advantage=pl.Series(found.values))
-    joined = steps.join(values, on=("task_id", "trajectory"), how="left", maintain_order="left")["advantage"]
+    joined = steps.join(values, on=("task_id", "trajectory"), how="left", maintain_order="left")[
+        "advantage"
+    ]
     return replace(found, values=joined.to_numpy())
 
 
-def trl(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]) -> Advantages:
+def trl(
+    function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]
+) -> Advantages:
     """Call ``function(rewards, num_generations, …)`` with one reward per rollout: the sum over its steps.
 
     The rollouts of a task are next to each other, and all tasks have equally many.
@@ -114,14 +130,23 @@ def trl(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str
     rewards = torch.tensor(sums["reward"].to_list(), dtype=torch.float32)
     before = rewards.clone()
     given = {"rewards": rewards, "num_generations": sums.height // sums["task_id"].n_unique()}
-    values = _numbers(_call(function, **_accepted(function, given, settings), **settings), sums.height)
+    values = _numbers(
+        _call(function, **_accepted(function, given, settings), **settings), sums.height
+    )
     by_rollout = sums.with_columns(advantage=pl.Series(values))
-    found = steps.join(by_rollout, on=("task_id", "trajectory"), how="left", maintain_order="left")["advantage"]
+    found = steps.join(by_rollout, on=("task_id", "trajectory"), how="left", maintain_order="left")[
+        "advantage"
+    ]
     changed = () if torch.equal(rewards.nan_to_num(), before.nan_to_num()) else ("rewards",)
     return Advantages(found.to_numpy(), changed=changed)
 
 
-ADAPTERS: Final[Mapping[str, Callable[..., Advantages]]] = {"plain": plain, "verl": verl, "skyrl": skyrl, "trl": trl}
+ADAPTERS: Final[Mapping[str, Callable[..., Advantages]]] = {
+    "plain": plain,
+    "verl": verl,
+    "skyrl": skyrl,
+    "trl": trl,
+}
 """The adapters by name."""
 
 _Sequences = list[list[range]]
@@ -175,7 +200,9 @@ def _tensors(
         "is_last_step": torch.tensor(last),
     }
     if len(sequences) == steps.height:
-        to_go = steps.select(pl.col("reward").cum_sum(reverse=True).over("task_id", "trajectory"))["reward"]
+        to_go = steps.select(pl.col("reward").cum_sum(reverse=True).over("task_id", "trajectory"))[
+            "reward"
+        ]
         given["step_rewards"] = torch.tensor(to_go.to_list(), dtype=torch.float32)
         given["anchor_obs"] = np.array(steps["state"].to_list(), dtype=object)
     before = (scores.clone(), mask.clone())
@@ -187,10 +214,16 @@ def _tensors(
     try:
         found = torch.as_tensor(result).detach().to(torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise CallError(f"expected a tensor of advantages, received {type(result).__name__}") from error
+        raise CallError(
+            f"expected a tensor of advantages, received {type(result).__name__}"
+        ) from error
     if found.shape != mask.shape:
-        raise CallError(f"expected advantages of the shape {tuple(mask.shape)}, received {tuple(found.shape)}")
-    pieces = [found[row, part.start : part.stop] for row, parts in enumerate(sequences) for part in parts]
+        raise CallError(
+            f"expected advantages of the shape {tuple(mask.shape)}, received {tuple(found.shape)}"
+        )
+    pieces = [
+        found[row, part.start : part.stop] for row, parts in enumerate(sequences) for part in parts
+    ]
     spread = [float(piece.max() - piece.min()) for piece in pieces]
     rest = found[mask == 0].abs()
     return Advantages(
@@ -199,7 +232,9 @@ def _tensors(
         uneven=max(spread) > 1e-6,
         changed=tuple(
             name
-            for name, now, then in zip(("token_level_rewards", "response_mask"), (scores, mask), before, strict=True)
+            for name, now, then in zip(
+                ("token_level_rewards", "response_mask"), (scores, mask), before, strict=True
+            )
             if not torch.equal(now.nan_to_num(), then.nan_to_num())
         ),
     )
@@ -220,12 +255,20 @@ def _accepted(
     for name, parameter in parameters.items():
         takes_any |= parameter.kind is parameter.VAR_KEYWORD
         variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.default is parameter.empty and not variadic and name not in {*given, *settings}:
+        if (
+            parameter.default is parameter.empty
+            and not variadic
+            and name not in {*given, *settings}
+        ):
             raise InputError(
                 f"expected a function of {listed(list(given))}, received one that needs {name}; write a function that "
                 "passes it on, or name another adapter"
             )
-    return dict(given) if takes_any else {name: value for name, value in given.items() if name in parameters}
+    return (
+        dict(given)
+        if takes_any
+        else {name: value for name, value in given.items() if name in parameters}
+    )
 
 
 def _call(function: Callable[..., Any], *arguments: object, **named: object) -> Any:  # noqa: ANN401 - anything
@@ -243,7 +286,11 @@ def _numbers(result: Any, rows: int) -> NDArray[np.float64]:  # noqa: ANN401 - a
     try:
         values = np.asarray(result, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise CallError(f"expected one number for each row, received {type(result).__name__}") from error
+        raise CallError(
+            f"expected one number for each row, received {type(result).__name__}"
+        ) from error
     if values.shape != (rows,):
-        raise CallError(f"expected one advantage for each of {rows} rows, received the shape {values.shape}")
+        raise CallError(
+            f"expected one advantage for each of {rows} rows, received the shape {values.shape}"
+        )
     return values

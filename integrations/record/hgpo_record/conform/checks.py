@@ -109,21 +109,31 @@ def conform(
     given = dict(settings or {})
     call = partial(ADAPTERS[adapter], function)
     estimate = partial(call, settings=given)
-    chosen = [check for check in CHECKS if adapter in check.adapters and not (check.per_task and scope == "batch")]
+    chosen = [
+        check
+        for check in CHECKS
+        if adapter in check.adapters and not (check.per_task and scope == "batch")
+    ]
     # With a discount, returns that are equal at the end differ before: to stop early is better.
     try:
         takes_gamma = "gamma" in signature(function).parameters
     except (TypeError, ValueError) as error:  # not callable, or built in
-        raise InputError(f"expected a function of Python, received {one_line(repr(function))}") from error
+        raise InputError(
+            f"expected a function of Python, received {one_line(repr(function))}"
+        ) from error
     without_discount = partial(call, settings={**given, "gamma": 1.0}) if takes_gamma else estimate
     try:
         estimate(table(PLAIN))
     except CallError as error:  # all checks would fail for the same reason
         return [Finding("call", "fault", str(error))]
-    findings = [_run(check, without_discount if check.undiscounted else estimate) for check in chosen]
+    findings = [
+        _run(check, without_discount if check.undiscounted else estimate) for check in chosen
+    ]
     for name, value in given.items():
         others = {other: kept for other, kept in given.items() if other != name}
-        effect = partial(has_effect, without=partial(call, settings=others), shown=f"{name}={value!r}")
+        effect = partial(
+            has_effect, without=partial(call, settings=others), shown=f"{name}={value!r}"
+        )
         findings.append(_run(Check(f"setting {name}", "it has an effect", effect), estimate))
     return findings
 
@@ -150,7 +160,12 @@ def finite(estimate: Estimate) -> str | None:
 
 def mask(estimate: Estimate) -> str | None:
     """Each sequence's own mask (SkyRL #1492: the last step's mask was used for all)."""
-    steps = table({"a": [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], "b": [[0.0, 0.0, 1.0], *[[0.0] * 3] * 2]})
+    steps = table(
+        {
+            "a": [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+            "b": [[0.0, 0.0, 1.0], *[[0.0] * 3] * 2],
+        }
+    )
     found = estimate(steps)
     if found.outside > NOISE:
         return f"advantages outside the response mask, up to {found.outside:.3g}; multiply by each sequence's own mask"
@@ -158,20 +173,24 @@ def mask(estimate: Estimate) -> str | None:
         return "the tokens of one step have different advantages"
     lost = int((np.abs(found.values) < NOISE).sum())
     return (
-        f"{lost} of {len(found.values)} steps have advantage 0 where their rollouts' returns differ" if lost else None
+        f"{lost} of {len(found.values)} steps have advantage 0 where their rollouts' returns differ"
+        if lost
+        else None
     )
 
 
 def equal(estimate: Estimate) -> str | None:
     """Equal returns give 0, not the noise of their mean divided by its own size (verl-agent; many forks)."""
-    rewards = {f"all {value:.4g}": [[0.0, value]] * size for value, size in ((0.1, 3), (1 / 3, 7), (10.0, 6), (0.7, 5))}
+    rewards = {
+        f"all {value:.4g}": [[0.0, value]] * size
+        for value, size in ((0.1, 3), (1 / 3, 7), (10.0, 6), (0.7, 5))
+    }
     for name, rollouts in rewards.items():
         values = estimate(table({name: rollouts})).values
         if not np.abs(values).max() <= 10 * NOISE:  # NaN, too
             worst = values[np.argmax(np.abs(np.nan_to_num(values, nan=np.inf)))]
-            return (
-                f"{len(rollouts)} equal returns of {rollouts[0][-1]:.4g} have an advantage of {worst:.3g}, expected 0"
-            )
+            equal = f"{len(rollouts)} equal returns of {rollouts[0][-1]:.4g}"
+            return f"{equal} have an advantage of {worst:.3g}, expected 0"
     return None
 
 
@@ -181,7 +200,9 @@ def alone(estimate: Estimate) -> str | None:
     if not np.isfinite(values).all():
         return "a group of one rollout has NaN; its standard deviation is not defined, expected 0"
     if np.abs(values).max() > NOISE:
-        return Note(f"a group of one rollout has the advantage {values[0]:.3g}: its return, without a baseline")
+        return Note(
+            f"a group of one rollout has the advantage {values[0]:.3g}: its return, without a baseline"
+        )
     return None
 
 
@@ -190,16 +211,24 @@ def other_tasks(estimate: Estimate) -> str | None:
     changed = PLAIN | {"rare": [[0.0, 5.0], [0.0, -3.0], [0.0, 1.0], [0.0, 0.25]]}
     before = estimate(table(PLAIN)).values[:8]
     after = estimate(table(changed)).values[:8]
-    return _unless_equal(before, after, "other rewards in one task change the advantages of another")
+    return _unless_equal(
+        before, after, "other rewards in one task change the advantages of another"
+    )
 
 
 def names(estimate: Estimate) -> str | None:
     """Task names are compared as a whole: a prefix of a name, or another case, is another task."""
-    pair = {"task-1": PLAIN["won"], "task-10": PLAIN["rare"], "Task-1": [[0.0, 3.0], *[[0.0, 0.0]] * 3]}
+    pair = {
+        "task-1": PLAIN["won"],
+        "task-10": PLAIN["rare"],
+        "Task-1": [[0.0, 3.0], *[[0.0, 0.0]] * 3],
+    }
     others = {"x": PLAIN["won"], "y": PLAIN["rare"], "z": pair["Task-1"]}
     found = estimate(table(pair)).values
     expected = estimate(table(others)).values
-    return _unless_equal(found, expected, "other names of the tasks change advantages; compare whole names")
+    return _unless_equal(
+        found, expected, "other names of the tasks change advantages; compare whole names"
+    )
 
 
 def order(estimate: Estimate) -> str | None:
@@ -233,7 +262,9 @@ def rollout_order(estimate: Estimate) -> str | None:
     places = np.array([2, 0, 3, 1, 7, 6, 4, 5])
     found = estimate(steps[places]).values
     expected = estimate(steps).values[places]
-    return _unless_equal(found, expected, "another order of the rollouts of a task changes advantages")
+    return _unless_equal(
+        found, expected, "another order of the rollouts of a task changes advantages"
+    )
 
 
 def sizes(estimate: Estimate) -> str | None:
@@ -260,16 +291,24 @@ def sign(estimate: Estimate) -> str | None:
 def shift(estimate: Estimate) -> str | None:
     """The same reward added to all rollouts of a task changes nothing."""
     before = estimate(table(PLAIN)).values
-    more = {name: [[*rewards[:-1], rewards[-1] + 3.0] for rewards in rollouts] for name, rollouts in PLAIN.items()}
+    more = {
+        name: [[*rewards[:-1], rewards[-1] + 3.0] for rewards in rollouts]
+        for name, rollouts in PLAIN.items()
+    }
     won = table(PLAIN)["won"]  # as before: some estimators read it
     after = estimate(table(more).with_columns(won)).values
-    return _unless_equal(after, before, "3 more in every return changes advantages", most=10 * NOISE)
+    return _unless_equal(
+        after, before, "3 more in every return changes advantages", most=10 * NOISE
+    )
 
 
 def scale(estimate: Estimate) -> str | None:
     """Larger rewards do not give smaller advantages, as a division by the variance does."""
     before = estimate(table(PLAIN)).values
-    more = {name: [[8 * reward for reward in rollout] for rollout in rollouts] for name, rollouts in PLAIN.items()}
+    more = {
+        name: [[8 * reward for reward in rollout] for rollout in rollouts]
+        for name, rollouts in PLAIN.items()
+    }
     after = estimate(table(more)).values
     ratio = np.abs(after).max() / max(np.abs(before).max(), NOISE)
     if ratio > 0.5:  # by the variance, 1/8
@@ -282,7 +321,9 @@ def centred(estimate: Estimate) -> str | None:
     values = estimate(table({"a": [[1.0], [0.0], [0.0], [0.5]]})).values
     if abs(values.sum()) <= 0.01 * np.abs(values).sum():
         return None
-    return Note(f"the advantages of four rollouts sum to {values.sum():.3g}: the baseline is not their mean return")
+    return Note(
+        f"the advantages of four rollouts sum to {values.sum():.3g}: the baseline is not their mean return"
+    )
 
 
 def iterations(estimate: Estimate) -> str | None:
@@ -295,7 +336,9 @@ def iterations(estimate: Estimate) -> str | None:
     found = estimate(pl.concat([steps, later])).values[: steps.height]
     if np.abs(found - estimate(steps).values).max() <= NOISE:
         return None
-    return Note("rollouts of one task in two iterations are compared; group by run and iteration too, or pass only one")
+    return Note(
+        "rollouts of one task in two iterations are compared; group by run and iteration too, or pass only one"
+    )
 
 
 def nan(estimate: Estimate) -> str | None:
@@ -319,16 +362,22 @@ def aborted(estimate: Estimate) -> str | None:
     if np.nan_to_num(np.abs(found[6:])).max() > NOISE:
         return f"an aborted rollout has the advantage {found[6]:.3g}; expected none"
     expected = estimate(steps).values
-    return _unless_equal(found[:6], expected, "an aborted rollout changes the advantages of the others")
+    return _unless_equal(
+        found[:6], expected, "an aborted rollout changes the advantages of the others"
+    )
 
 
 def other_states(estimate: Estimate) -> str | None:
     """Equal states of two tasks are not one state."""
     named = table(PLAIN)
-    same = named.with_columns(state=pl.format("at {}", "step"), next_state=pl.format("at {}", pl.col("step") + 1))
+    same = named.with_columns(
+        state=pl.format("at {}", "step"), next_state=pl.format("at {}", pl.col("step") + 1)
+    )
     first = estimate(same.filter(pl.col("task_id") == "won")).values
     found = estimate(same).values[:8]
-    return _unless_equal(found, first, "equal states of two tasks are compared with each other; advantages change")
+    return _unless_equal(
+        found, first, "equal states of two tasks are compared with each other; advantages change"
+    )
 
 
 def untouched(estimate: Estimate) -> str | None:
@@ -378,7 +427,9 @@ def better(estimate: Estimate) -> str | None:
     return None
 
 
-def stop_gradient(estimate: Estimate, game: Mapping[tuple[float, ...], float], size: int = 4) -> float:
+def stop_gradient(
+    estimate: Estimate, game: Mapping[tuple[float, ...], float], size: int = 4
+) -> float:
     """Return the expected gradient of the probability to go on, by all groups that can occur.
 
     Rollouts of one step have stopped, those of two went on, each with probability 1/2 by the policy, and what happens
@@ -391,7 +442,10 @@ def stop_gradient(estimate: Estimate, game: Mapping[tuple[float, ...], float], s
         size: Number of rollouts of a group.
     """
     groups = list(combinations_with_replacement(game, size))
-    tasks = {f"group {number}": [list(rewards) for rewards in group] for number, group in enumerate(groups)}
+    tasks = {
+        f"group {number}": [list(rewards) for rewards in group]
+        for number, group in enumerate(groups)
+    }
     steps = table(tasks)
     if size * len(groups) != steps.filter(step=0).height:
         raise AssertionError("a rollout of the game is missing")

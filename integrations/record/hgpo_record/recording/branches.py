@@ -147,7 +147,11 @@ def _key(item: Mapping[str, Any]) -> object:
     if item.get("type", "message") == "message":
         calls = [_call_key(call) for call in message_calls(item)]
         return (item.get("role"), message_text({"content": item.get("content")}), calls)
-    fields = {name: value for name, value in item.items() if value is not None and name not in ("id", "status")}
+    fields = {
+        name: value
+        for name, value in item.items()
+        if value is not None and name not in ("id", "status")
+    }
     return {**fields, "arguments": _arguments(item.get("arguments"))}
 
 

@@ -172,10 +172,16 @@ def read_answer(interface: str, body: bytes) -> Answer:
     answer = checked(Reply, reply)
     if isinstance(answer, Failure):
         raise UnreadableError(f"the reply has unusable values: {answer}")
-    action = action_text(message, tools=True, thought=False, cut_off=reply.finish_reason == "length")
-    items = message.get("output") if interface == "responses" else [{"role": "assistant", **message}]
+    action = action_text(
+        message, tools=True, thought=False, cut_off=reply.finish_reason == "length"
+    )
+    items = (
+        message.get("output") if interface == "responses" else [{"role": "assistant", **message}]
+    )
     identifier = completion.get("id")
-    return Answer(identifier if isinstance(identifier, str) else "", answer, action, items or [], others)
+    return Answer(
+        identifier if isinstance(identifier, str) else "", answer, action, items or [], others
+    )
 
 
 def _choices_besides(number: object, body: bytes) -> list[Any]:
@@ -196,16 +202,27 @@ def _as_completion(body: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         answer = {}
         output = None
-    if not isinstance(output, list) or answer.get("status") not in (None, "completed", "incomplete"):
+    if not isinstance(output, list) or answer.get("status") not in (
+        None,
+        "completed",
+        "incomplete",
+    ):
         raise RequestError(f"the answer contains no response: {body[:200]!r}", 200)
     items = [item for item in output if isinstance(item, dict)]
-    parts = [part for item in items if item.get("type") == "message" for part in item.get("content") or ()]
+    parts = [
+        part
+        for item in items
+        if item.get("type") == "message"
+        for part in item.get("content") or ()
+    ]
     thoughts = [item for item in items if item.get("type") == "reasoning"]
     fields = {
         "role": "assistant",
         "content": message_text({"content": parts}),
         "tool_calls": [call for item in items if (call := _call(item))],
-        "reasoning": [part for item in thoughts for part in item.get("summary") or item.get("content") or ()],
+        "reasoning": [
+            part for item in thoughts for part in item.get("summary") or item.get("content") or ()
+        ],
         "output": output,
     }
     message = {name: value for name, value in fields.items() if value}

@@ -54,7 +54,14 @@ _HOP: Final = frozenset(
     ]
 )
 """The headers of one connection, which are not forwarded (RFC 9110, 7.6.1)."""
-_OWN: Final = _HOP | {"host", "content-length", "accept-encoding", "expect", "x-hgpo-task", "x-hgpo-rollout"}
+_OWN: Final = _HOP | {
+    "host",
+    "content-length",
+    "accept-encoding",
+    "expect",
+    "x-hgpo-task",
+    "x-hgpo-rollout",
+}
 _AUTOMATIC: Final = ("User-Agent", "Accept", "Content-Type")
 _LARGE: Final = 1 << 20
 _CONNECT_S: Final = 30.0
@@ -89,7 +96,9 @@ class Gateway:
         token_ids: Whether requests ask for token ids and log-probabilities, the only change of a request.
     """
 
-    def __init__(self, upstream: URL, recording: Recording, *, most_body: int, token_ids: bool) -> None:
+    def __init__(
+        self, upstream: URL, recording: Recording, *, most_body: int, token_ids: bool
+    ) -> None:
         self._upstream = upstream
         self._recording = recording
         self._most_body = most_body
@@ -111,7 +120,9 @@ class Gateway:
             proxy=environment_proxy(self._upstream),
         ) as self._session:
             # A call that the program does not wait for is not paid for either.
-            runner = web.ServerRunner(web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.5)
+            runner = web.ServerRunner(
+                web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.5
+            )
             await runner.setup()
             await web.SockSite(runner, listener).start()
             try:
@@ -123,8 +134,16 @@ class Gateway:
         try:
             return await self._route(request)
         except RefusedError as error:
-            body = {"error": {"message": f"hgpo record: {error}", "type": "hgpo_record", "code": error.status}}
-            return web.Response(status=error.status, body=orjson.dumps(body), content_type="application/json")
+            body = {
+                "error": {
+                    "message": f"hgpo record: {error}",
+                    "type": "hgpo_record",
+                    "code": error.status,
+                }
+            }
+            return web.Response(
+                status=error.status, body=orjson.dumps(body), content_type="application/json"
+            )
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         headers = request.headers
@@ -150,14 +169,18 @@ class Gateway:
         self._register_key(headers.get("Authorization", "").partition(" ")[2])
         call = _Call(self._recording.rollout(task, name), rest, body)
         is_changed = self._token_ids and rest == "chat/completions"
-        return await self._forward(request, path, with_token_ids(body) if is_changed else body, call)
+        return await self._forward(
+            request, path, with_token_ids(body) if is_changed else body, call
+        )
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         body = bytearray()
         async for part in request.content.iter_any():
             body += part
             if len(body) > self._most_body:
-                raise RefusedError(413, f"expected at most {self._most_body:,} bytes; raise --max-body-mb")
+                raise RefusedError(
+                    413, f"expected at most {self._most_body:,} bytes; raise --max-body-mb"
+                )
         return bytes(body)
 
     def _register_key(self, key: str) -> None:
@@ -176,10 +199,16 @@ class Gateway:
         if reward.done:
             # Shielded: a program that does not wait loses nothing.
             await asyncio.shield(self._recording.end(rollout))
-        answer = {"trajectory": rollout.trajectory, "steps": len(rollout.rows), "committed": reward.done}
+        answer = {
+            "trajectory": rollout.trajectory,
+            "steps": len(rollout.rows),
+            "committed": reward.done,
+        }
         return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
-    async def _pass_on(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
+    async def _pass_on(
+        self, request: web.BaseRequest, path: str, body: bytes
+    ) -> web.StreamResponse:
         """Forward a request that is no recorded call."""
         self._recording.passed[f"{request.method} {request.rel_url.raw_path}"] += 1
         return await self._forward(request, path, body, _Call(None, "", body, settled=True))
@@ -240,7 +269,9 @@ class Gateway:
     ) -> web.StreamResponse:
         """Forward an answer as it comes. A call is recorded before its last part is sent."""
         headers = _forwarded(upstream.headers, _HOP)
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
+        response = web.StreamResponse(
+            status=upstream.status, reason=upstream.reason, headers=headers
+        )
         await response.prepare(request)
         is_events = upstream.content_type == EVENTS
         stream = bytearray()
@@ -306,4 +337,6 @@ def _forwarded(headers: Any, without: frozenset[str]) -> CIMultiDict[str]:  # no
     """Return headers without those of the connection, and those that it names."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     dropped = without | named
-    return CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in dropped])
+    return CIMultiDict(
+        [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+    )

@@ -20,10 +20,14 @@ def report(recording: Recording, out: Path) -> list[str]:
     counts = recording.counts
     rollouts = counts["ended"] + counts["aborted"]
     branches = counted(counts["branches"], "branch", "branches")
-    lines = [f"Recorded {counted(rollouts, 'rollout')} ({counted(counts['steps'], 'call')}, {branches}) in {out}."]
+    lines = [
+        f"Recorded {counted(rollouts, 'rollout')} ({counted(counts['steps'], 'call')}, {branches}) in {out}."
+    ]
     # 1. What is in the run, and is not what it seems.
     if counts["aborted"]:
-        lines.append(f"Aborted: {counted(counts['aborted'], 'rollout')}; the column error has the reasons.")
+        lines.append(
+            f"Aborted: {counted(counts['aborted'], 'rollout')}; the column error has the reasons."
+        )
     if counts["unrewarded"]:
         lines.append(f"Without a reward, which is 0: {counted(counts['unrewarded'], 'rollout')}.")
     # 2. What is not in it.
@@ -33,17 +37,29 @@ def report(recording: Recording, out: Path) -> list[str]:
         lines.append(f"Forwarded and not recorded: {_numbers(recording.passed)}.")
     if left_out := [rollout.trajectory for rollout in recording.open]:
         names = ", ".join(left_out[:5])
-        lines.append(f"Interrupted. Left out: {counted(len(left_out), 'open rollout')} ({names:.200}).")
+        lines.append(
+            f"Interrupted. Left out: {counted(len(left_out), 'open rollout')} ({names:.200})."
+        )
     lines += recording.notes
     # 3. What to do next.
     if rollouts:
         following: list[tuple[object, ...]] = [("stats", out), ("advantages", out), ("view", out)]
         if counts["unrewarded"]:
-            rewarding = ("record", "reward", out, "--from", "module:function", "--out", f"{out}-rewarded")
+            rewarding = (
+                "record",
+                "reward",
+                out,
+                "--from",
+                "module:function",
+                "--out",
+                f"{out}-rewarded",
+            )
             following.insert(0, rewarding)
         lines.append(next_commands(*following))
     else:
-        lines.append("No rollouts: the program must send its calls to the address in OPENAI_BASE_URL.")
+        lines.append(
+            "No rollouts: the program must send its calls to the address in OPENAI_BASE_URL."
+        )
     if recording.alone:
         lines.append(
             f"With one rollout: {counted(recording.alone, 'task')}. Group advantages compare rollouts of one task: add "

@@ -27,7 +27,9 @@ _DERIVED: Final = ("run", "episode_return", "episode_length", "episode_won")
 """The columns that the writer fills in again."""
 
 
-def reward_run(run: Path, function: Callable[[list[dict[str, Any]]], object], out: Path | None) -> int:
+def reward_run(
+    run: Path, function: Callable[[list[dict[str, Any]]], object], out: Path | None
+) -> int:
     """Reward the rollouts of a run by a function. Aborted rollouts stay as they are.
 
     Args:
@@ -72,35 +74,49 @@ def reward_run(run: Path, function: Callable[[list[dict[str, Any]]], object], ou
     return count
 
 
-def _rewarded(file: Path, function: Callable[[list[dict[str, Any]]], object]) -> tuple[pl.DataFrame, int]:
+def _rewarded(
+    file: Path, function: Callable[[list[dict[str, Any]]], object]
+) -> tuple[pl.DataFrame, int]:
     """Return the rows of a file with rewards, and the number of rewarded rollouts."""
     count = 0
     rollouts = []
-    for rollout in pl.read_parquet(file).drop(_DERIVED).partition_by("trajectory", maintain_order=True):
+    for rollout in (
+        pl.read_parquet(file).drop(_DERIVED).partition_by("trajectory", maintain_order=True)
+    ):
         rewards = None if rollout["aborted"].any() else _rewards(function, rollout)
         if rewards is None:
             rollouts.append(rollout)
             continue
         is_last = pl.col("step") == pl.col("step").max()
         ends = is_last & ~pl.col("truncated")
-        rollouts.append(rollout.with_columns(pl.Series("reward", rewards, pl.Float64), terminated=ends))
+        rollouts.append(
+            rollout.with_columns(pl.Series("reward", rewards, pl.Float64), terminated=ends)
+        )
         count += 1
     return pl.concat(rollouts), count
 
 
-def _rewards(function: Callable[[list[dict[str, Any]]], object], rollout: pl.DataFrame) -> list[float] | None:
+def _rewards(
+    function: Callable[[list[dict[str, Any]]], object], rollout: pl.DataFrame
+) -> list[float] | None:
     """Return the reward of each step of a rollout; None if the function gives none."""
     name = rollout["trajectory"][0]
     try:
         value = function(rollout.to_dicts())
     except Exception as error:
-        raise InputError(f"--from: trajectory {name}: {type(error).__name__}: {one_line(error, 200)}") from error
+        raise InputError(
+            f"--from: trajectory {name}: {type(error).__name__}: {one_line(error, 200)}"
+        ) from error
     if value is None:
         return None
     length = len(rollout)
     listed = (
-        list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [0.0] * (length - 1) + [value]
+        list(value)
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else [0.0] * (length - 1) + [value]
     )
     if len(listed) != length:
-        raise InputError(f"--from: trajectory {name}: expected a reward or {length}, received {len(listed)}")
+        raise InputError(
+            f"--from: trajectory {name}: expected a reward or {length}, received {len(listed)}"
+        )
     return [checked_number(f"--from: trajectory {name}", each) for each in listed]

@@ -105,9 +105,14 @@ class Rollout:
 
     def line(self) -> bytes:
         """Return its line in `BRANCHES`, without secrets."""
-        values = {"trajectory": self.trajectory, "branches": [vars(branch) for branch in self.branches.found]}
+        values = {
+            "trajectory": self.trajectory,
+            "branches": [vars(branch) for branch in self.branches.found],
+        }
         if self.others:
-            values["other_choices"] = [{"step": step, "choices": others} for step, others in self.others.items()]
+            values["other_choices"] = [
+                {"step": step, "choices": others} for step, others in self.others.items()
+            ]
         return json.dumps(redact_json(values)).encode() + b"\n"
 
 
@@ -193,20 +198,29 @@ class Recording:
         else:
             name = _name("rollout", name)
             if "/" in name:
-                raise RefusedError(400, f"rollout: expected a name without /, received {name!r:.80}")
+                raise RefusedError(
+                    400, f"rollout: expected a name without /, received {name!r:.80}"
+                )
             found = self._open.get((task, name))
         if found is not None:
             return found
         if not create:
-            raise RefusedError(409, f"rollout {name or ''} of task {task!r:.80}: no open rollout; rewards follow calls")
+            raise RefusedError(
+                409,
+                f"rollout {name or ''} of task {task!r:.80}: no open rollout; rewards follow calls",
+            )
         if len(self._open) >= self._most_open:
             number = f"{len(self._open):,} rollouts"
-            raise RefusedError(503, f"{number} are open; end some with POST /reward, or raise --max-open")
+            raise RefusedError(
+                503, f"{number} are open; end some with POST /reward, or raise --max-open"
+            )
         rollout = Rollout(task, self._free_name(task) if name is None else name)
         if name is None:
             self._current[task] = rollout
         elif self._is_known(rollout.trajectory):
-            raise RefusedError(409, f"rollout {name!r:.80} of task {task!r:.80} has ended; use another name")
+            raise RefusedError(
+                409, f"rollout {name!r:.80} of task {task!r:.80} has ended; use another name"
+            )
         self._open[task, rollout.name] = rollout
         return rollout
 
@@ -256,7 +270,9 @@ class Recording:
             state=clean_text(state_of(request, self._state_key)),
             prompt=request.prompt,
             response=reply.response,
-            message=None if reply.message is None else json.dumps(dict(reply.message), ensure_ascii=False),
+            message=None
+            if reply.message is None
+            else json.dumps(dict(reply.message), ensure_ascii=False),
             action=clean_text(answer.action),
             prompt_token_ids=reply.prompt_token_ids,
             response_token_ids=reply.response_token_ids,
@@ -287,7 +303,10 @@ class Recording:
         rollout = self.rollout(reward.task or task, named, create=False)
         self._read(rollout)
         if not rollout.rows:
-            raise RefusedError(409, f"rollout {rollout.trajectory!r:.80} has no recorded call that could be rewarded")
+            raise RefusedError(
+                409,
+                f"rollout {rollout.trajectory!r:.80} has no recorded call that could be rewarded",
+            )
         last = rollout.rows[-1]
         won = last.won if reward.won is None else reward.won
         rollout.rows[-1] = last._replace(reward=last.reward + value, won=won)
@@ -382,7 +401,9 @@ class Recording:
 def _name(what: str, name: str) -> str:
     name = clean_text(name)
     if not 0 < len(name) <= LONGEST_NAME:
-        raise RefusedError(400, f"{what}: expected a name of 1 to {LONGEST_NAME} characters, received {len(name)}")
+        raise RefusedError(
+            400, f"{what}: expected a name of 1 to {LONGEST_NAME} characters, received {len(name)}"
+        )
     return name
 
 

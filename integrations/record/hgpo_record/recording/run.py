@@ -36,7 +36,9 @@ _MOST_REWARDS: Final = 64 << 20
 _REWARDS: Final = msgspec.json.Decoder(float | Reward)
 
 
-def run_program(command: Sequence[str], settings: Settings, say: Callable[[str], object]) -> tuple[int, Recording]:
+def run_program(
+    command: Sequence[str], settings: Settings, say: Callable[[str], object]
+) -> tuple[int, Recording]:
     """Run a program, and record its calls. Return its exit status (after Ctrl-C 130) and the recording.
 
     Args:
@@ -85,11 +87,15 @@ def server_address(text: str) -> URL:
     register_url(text)
     try:
         url = URL(text)
-        is_address = url.scheme in ("http", "https") and bool(url.host) and not (url.fragment or url.user)
+        is_address = (
+            url.scheme in ("http", "https") and bool(url.host) and not (url.fragment or url.user)
+        )
     except ValueError:
         is_address = False
     if not is_address:
-        raise InputError(f"--upstream: expected an address such as http://localhost:8000/v1, received {redact(text)!r}")
+        raise InputError(
+            f"--upstream: expected an address such as http://localhost:8000/v1, received {redact(text)!r}"
+        )
     return url.joinpath("v1") if url.path == "/" else url
 
 
@@ -144,7 +150,9 @@ class _Session:
         path = self.settings.reward_file
         before = _written_at(path)
         try:
-            process = await asyncio.create_subprocess_exec(*self.command, env=_environment(self.address))
+            process = await asyncio.create_subprocess_exec(
+                *self.command, env=_environment(self.address)
+            )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"cannot start {self.command[0]!r:.200}: {reason}") from None
@@ -175,7 +183,9 @@ class _Session:
         """Read rewards that the program wrote: a number for its rollout, or a line of JSON for each."""
         notes = self.recording.notes
         try:
-            lines = read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines() if changed else []
+            lines = (
+                read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines() if changed else []
+            )
         except (InputError, OSError) as error:
             notes.append(f"no rewards: {error}")
             return

@@ -45,7 +45,8 @@ def _events(stream: bytes) -> Iterator[dict[str, Any]]:
         lines = [line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:")]
         try:
             value = orjson.loads(b"\n".join(lines))
-        except orjson.JSONDecodeError:  # [DONE], a comment, or the start of an event that did not arrive
+        except orjson.JSONDecodeError:
+            # [DONE], a comment, or the start of an event that did not arrive
             continue
         if isinstance(value, dict):
             yield value
@@ -58,7 +59,9 @@ def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
         for part in event.get("choices") or ():
             choice = choices.setdefault(part.get("index", 0), {"delta": {"role": "assistant"}})
             _merge(choice, part)
-        whole |= {name: value for name, value in event.items() if name != "choices" and value is not None}
+        whole |= {
+            name: value for name, value in event.items() if name != "choices" and value is not None
+        }
     # The answer without streaming calls a delta message, and numbers no tool calls.
     for choice in choices.values():
         choice["message"] = choice.pop("delta")

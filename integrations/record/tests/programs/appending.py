@@ -2,7 +2,10 @@
 
 from model import LOOK, ask, results, reward
 
-messages = [{"role": "system", "content": "Find the exit."}, {"role": "user", "content": "You wake up in room 0."}]
+messages = [
+    {"role": "system", "content": "Find the exit."},
+    {"role": "user", "content": "You wake up in room 0."},
+]
 for room in range(1, 4):
     reply = ask(messages, tools=[LOOK])
     messages.append(reply)

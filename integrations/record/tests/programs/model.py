@@ -9,7 +9,10 @@ CLIENT = httpx.Client(
     headers={"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', 'none')}"},
     timeout=60,
 )
-LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+LOOK = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def ask(messages, **fields):
@@ -22,7 +25,10 @@ def ask(messages, **fields):
 def results(reply, room):
     """Return what the tools answer to the calls of a reply."""
     calls = reply.get("tool_calls") or []
-    return [{"role": "tool", "tool_call_id": call["id"], "content": f"You are in room {room}."} for call in calls]
+    return [
+        {"role": "tool", "tool_call_id": call["id"], "content": f"You are in room {room}."}
+        for call in calls
+    ]
 
 
 def reward(value):

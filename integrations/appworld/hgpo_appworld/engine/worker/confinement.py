@@ -59,7 +59,8 @@ def limit_resources(memory: int, file_size: int, cpu_seconds: int = -1) -> None:
         (resource.RLIMIT_AS, used + memory),
         (resource.RLIMIT_FSIZE, file_size),
         (resource.RLIMIT_CPU, cpu_seconds),
-        (resource.RLIMIT_NOFILE, _MOST_FILES),  # the kernel's buffers of sockets and pipes are memory, too
+        # the kernel's buffers of sockets and pipes are memory, too
+        (resource.RLIMIT_NOFILE, _MOST_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
         allowed = resource.getrlimit(limit)[1]
@@ -88,18 +89,23 @@ _ARCHITECTURE = 4
 _ARGUMENTS: Final = 16
 
 _ALLOWED: Final = (
-    (0, 1, 3, 5, 8, 17, 18, 19, 20),  # read, write, close, fstat, lseek, pread64, pwrite64, readv, writev
+    # files: read, write, close, fstat, lseek, pread64, pwrite64, readv, writev
+    (0, 1, 3, 5, 8, 17, 18, 19, 20),
     (4, 6, 21, 89, 79),  # stat, lstat, access, readlink, getcwd
     (262, 332, 267, 269, 217),  # newfstatat, statx, readlinkat, faccessat, getdents64
     (74, 75, 40),  # fsync, fdatasync, sendfile
     (9, 10, 11, 12, 25, 28),  # mmap, mprotect, munmap, brk, mremap, madvise
-    (13, 14, 15, 131, 37, 219),  # rt_sigaction, rt_sigprocmask, rt_sigreturn, sigaltstack, alarm, restart_syscall
+    # signals: rt_sigaction, rt_sigprocmask, rt_sigreturn, sigaltstack, alarm, restart_syscall
+    (13, 14, 15, 131, 37, 219),
     (24, 186, 202, 273, 334),  # sched_yield, gettid, futex, set_robust_list, rseq
-    (7, 23, 270, 232, 233, 281, 291),  # poll, select, pselect6, epoll_wait, epoll_ctl, epoll_pwait, epoll_create1
+    # poll, select, pselect6, epoll_wait, epoll_ctl, epoll_pwait, epoll_create1
+    (7, 23, 270, 232, 233, 281, 291),
     (45, 48, 51, 290, 293),  # recvfrom, shutdown, getsockname, eventfd2, pipe2
-    (35, 96, 228, 229, 230),  # nanosleep, gettimeofday, clock_gettime, clock_getres, clock_nanosleep
+    # nanosleep, gettimeofday, clock_gettime, clock_getres, clock_nanosleep
+    (35, 96, 228, 229, 230),
     (39, 110, 102, 104, 107, 108),  # getpid, getppid, getuid, getgid, geteuid, getegid
-    (63, 97, 98, 100, 318),  # uname, getrlimit, getrusage, times, getrandom; sysinfo would count others' threads
+    # uname, getrlimit, getrusage, times, getrandom; sysinfo would count others' threads
+    (63, 97, 98, 100, 318),
     (60, 231),  # exit, exit_group
 )
 """System calls that a world may make with any arguments, by their numbers on x86-64.
@@ -151,7 +157,9 @@ def filter_system_calls(*, writing: bool = True) -> bool:
         _fields_ = (("length", ctypes.c_ushort), ("lines", ctypes.c_void_p))
 
     given = Filter(len(program), ctypes.cast(buffer, ctypes.c_void_p))
-    return _prctl(_SET_NO_NEW_PRIVILEGES, 1) and _prctl(_SET_SECCOMP, _FILTER, ctypes.addressof(given))
+    return _prctl(_SET_NO_NEW_PRIVILEGES, 1) and _prctl(
+        _SET_SECCOMP, _FILTER, ctypes.addressof(given)
+    )
 
 
 _Line = tuple[int, int, int, int]
@@ -159,7 +167,12 @@ _Line = tuple[int, int, int, int]
 
 def _program(own: int, writing: bool) -> list[_Line]:
     """Return the filter as lines of classic BPF: code, jump if true, jump if false, value."""
-    lines = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, _X86_64), _return(_FAIL | _EPERM), (_LOAD, 0, 0, _NUMBER)]
+    lines = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, _X86_64),
+        _return(_FAIL | _EPERM),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
     free = [number for group in _ALLOWED for number in group] + list(_CHANGING if writing else ())
     for number in free:
         lines += _when(number, [])
@@ -176,7 +189,8 @@ def _program(own: int, writing: bool) -> list[_Line]:
         _GETAFFINITY: _one_of(0, 0, own),
     }.items():
         lines += _when(number, checks)
-    lines += [(_EQUAL, 0, 1, _CLONE3), _return(_FAIL | _ENOSYS)]  # then glibc calls clone, whose flags can be read
+    # then glibc calls clone, whose flags can be read
+    lines += [(_EQUAL, 0, 1, _CLONE3), _return(_FAIL | _ENOSYS)]
     return [*lines, _return(_FAIL | _EPERM)]
 
 
@@ -189,7 +203,12 @@ def _one_of(argument: int, *values: int, mask: int = 0, upper: bool = False) -> 
     """Return lines that let the call fail unless half an argument, masked, has one of some values."""
     masked = [(_AND, 0, 0, mask)] if mask else []
     equal = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
-    return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument + 4 * upper), *masked, *equal, _return(_FAIL | _EPERM)]
+    return [
+        (_LOAD, 0, 0, _ARGUMENTS + 8 * argument + 4 * upper),
+        *masked,
+        *equal,
+        _return(_FAIL | _EPERM),
+    ]
 
 
 def _null(argument: int) -> list[_Line]:

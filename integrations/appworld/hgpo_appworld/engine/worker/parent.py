@@ -82,7 +82,8 @@ class Parent:
             In each new process, what it runs. The caller then forgets this object, which a program could find.
         """
         owner = os.getppid()
-        self._control.settimeout(_LOOK_S)  # copies of the other end may stay open in processes that it has forked
+        # copies of the other end may stay open in processes that it has forked
+        self._control.settimeout(_LOOK_S)
         looked = time.monotonic()
         while os.getppid() == owner:
             # 1. Processes are looked at between requests, also while there are none.
@@ -181,7 +182,9 @@ def main(number: str, given: str) -> None:
         (scratch / "data").symlink_to(settings["data"])
         import appworld  # type: ignore[import-not-found, unused-ignore]
 
-        world.warm_up({"task": settings["task"], "rollout": "warm-up", "seconds": settings["seconds"]})
+        world.warm_up(
+            {"task": settings["task"], "rollout": "warm-up", "seconds": settings["seconds"]}
+        )
         os.environ.clear()
         os.environ.update(environment)  # without what AppWorld read from a file .env
         # Frozen objects are not touched by collections in forked processes, whose memory stays shared.
@@ -239,7 +242,8 @@ def _confine(job: Job, settings: dict[str, Any]) -> None:
         *_LIBRARIES,
         *_DEVICES,
         *_SYSTEM,
-        str(Path(__file__).parent),  # AppWorld reads the source of all functions on the stack when a test fails
+        # AppWorld reads the source of all functions on the stack when a test fails
+        str(Path(__file__).parent),
         *{sys.prefix, sys.base_prefix, *(path for path in sys.path if path)},
         *(str(data / name) for name in ("base_dbs", "api_docs")),
         *(str(task / name) for name in parts),

@@ -46,7 +46,8 @@ def open_world(request: dict[str, Any]) -> AppWorld:
         load_ground_truth=False,
         timeout_seconds=request["seconds"],
     )
-    world.save_logs = lambda: None  # they grow with every step, and one lone surrogate in them breaks all later ones
+    # they grow with every step, and one lone surrogate in them breaks all later ones
+    world.save_logs = lambda: None
     return world
 
 
@@ -64,7 +65,8 @@ def _execute(world: AppWorld, code: str, longest: int) -> dict[str, Any]:
     before = len(calls)
     try:
         output = world.execute(code)
-    except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # AppWorld lets them through, without cleaning up
+    except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
+        # AppWorld lets them through, without cleaning up
         world.safety_guard.disable()
         world._save_state(world.output_db_home_path_on_disk)  # noqa: SLF001
         output = FAILED + type(error).__name__
@@ -74,7 +76,9 @@ def _execute(world: AppWorld, code: str, longest: int) -> dict[str, Any]:
         "output": _without_surrogates(shortened(output, longest)),
         "failed": output.startswith(FAILED),
         "completed": bool(world.task_completed()),
-        "calls": _counted([f"{call['method'].upper()} {call['url']}" for call in calls[before:]], longest),
+        "calls": _counted(
+            [f"{call['method'].upper()} {call['url']}" for call in calls[before:]], longest
+        ),
         "api_calls": len(calls) - before,
     }
 
@@ -126,7 +130,8 @@ def evaluate(connection: socket.socket, request: dict[str, Any]) -> None:
 
     model_lib.apply_db_changes = apply_permitted
     saved = Path("tasks", request["task"], "dbs")
-    for path in saved.iterdir():  # of a database instead of statements, AppWorld would use the schema, too
+    # of a database instead of statements, AppWorld would use the schema, too
+    for path in saved.iterdir():
         if path.suffix not in (".json", ".jsonl") or path.is_symlink():
             raise ValueError(f"the world has left a file that AppWorld does not write: {path.name}")
     result = evaluate_task(request["task"], request["rollout"], save_report=False)
@@ -144,13 +149,19 @@ def evaluate(connection: socket.socket, request: dict[str, Any]) -> None:
 
 def _permit(action: int, *about: str | None) -> int:
     """Return whether a statement may do something (`sqlite3.Connection.set_authorizer`)."""
-    full_text = action == sqlite3.SQLITE_PRAGMA and about[0] == "data_version"  # SQLite's own, in its search tables
+    # SQLite's own, in its search tables
+    full_text = action == sqlite3.SQLITE_PRAGMA and about[0] == "data_version"
     return sqlite3.SQLITE_OK if full_text or action in _PERMITTED else sqlite3.SQLITE_DENY
 
 
 _PERMITTED: Final = (
     *(sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE),
-    *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_TRANSACTION),
+    *(
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_TRANSACTION,
+    ),
 )
 """What AppWorld's own statements do."""
 
@@ -169,7 +180,8 @@ def warm_up(request: dict[str, Any]) -> None:
     world.task_completed()
     world.close()
     AppWorld.close_all()
-    get_direct_cached_sqlite3_connection.cache_clear()  # each process opens the databases anew, and only to read
+    # each process opens the databases anew, and only to read
+    get_direct_cached_sqlite3_connection.cache_clear()
     for one in gc.get_objects():
         if isinstance(one, sqlite3.Connection):
             one.close()
