@@ -375,8 +375,9 @@ def _intervals(
             for bound in bounds[name]:
                 bound[level] = 0.0
     for name in ("shared", "cross"):
+        # A level without an interval has none, and changes no other level's.
         high = bounds[name][1][: deepest + 1]
-        np.minimum.accumulate(high, out=high)
+        high[:] = np.where(np.isnan(high), np.nan, np.fmin.accumulate(high))
     return bounds
 
 
