@@ -210,6 +210,7 @@ def _tag_parser(tag: str) -> Callable[[str], Response]:
     return parse if tag == "action" else partial(parse, tag=tag)
 
 
+@cache
 def name_in(env_id: str) -> str:
     """Return the name in a Gymnasium id.
 
@@ -289,8 +290,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        own: EnvironmentSpec = resolve_name(_OWN[env_id])
-        return own
+        return _own_spec(env_id)
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
             raise NotInstalled(
@@ -307,6 +307,12 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
             f"{origin}: received the id {spec.id!r}; the entry point must have it as its name"
         )
     add_spec(spec)
+    return spec
+
+
+@cache  # policies ask for the specification at every step
+def _own_spec(env_id: str) -> EnvironmentSpec:
+    spec: EnvironmentSpec = resolve_name(_OWN[env_id])
     return spec
 
 

@@ -217,11 +217,15 @@ class PromptTemplate:
             "step": steps_taken + 1,
         }
         try:
-            return clean_text(self._template.render(fields).strip())
+            # `Template.render` copies the fields twice
+            context = self._template.new_context(fields, shared=True)
+            return clean_text("".join(self._template.root_render_func(context)).strip())
         except Exception as error:  # a template can raise any exception
             frames = traceback.walk_tb(error.__traceback__)
             lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
-            where = f" at line {lines[-1]}" if lines else ""
+            where = (
+                f" at line {self._template.get_corresponding_lineno(lines[-1])}" if lines else ""
+            )
             reason = one_line(error, 300) or type(error).__name__
             raise InputError(f"prompt template {self.name} fails{where}: {reason}") from error
 
