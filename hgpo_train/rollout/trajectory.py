@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from copy import copy
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Failure, Request
@@ -97,13 +98,14 @@ class Trajectory:
                 dict(task.versions), sort_keys=True, ensure_ascii=False
             )
         prompt = episode.prompt()  # first: without a prompt the step has not begun
-        row = copy(self._blank)
-        row.step = step
-        row.state = state.text
-        row.prompt = prompt
-        row.admissible_actions = tuple(state.actions)
-        row.state_hash = self._key_hash()
-        self._row = row
+        self._row = replace(
+            self._blank,
+            step=step,
+            state=state.text,
+            prompt=prompt,
+            admissible_actions=tuple(state.actions),
+            state_hash=self._key_hash(),
+        )
         turns: list[Turn] = []
         if settings.prompt_style == "chat":
             before = () if self.point is None else self.point.rows[:-1]
