@@ -16,6 +16,7 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
+from itertools import chain
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
@@ -210,6 +211,7 @@ def _tag_parser(tag: str) -> Callable[[str], Response]:
     return parse if tag == "action" else partial(parse, tag=tag)
 
 
+@cache
 def name_in(env_id: str) -> str:
     """Return the name in a Gymnasium id.
 
@@ -325,7 +327,8 @@ def spec_named(name: str) -> EnvironmentSpec | None:
     Raises:
         InputError: If the package that declares it is broken.
     """
-    match = next((env_id for env_id in environment_ids() if name_in(env_id) == name), None)
+    known = chain(_OWN, _added, _APART, _installed_ids())
+    match = next((env_id for env_id in known if name_in(env_id) == name), None)
     return None if match is None else environment_spec(match)
 
 
