@@ -7,7 +7,7 @@ is not in the run, so that a run which was interrupted, or in which branches fai
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import count, filterfalse, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from hgpo_datasets.partitions import partitions
 from hgpo_datasets.rows import frame as frame_of
 from hgpo_envs.hashing import text_hash
 from hgpo_train.rollout import branch_rules
-from hgpo_train.rollout.branch_points import BranchStarts, replayed_points
+from hgpo_train.rollout.branch_points import replayed_points
 from hgpo_train.rollout.collector import play_groups
 from hgpo_train.rollout.failures import failures_of, failures_of_steps, raise_if_too_many
 from hgpo_train.rollout.groups import GroupScheduler
@@ -161,7 +161,6 @@ class Branches:
         self._handle = handle
         self._writer = writer
         self.replayed = 0
-        self._starts: dict[str, BranchPoint] = {}
         self._stored: dict[Key, pl.DataFrame] = {}
         done = writer.trajectories
         if done and retry_failed:
@@ -171,13 +170,8 @@ class Branches:
             done -= set(failed.select("trajectory").collect().to_series())
         self.missing: dict[Key, list[tuple[str, str, int]]] = {}
         for *key, trajectory, step in points.sort("trajectory", "step").iter_rows():
-            names = (f"{trajectory}/{step:04d}.{number}" for number in range(len(taken) + width))
-            free = [
-                name
-                for _, name in zip(
-                    range(width), (name for name in names if name not in taken), strict=False
-                )
-            ]
+            names = (f"{trajectory}/{step:04d}.{number}" for number in count())
+            free = islice(filterfalse(taken.__contains__, names), width)
             new = [(name, trajectory, step) for name in free if name not in done]
             if new:
                 self.missing.setdefault(tuple(key), []).extend(new)
@@ -223,7 +217,6 @@ class Branches:
                 execution, groups_per_shard=len(self.missing), shard_characters=characters
             )
             scheduler = GroupScheduler(groups, spec, rarely, self._commit, {}, {})
-            begin = BranchStarts(self._starts)
             play_groups(
                 self._handle,
                 policy,
@@ -233,7 +226,6 @@ class Branches:
                 tally,
                 progress=progress,
                 should_stop=should_stop,
-                begin=begin,
             )
         if should_stop():
             return
@@ -275,15 +267,11 @@ class Branches:
         is_chat = self._handle.settings.prompt_style == "chat"
         columns = [*_POINT, *(_TURN if is_chat else ())]
         whole = with_prefixes(rows.select(*columns, "parent", "branch_step"))
-        whole = (
-            whole.filter(pl.col("trajectory").is_in(list(last)))
-            .sort("trajectory", "step")
-            .select(columns)
-        )
-        parents = {}
-        for name, steps in groupby(whole.iter_rows(), itemgetter(columns.index("trajectory"))):
-            needed = islice(steps, last[name] + 1)
-            parents[name] = [Row(**dict(zip(columns, row, strict=True))) for row in needed]
+        needed = pl.col("step") <= pl.col("trajectory").replace_strict(last, default=-1)
+        steps = whole.filter(needed).sort("trajectory", "step").select(columns)
+        parents: dict[str, list[Row]] = {}
+        for values in steps.iter_rows(named=True):
+            parents.setdefault(values["trajectory"], []).append(Row(**values))
         return parents
 
     def _replayed(
@@ -294,13 +282,10 @@ class Branches:
         """Replay the trajectories of a group that have points. Return its branches with their points."""
         branches = []
         for trajectory, some in groupby(missing, itemgetter(1)):
-            names = {name: step for name, _, step in some}
-            steps = sorted(set(names.values()))
-            points = replayed_points(self._handle, parents[trajectory], steps)
-            self.replayed += steps[-1]
-            at = dict(zip(steps, points, strict=True))
-            branches += [(name, at[step]) for name, step in names.items()]
-        self._starts.update(branches)
+            steps = {name: step for name, _, step in some}
+            points = replayed_points(self._handle, parents[trajectory], set(steps.values()))
+            self.replayed += max(steps.values())
+            branches += [(name, points[step]) for name, step in steps.items()]
         return branches
 
     def _commit(self, rows: list[Row], _: list[Row]) -> None:
