@@ -247,7 +247,7 @@ class Branches:
         """Yield the groups whose branches are to be played. Groups without branches are copied on the way."""
         positions = count()
         for part in parts:
-            rows = part.collect().drop("run")
+            rows = part.collect().with_columns(run=pl.lit(self.writer.header.run))
             parents = self._parents(rows)
             groups: Any = rows.partition_by(GROUP, maintain_order=True, as_dict=True)
             for key, group in groups.items():
@@ -298,7 +298,7 @@ class Branches:
             if not some:
                 continue
             defaults = {"run": self.writer.header.run, "env_id": self.handle.env_id}
-            branches = frame_of(columns_of(some), self.writer.header.depth, defaults).drop("run")
+            branches = frame_of(columns_of(some), self.writer.header.depth, defaults)
             keys = dict.fromkeys(row.group_key for row in some)
             stored = [self._stored.pop(key) for key in keys]
             store(pl.concat([*stored, branches]), checked=True)
