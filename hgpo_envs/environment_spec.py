@@ -291,8 +291,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        own: EnvironmentSpec = resolve_name(_OWN[env_id])
-        return own
+        return _own_spec(env_id)
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
             raise NotInstalled(
@@ -309,6 +308,12 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
             f"{origin}: received the id {spec.id!r}; the entry point must have it as its name"
         )
     add_spec(spec)
+    return spec
+
+
+@cache
+def _own_spec(env_id: str) -> EnvironmentSpec:
+    spec: EnvironmentSpec = resolve_name(_OWN[env_id])
     return spec
 
 

@@ -36,8 +36,8 @@ ROOMS = {
         {"cli"},
     ],
     "hgpo_train/rollout": [
-        {"row", "slots", "env_handle", "branch_rules"}, {"outcomes", "workers", "branch_points"}, {"failures"},
-        {"plan"}, {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"},
+        {"row", "env_handle", "branch_rules"}, {"outcomes", "branch_points"}, {"failures", "slots"},
+        {"plan", "workers"}, {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"},
         {"run"}, {"sessions", "progress_line"}, {"collection"},
         {"branching"},
     ],

@@ -59,6 +59,11 @@ class Row(Struct, gc=False):
     error: str | None = None
     environment_s: float | None = None
 
+    @property
+    def group_key(self) -> tuple[int, str, int]:
+        """The key of the row's group in its run."""
+        return self.iteration, self.task_id, self.group
+
     def as_dict(self) -> dict[str, Any]:
         """Return the columns that have a value."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -60,7 +60,7 @@ class Trajectory:
             state="",
         )
         if self.point is not None:
-            at = self.point.rows[-1]
+            at = self.point.rows[self.point.step]
             self._blank.parent = at.trajectory
             self._blank.branch_step = at.step
             self._blank.step = at.step
@@ -77,7 +77,8 @@ class Trajectory:
             return
         self.episode.begin(task, point.states[0])
         is_response = self.episode.settings.action_format == "response"
-        for row, following in zip(point.rows, [*point.states[1:-1], state], strict=False):
+        before = point.rows[: point.step]
+        for row, following in zip(before, [*point.states[1 : point.step], state], strict=True):
             self.episode.observe(
                 row.action or "", row.action_valid if is_response else None, following
             )
@@ -108,7 +109,7 @@ class Trajectory:
         )
         turns: list[Turn] = []
         if settings.prompt_style == "chat":
-            before = () if self.point is None else self.point.rows[:-1]
+            before = () if self.point is None else self.point.rows[: self.point.step]
             for past in (*before, *self.rows):
                 tokens = None if past.cut_pairs or past.cut_tokens else past.prompt_token_ids
                 turns.append(
