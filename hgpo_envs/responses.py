@@ -93,7 +93,7 @@ def parse(
     action = searched[start + len(opening) : end].strip()
     if "<think>" not in text or "</think>" not in text:  # case matters here
         return Response(action, False, "no <think> tags")
-    if _CJK.search(text):
+    if not text.isascii() and _CJK.search(text):
         return Response(action, False, "CJK characters")
     return Response(action, True, "")
 

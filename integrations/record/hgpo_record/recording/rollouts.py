@@ -309,8 +309,9 @@ class Recording:
                 f"rollout {rollout.trajectory!r:.80} has no recorded call that could be rewarded",
             )
         last = rollout.rows[-1]
-        won = last.won if reward.won is None else reward.won
-        rollout.rows[-1] = last._replace(reward=last.reward + value, won=won)
+        last.reward += value
+        if reward.won is not None:
+            last.won = reward.won
         rollout.rewarded = True
         return rollout
 
@@ -336,9 +337,10 @@ class Recording:
             return done
         last = rollout.rows[-1]
         if error:
-            rollout.rows[-1] = last._replace(aborted=True, error=one_line(error, 300))
+            last.aborted = True
+            last.error = one_line(error, 300)
         else:
-            rollout.rows[-1] = last._replace(terminated=rollout.rewarded)
+            last.terminated = rollout.rewarded
         self._waiting[rollout] = done
         self._wake.set()
         return done
