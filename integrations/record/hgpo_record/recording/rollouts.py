@@ -38,7 +38,7 @@ LONGEST_NAME: Final = 1000
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
 _LONGEST_PAUSE_S: Final = 1.0
-_GATHERED_S: Final = 0.05
+_GATHERED_S: Final = 0.2
 _BATCH: Final = 32
 """Calls of a rollout are read so many at a time. One by one, between requests, each takes twice as long: what the
 processor has in its caches is then what forwards requests."""
