@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,8 +63,13 @@ def end_of_message(tokenizer: Tokenizer) -> list[int]:
             [{"role": "user", "content": RESPONSE}], add_generation_prompt=follows, tokenize=False
         )
         ends.append(text.partition(RESPONSE)[2])
-    tokens: list[list[int]] = tokenizer(ends, add_special_tokens=False)["input_ids"]
-    return commonprefix(tokens)
+    followed, alone = tokenizer(ends, add_special_tokens=False)["input_ids"]
+    shared = []
+    for token, other in zip(followed, alone, strict=False):
+        if token != other:
+            break
+        shared.append(token)
+    return shared
 
 
 def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, ...]:
