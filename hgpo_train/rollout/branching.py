@@ -104,6 +104,8 @@ def branch_run(
         raise InputError(f"width: expected {expected}, received {width}")
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise InputError(f"seed: expected an integer of 64 bits, received {seed}")
     if budget is not None and budget < 1:
         raise InputError(f"budget: expected a number of steps of at least 1, received {budget}")
     # 1. The saved run, and the names of what it was collected with.

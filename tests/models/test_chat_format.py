@@ -130,7 +130,8 @@ def test_replies_of_vllm_keep_special_tokens(tokenizer, reason):
     from hgpo_train.policies.vllm import VLLMPolicy
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
-    policy._tokenizer, policy._ends = tokenizer, end_tokens(tokenizer)
+    policy._tokenizer = tokenizer
+    policy._ends = end_tokens(tokenizer)
     last = [reason] if isinstance(reason, int) else tokenizer.convert_tokens_to_ids(["<|im_end|>"])
     tokens = tokenizer("<action>open 1</action>", add_special_tokens=False)["input_ids"] + last
     logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]

@@ -16,8 +16,8 @@ LONGEST_END: Final = 32
 _DONE: Final = b"[DONE]"
 _ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 """The last events of the interface of responses, which contain the whole answer."""
-_FIXED: Final = ("id", "index", "role", "type")
-"""Texts that are repeated in each part, and not continued."""
+_FIXED: Final = ("id", "role", "type", "format")
+"""Texts of a delta that later parts repeat or leave empty, and do not continue."""
 
 
 def may_end(chunk: bytes | bytearray) -> bool:
@@ -58,7 +58,12 @@ def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
     for event in events:
         for part in event.get("choices") or ():
             choice = choices.setdefault(part.get("index", 0), {"delta": {"role": "assistant"}})
-            _merge(choice, part)
+            for name, value in part.items():
+                # Servers repeat why a choice ended; the last reason is the one of the whole answer.
+                if isinstance(value, str):
+                    choice[name] = value
+                else:
+                    _merge(choice, {name: value})
         whole |= {
             name: value for name, value in event.items() if name != "choices" and value is not None
         }
@@ -81,8 +86,9 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             whole.setdefault(name, None)
         elif isinstance(value, dict) and isinstance(before, dict):
             _merge(before, value)
-        elif isinstance(value, str) and isinstance(before, str) and name not in _FIXED:
-            whole[name] = before + value
+        elif isinstance(value, str) and isinstance(before, str):
+            is_repeated = name in _FIXED or (name == "name" and value == before)
+            whole[name] = (before or value) if is_repeated else before + value
         elif isinstance(value, list):
             whole[name] = _merged_list(before or [], value)
         else:
@@ -92,10 +98,22 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
 def _merged_list(before: list[Any], parts: list[Any]) -> list[Any]:
     merged = list(before)
     for part in parts:
-        number = part.get("index") if isinstance(part, dict) else None
-        same = [entry for entry in merged if number is not None and entry.get("index") == number]
-        if same:
-            _merge(same[0], part)
-        else:
+        entry = _continued(merged, part)
+        if entry is None:
             merged.append(part)
+        else:
+            _merge(entry, part)
     return merged
+
+
+def _continued(entries: list[Any], part: Any) -> dict[str, Any] | None:  # noqa: ANN401 - JSON
+    """Return the entry of a list that a part continues; None if it begins one."""
+    number = part.get("index") if isinstance(part, dict) else None
+    same = [entry for entry in entries if number is not None and entry.get("index") == number]
+    if not same:
+        return None
+    # Some servers number all tool calls 0, others give each part an id: a call begins with another id and a name.
+    function = part.get("function")
+    has_name = isinstance(function, dict) and bool(function.get("name"))
+    is_other = part.get("id") not in (None, "", same[-1].get("id"))
+    return None if has_name and is_other else same[-1]
