@@ -56,7 +56,8 @@ def asked_once(api: Api, *answer: object, **options: object) -> Reply | Failure:
 
 
 def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api):
-    slowest, others_are_there = 40, threading.Event()
+    slowest = 40
+    others_are_there = threading.Event()
 
     def echo(body: dict, attempt: int) -> tuple:
         prompt = body["messages"][0]["content"]
@@ -270,6 +271,27 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api):
     assert "maximum context length" in reply.message
     (reply,) = ask(api, request(0, "y" * 100, step=3), overflow="error")
     assert isinstance(reply, Failure)
+
+
+@pytest.mark.parametrize(
+    ("finish", "tokens"), [("length", 0), ("length", 1), ("model_context_window_exceeded", 9)]
+)
+def test_a_window_that_the_prompt_fills_is_no_answer_of_the_model(api, finish, tokens):
+    """Such servers cut the prompt to the window, and answer nothing with the status 200."""
+
+    def answer(body: dict, attempt: int) -> tuple:
+        if len(body["messages"][0]["content"]) <= 30:
+            return completion("ok")
+        status, full = completion("", finish)
+        return status, {**full, "usage": {"completion_tokens": tokens}}
+
+    api.answer = answer
+    (reply,) = ask(api, request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (10 * pairs)))
+    assert isinstance(reply, Reply)
+    assert (reply.response, reply.cut_pairs) == ("ok", 1)
+    (reply,) = ask(api, request(0, "x" * 100, step=0))
+    assert isinstance(reply, Failure)
+    assert "fills the context window" in reply.message
 
 
 def test_a_limit_that_is_ignored_or_refused(api):
@@ -586,7 +608,8 @@ def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
 def test_certificates_are_verified_against_those_of_the_environment(api, tmp_path, monkeypatch):
     if shutil.which("openssl") is None:
         pytest.skip("requires openssl")
-    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    certificate = str(tmp_path / "certificate.pem")
+    key = str(tmp_path / "key.pem")
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject]
     command += ["-keyout", key, "-out", certificate]
