@@ -22,7 +22,14 @@ import orjson
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.files.secrets import names_variable, redact, redact_logging, register, register_url
+from hgpo_envs.files.secrets import (
+    names_variable,
+    redact,
+    redact_logging,
+    register,
+    register_url,
+    register_values,
+)
 from hgpo_envs.plugins import install_command
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.chat_completion import completion_reply, read_completion
@@ -168,6 +175,7 @@ class ServerPolicy(AsyncPolicy):
             **{name: value for name, value in optional.items() if value},
             **options.extra,
         }
+        register_values(self._fields)
         self._noted: set[str] = set()  # the kinds of warnings that were given
         super().__init__(options.concurrency)
 

@@ -534,17 +534,21 @@ def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(api
 
 
 def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api):
+    """Neither the one in the header, nor one in a field that the user adds."""
+
     def echo(body: dict, attempt: int) -> tuple:
-        sent = api.headers[-1]["authorization"]
+        sent = api.headers[-1]["authorization"] + "".join(body["auth"]["tokens"])
         if body["messages"][0]["content"] == "error":
             return 400, {"error": {"message": f"bad header {sent}"}}, {}
         return completion(f"<action>{sent}</action>", finish=sent)
 
     api.answer = echo
-    failed, said = ask(api, request(0, "error"), request(1, "say"))
-    assert "bad header Bearer ***" in str(failed)
+    extra = {"auth": {"tokens": ["first-of-two", "second-of-two"]}}
+    failed, said = ask(api, request(0, "error"), request(1, "say"), extra=extra)
+    assert "bad header Bearer *********" in str(failed)
     told = checked(Reply, said)
-    assert (told.response, told.finish_reason) == ("<action>Bearer ***</action>", "Bearer ***")
+    assert told.response == "<action>Bearer *********</action>"
+    assert told.finish_reason == "Bearer *********"
 
 
 def test_an_invalid_address_is_one_line_without_its_password(api):
