@@ -204,7 +204,9 @@ class Thinking(AsyncPolicy):
 
     def __init__(self, player: BatchPolicy, concurrency: int, mean_s: float, sigma: float) -> None:
         super().__init__(concurrency)
-        self._player, self._mean_s, self._sigma = player, mean_s, sigma
+        self._player = player
+        self._mean_s = mean_s
+        self._sigma = sigma
         self.busy_s = 0.0
 
     async def reply(self, request: Request) -> Reply:

@@ -107,10 +107,8 @@ def process_clock(process: int) -> Callable[[], float]:
 def data_of(checkout: Path, folder: Path, nouns: str | None) -> Path:
     """Build a catalogue of the checkout's data."""
     data = checkout / "data"
-    items, attributes = (
-        next(data.glob("items_shuffle*.json")),
-        next(data.glob("items_ins_v2*.json")),
-    )
+    items = next(data.glob("items_shuffle*.json"))
+    attributes = next(data.glob("items_ins_v2*.json"))
     build(
         items,
         attributes,

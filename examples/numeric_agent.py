@@ -51,7 +51,9 @@ class NumericEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         actions: int = 1024,
     ) -> None:
         super().__init__(env)
-        self._tasks, self._words, self._actions = tasks, words, actions
+        self._tasks = tasks
+        self._words = words
+        self._actions = actions
         self.observation_space = gymnasium.spaces.Box(0, 1, (3 * words,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(actions)
 

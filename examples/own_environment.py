@@ -49,17 +49,16 @@ class BabyAIEngine:
 
     def start(self, task_id: str) -> State:
         level, _, seed = task_id.rpartition("-")
-        self.env, self.taken = gymnasium.make(f"BabyAI-{level}-v0").unwrapped, None
+        self.env = gymnasium.make(f"BabyAI-{level}-v0").unwrapped
+        self.taken = None
         with contextlib.redirect_stdout(None):  # minigrid prints which rooms it rejects
             self.env.reset(seed=int(seed))
         return self._show(reward=0.0)
 
     def act(self, command: str) -> State:
         if command not in self.state.actions:
-            self.taken, self.state = (
-                self.env.actions.done,
-                replace(self.state, valid=False, reward=0.0),
-            )
+            self.taken = self.env.actions.done
+            self.state = replace(self.state, valid=False, reward=0.0)
             return self.state
         self.taken = ACTIONS.index(command)
         _, reward, terminated, truncated, _ = self.env.step(self.taken)
@@ -84,7 +83,8 @@ class BabyAIEngine:
 
 def offered(env: Any, action: str) -> bool:
     """Return whether an action has an effect."""
-    ahead, carried = env.grid.get(*env.front_pos), env.carrying
+    ahead = env.grid.get(*env.front_pos)
+    carried = env.carrying
     return {
         "go forward": ahead is None or ahead.can_overlap(),
         "pick up": ahead is not None and ahead.can_pickup() and carried is None,
@@ -100,9 +100,13 @@ def describe(env: Any) -> str:
     """
     # rotated: the agent looks up from the middle of the last row
     grid, visible = env.gen_obs_grid()
-    middle, last, lines = grid.width // 2, grid.height - 1, []
+    middle = grid.width // 2
+    last = grid.height - 1
+    lines = []
     for row, column in itertools.product(range(last, -1, -1), range(grid.width)):
-        thing, forward, right = grid.get(column, row), last - row, column - middle
+        thing = grid.get(column, row)
+        forward = last - row
+        right = column - middle
         if thing is None or not visible[column, row] or (thing.type == "wall" and right):
             continue
         words = [word for word in ("locked", "open") if getattr(thing, f"is_{word}", False)]
@@ -123,7 +127,8 @@ class BabyAISource:
     name = "BabyAI"
 
     def __init__(self, levels: str = "GoToLocal,PickupLoc,PutNextLocal") -> None:
-        self._levels, self._engine = levels.split(","), BabyAIEngine()
+        self._levels = levels.split(",")
+        self._engine = BabyAIEngine()
 
     def ids(self, split: str) -> list[str]:
         if split not in (*SPLITS, "all"):
@@ -156,7 +161,8 @@ class Expert:
             raise InputError(
                 "BabyAI's expert requires the environment in its own process; omit --workers"
             )
-        self._engine, self._bot = engine, BabyAIBot(engine.env)
+        self._engine = engine
+        self._bot = BabyAIBot(engine.env)
 
     def act(self, state: State) -> str:
         return ACTIONS[self._bot.replan(self._engine.taken)]

@@ -28,7 +28,8 @@ class CuriousPolicy(BatchPolicy):
 
     def __init__(self, chance: float, context: PolicyContext) -> None:
         super().__init__()
-        self._chance, self._context = chance, context
+        self._chance = chance
+        self._context = context
         # by slot; a slot plays one episode at a time
         self._taken: dict[int, Counter[tuple[str, str]]] = {}
 
@@ -38,7 +39,8 @@ class CuriousPolicy(BatchPolicy):
     def _choose(self, request: Request) -> str:
         if request.step == 0:  # a new episode starts in this slot
             self._taken[request.slot] = Counter()
-        taken, state = self._taken[request.slot], request.state
+        taken = self._taken[request.slot]
+        state = request.state
         draw = random.Random(request.seed)
         actions = draw.sample(state.actions, len(state.actions)) or [""]
         if draw.random() >= self._chance:

@@ -21,7 +21,8 @@ from hgpo_envs.environment_spec import environment_spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ENV_ID, SPLIT = "HGPO/ALFWorld-v0", "train"
+ENV_ID = "HGPO/ALFWorld-v0"
+SPLIT = "train"
 INSTRUCTION = "Solve the task by calling the tool act, one command at a time, until the episode has ended.\n\n"
 
 
@@ -34,7 +35,8 @@ class Household:
     def reset(self, task: str, **row: Any) -> str:
         """Start the task of a row of the data set; the text is appended to the row's prompt."""
         observation, info = self._env.reset(options={"task": task})
-        self._reward, self._ended = 0.0, False
+        self._reward = 0.0
+        self._ended = False
         return self._shown(observation, info)
 
     def act(self, command: str) -> str:
@@ -46,7 +48,8 @@ class Household:
         if self._ended:
             return "The episode has ended."
         observation, reward, terminated, truncated, info = self._env.step(command)
-        self._reward, self._ended = self._reward + float(reward), terminated or truncated
+        self._reward += float(reward)
+        self._ended = terminated or truncated
         return "The episode has ended." if self._ended else self._shown(observation, info)
 
     def get_reward(self) -> float:

@@ -16,6 +16,7 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
+from itertools import chain
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
@@ -210,6 +211,7 @@ def _tag_parser(tag: str) -> Callable[[str], Response]:
     return parse if tag == "action" else partial(parse, tag=tag)
 
 
+@cache
 def name_in(env_id: str) -> str:
     """Return the name in a Gymnasium id.
 
@@ -289,8 +291,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        own: EnvironmentSpec = resolve_name(_OWN[env_id])
-        return own
+        return _own_spec(env_id)
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
             raise NotInstalled(
@@ -310,6 +311,12 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     return spec
 
 
+@cache
+def _own_spec(env_id: str) -> EnvironmentSpec:
+    spec: EnvironmentSpec = resolve_name(_OWN[env_id])
+    return spec
+
+
 def provider(env_id: str) -> str:
     """Return the name of the distribution that declares a benchmark; empty for one that was added in this process."""
     if env_id in _OWN:
@@ -325,7 +332,8 @@ def spec_named(name: str) -> EnvironmentSpec | None:
     Raises:
         InputError: If the package that declares it is broken.
     """
-    match = next((env_id for env_id in environment_ids() if name_in(env_id) == name), None)
+    known = chain(_OWN, _added, _APART, _installed_ids())
+    match = next((env_id for env_id in known if name_in(env_id) == name), None)
     return None if match is None else environment_spec(match)
 
 

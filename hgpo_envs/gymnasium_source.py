@@ -49,6 +49,7 @@ class GymnasiumEngine:
         self._env = env
         self._threshold = None if env.spec is None else env.spec.reward_threshold
         self._return = 0.0
+        self._is_often_paid = False
         self._last: State | None = None
 
     def start(self, task_id: str) -> State:
@@ -83,6 +84,8 @@ class GymnasiumEngine:
         stopped = not ended and _flag(truncated)
         gain = float(reward)
         self._return += gain
+        # Where steps that end nothing have as much, the last reward does not say that the task is solved.
+        self._is_often_paid |= gain >= _SOLVED and not ended
         final = info.get("final_info")
         known = {**final, **info} if isinstance(final, Mapping) else info
         won = _flag(_first(known, _WON_KEYS, _UNKNOWN))
@@ -113,14 +116,20 @@ class GymnasiumEngine:
                 self._return, self._threshold, rel_tol=1e-6
             )
             return bool(ended or stopped) and reached  # sums of rewards such as 0.1 are not exact
-        if ended and last < _SOLVED and (last or self._return):
+        is_solved = bool(ended) and last >= _SOLVED
+        doubt = ""
+        if is_solved and self._is_often_paid:
+            doubt = "with a reward of 1, as others have before their end, and counts as solved"
+        elif ended and not is_solved and (last or self._return):
+            doubt = "with rewards but without a reward of 1, and counts as not solved"
+        if doubt:
+            name = self._env.spec.id if self._env.spec else "the environment"
             warnings.warn(
-                f"{self._env.spec.id if self._env.spec else 'the environment'}: an episode terminated with "
-                "rewards but without a reward of 1, and counts as not solved; register the environment with "
-                "reward_threshold, or set info['success']",
+                f"{name}: an episode terminated {doubt}; register the environment with reward_threshold, or set "
+                "info['success']",
                 stacklevel=2,
             )
-        return bool(ended) and last >= _SOLVED
+        return is_solved
 
 
 def _first(values: Mapping[str, Any], keys: Iterable[str], default: object = None) -> Any:  # noqa: ANN401 - any value

@@ -51,7 +51,7 @@ from hgpo_envs.memory import as_text
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from hgpo_envs.environment_spec import EnvironmentSpec
     from hgpo_envs.memory import Pair
@@ -151,7 +151,11 @@ class PromptTemplate:
         self.fingerprint = xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))
         try:
             used = jinja2.meta.find_undeclared_variables(_SANDBOX.parse(text))
-            self._template = _SANDBOX.from_string(text)
+            # A macro has the fields as its arguments, which takes half of the time of a context. The line break ends a
+            # brace at the template's end, and is no part of the prompt.
+            macro = f"{{% macro prompt({', '.join(FIELDS)}) %}}{text}\n{{% endmacro %}}"
+            self._template = _SANDBOX.from_string(macro)
+            self._prompt: Callable[..., str] = self._template.module.prompt  # type: ignore[attr-defined]
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
             reason = one_line(error.message or type(error).__name__, 300)
@@ -166,11 +170,6 @@ class PromptTemplate:
         self.renders_turns = "prompt_style" in used
         for field in sorted(used - set(FIELDS) - set(_SANDBOX.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
-        # What no prompt changes. Jinja's chain of globals, copied for each prompt, would take most of its time.
-        self._constants = (
-            _SANDBOX.globals | answer._asdict() | {"info": {}, "prompt_style": "memory"}
-        )
-        self._template.globals = {}
 
     def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool, Answer]]:
         return PromptTemplate, (self.text, self.name, self.trusted, self.answer)
@@ -185,18 +184,28 @@ class PromptTemplate:
         pairs: list[Pair],
         steps_taken: int,
         past: str | None = None,
-        **others: Any,
+        task: str,
+        observation: str,
+        max_steps: int,
+        action_format: str,
+        info: Mapping[str, Any] = {},
+        prompt_style: str = "memory",
     ) -> str:
         """Render the prompt of one step.
 
+        The arguments are fields of the template (see the module), from which others are derived.
+
         Args:
-            admissible_actions: A field of the template (see the module), as `pairs` and `steps_taken`, from which
-                others are derived.
-            pairs: See `admissible_actions`.
-            steps_taken: See `admissible_actions`.
+            admissible_actions: A field.
+            pairs: A field.
+            steps_taken: A field.
             past: The text of a memory, which stands for the pairs.
-            others: The other fields: task, observation, max_steps, action_format, and info and prompt_style, which may
-                be left out.
+            task: A field.
+            observation: A field.
+            max_steps: A field.
+            action_format: A field.
+            info: A field.
+            prompt_style: A field.
 
         Raises:
             InputError: The template fails, or the actions are no list.
@@ -206,22 +215,29 @@ class PromptTemplate:
             raise InputError(
                 f"actions: expected a list of texts, received {type(actions).__name__}"
             )
-        fields = {
-            **self._constants,
-            **others,
-            "admissible_actions": list(admissible_actions),
-            "history": as_text(pairs) if past is None else past,
-            "pairs": pairs,
-            "history_length": len(pairs),
-            "steps_taken": steps_taken,
-            "step": steps_taken + 1,
-        }
+        fields = (  # in the order of `FIELDS`
+            task,
+            observation,
+            list(admissible_actions),
+            as_text(pairs) if past is None else past,
+            pairs,
+            len(pairs),
+            steps_taken,
+            steps_taken + 1,
+            max_steps,
+            action_format,
+            info,
+            prompt_style,
+            *self.answer,
+        )
         try:
-            return clean_text(self._template.render(fields).strip())
+            return clean_text(self._prompt(*fields).strip())
         except Exception as error:  # a template can raise any exception
             frames = traceback.walk_tb(error.__traceback__)
             lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
-            where = f" at line {lines[-1]}" if lines else ""
+            where = (
+                f" at line {self._template.get_corresponding_lineno(lines[-1])}" if lines else ""
+            )
             reason = one_line(error, 300) or type(error).__name__
             raise InputError(f"prompt template {self.name} fails{where}: {reason}") from error
 

@@ -306,7 +306,8 @@ def weights(COLOURS, alt, depth, found, mo, names, pl):
 
 @app.cell
 def influence_claim(at, depth, listed, mo, names):
-    low, chance = at("explained", depth.value, "low"), at("explained", depth.value, "chance")
+    low = at("explained", depth.value, "low")
+    chance = at("explained", depth.value, "chance")
     beyond = [
         name for name in names if low[name] is not None and low[name] > max(chance[name] or 0, 0)
     ]

@@ -67,7 +67,8 @@ def title(mo):
 @app.cell
 def corridor(folder, json, random):
     def walk(task, number, rng):
-        place, records = 3, []
+        place = 3
+        records = []
         while 0 < place < 6:
             move = rng.choice(["left", "right"])
             record = {

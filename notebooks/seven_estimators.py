@@ -170,7 +170,8 @@ def about_signs(mo):
 @app.cell
 def signs(alt, estimated, first, np, pl, ratio_interval, second):
     def by_position():
-        one, other = pl.col(first.value), pl.col(second.value)
+        one = pl.col(first.value)
+        other = pl.col(second.value)
         task = "task_id" if "task_id" in estimated.columns else "task"
         known = estimated.filter(one * other != 0).with_columns(
             differs=(one.sign() != other.sign()).cast(pl.Int64), place=pl.min_horizontal("step", 9)
@@ -215,7 +216,8 @@ def about_steps(mo):
 
 @app.cell
 def steps_to_look_at(estimated, estimators, first, mo, pl, second):
-    one, other = pl.col(first.value), pl.col(second.value)
+    one = pl.col(first.value)
+    other = pl.col(second.value)
     apart = estimated.filter(one * other < 0)
     drawn = apart.sample(min(12, apart.height), seed=0).select(
         "trajectory",

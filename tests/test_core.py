@@ -84,7 +84,8 @@ found["imported"] = sorted({name.partition(".")[0] for name in sys.modules} & ab
 
 def closure(requirements):
     """Return the distributions that these requirements install in this environment."""
-    found, waiting = set(), [(requirement, "") for requirement in requirements]
+    found = set()
+    waiting = [(requirement, "") for requirement in requirements]
     while waiting:
         requirement, extra = waiting.pop()
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):

@@ -36,8 +36,8 @@ ROOMS = {
         {"cli"},
     ],
     "hgpo_train/rollout": [
-        {"row", "slots", "env_handle", "branch_rules"}, {"outcomes", "workers", "branch_points"}, {"failures"},
-        {"plan"}, {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"},
+        {"row", "env_handle", "branch_rules"}, {"outcomes", "branch_points"}, {"failures", "slots"},
+        {"plan", "workers"}, {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"},
         {"run"}, {"sessions", "progress_line"}, {"collection"},
         {"branching"},
     ],
@@ -115,6 +115,31 @@ def test_rooms_import_only_from_layers_below(package):
             other = name.removeprefix(f"{dotted}.").split(".")[0]
             if other in layer and other != room:
                 assert layer[other] < layer[room], f"{module.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder", ["hgpo_envs", "datasets", "hgpo_train", "integrations", "research", "tests"]
+)
+def test_tuple_assignments_swap_or_unpack(folder):
+    """`a, b = x, y` is two ideas in a line, unless it swaps them (CONTRIBUTING.md)."""
+    packed = []
+    for path in (ROOT / folder).rglob("*.py"):
+        if ".venv" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+                continue
+            if isinstance(node.targets[0], ast.Tuple) and not swaps(node.targets[0], node.value):
+                packed.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert packed == []
+
+
+def swaps(target: ast.Tuple, value: ast.Tuple) -> bool:
+    """Return whether a later value reads what an earlier target replaces."""
+    replaced = {ast.unparse(each) for each in target.elts}
+    read = {ast.unparse(each) for item in value.elts for each in ast.walk(item)}
+    return bool(replaced & read)
 
 
 def test_every_poe_command_in_the_docs_and_in_ci_exists():

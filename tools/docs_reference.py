@@ -292,7 +292,8 @@ def kind_of(hint: Any) -> str:  # noqa: ANN401 (any annotation)
     >>> kind_of(typing.Annotated[int, Meta(ge=1)])
     'int ≥ 1'
     """
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    inner = typing.get_args(hint)
     if origin is Literal:
         return " | ".join(json.dumps(one) for one in inner)
     if origin in (typing.Union, UnionType):

@@ -181,7 +181,8 @@ def api_pages() -> dict[str, str]:
 def _api_page(package: str, described: set[str]) -> str:
     """Return a package's page. Names that another page describes are linked to."""
     module = import_module(package)
-    parts, elsewhere = [f"# {package}", (module.__doc__ or "").partition("\n\n")[0]], []
+    parts = [f"# {package}", (module.__doc__ or "").partition("\n\n")[0]]
+    elsewhere = []
     for name, place in public_names(package).items():
         if place in described:
             elsewhere.append(f"| [`{name}`][{place}] | `{place.rpartition('.')[0]}` |")

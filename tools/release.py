@@ -32,7 +32,8 @@ def problems(project: dict[str, Any], changelog: str, citation: str, tag: str | 
         citation: CITATION.cff.
         tag: The tag of the release, if there is one.
     """
-    version, address = project["version"], project.get("urls", {}).get("Repository", "")
+    version = project["version"]
+    address = project.get("urls", {}).get("Repository", "")
     found = []
     if not address.startswith("https://") or PLACEHOLDER.search(address):
         found.append(
@@ -71,7 +72,8 @@ def install(archive: Path, python: str, folder: Path) -> None:
     """Install an archive from a local index into an empty environment, and run the first commands of the README."""
     name = re.match(r"\w+", archive.name)
     assert name is not None
-    index, environment = folder / "index" / name[0], folder / f"{python}{archive.suffix}"
+    index = folder / "index" / name[0]
+    environment = folder / f"{python}{archive.suffix}"
     shutil.rmtree(index, ignore_errors=True)
     index.mkdir(parents=True)
     shutil.copy(archive, index)

@@ -54,12 +54,12 @@ def _repeats(column: Column) -> bool:
 
 
 def _line(column: Column) -> str:
-    name, meaning, null = f"`{column.name}`", column.meaning, column.null or "never"
+    name = f"`{column.name}`"
+    meaning = column.meaning
+    null = column.null or "never"
     if column.name.endswith("_hash_1"):
-        name, meaning = (
-            f"`{column.name[:-1]}k`, k = 1 … depth",
-            meaning.replace("1 states", "k states"),
-        )
+        name = f"`{column.name[:-1]}k`, k = 1 … depth"
+        meaning = meaning.replace("1 states", "k states")
         null = null.replace("step < 1", "step < k")
     if column.derived:
         missing = "computed"

@@ -157,7 +157,7 @@ class StepWriter:
             steps: Rows in any order: mappings, a Polars frame, or a table with Arrow's C stream interface (pyarrow,
                 pandas). docs/step_table.md lists the columns and their defaults.
             checked: Whether the rows are known to be complete trajectories with valid values, as those of a collection.
-                Only their types are checked then.
+                Only their types are checked then; those of a Polars frame, which must have all columns, are not.
 
         Raises:
             RowError: Rows violate the schema, or belong to another run. No row is added. Correct or remove the
@@ -354,11 +354,9 @@ class StepWriter:
         """Convert rows to their stored form, with every column."""
         depth = self.header.depth
         run = self.header.run
-        frame = complete(
-            rows.frame(steps, depth, self._defaults),
-            depth,
-            checked=checked,
-        )
+        if not (checked and isinstance(steps, pl.DataFrame)):
+            steps = rows.frame(steps, depth, self._defaults)
+        frame = complete(steps, depth, checked=checked)
         if not checked:
             other_run = frame["run"] != run
             rows.refuse(
@@ -373,7 +371,7 @@ class StepWriter:
         )
 
     def _write_shard(self, batches: list[_Batch], replaces: str | None = None) -> Shard:
-        frames = [batch.frame for batch in batches]
+        frames = [batch.frame for batch in batches if batch.frame.height]
         frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
         data = shards.encode(frame, shards.metadata_of(self.header))
         shard = Shard(

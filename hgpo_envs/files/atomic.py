@@ -103,7 +103,8 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the lock and empty its file. Further calls have no effect."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor = self._descriptor
+        self._descriptor = -1
         if descriptor >= 0:
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)

@@ -72,21 +72,12 @@ def part_sums(
 
     # Units are numbered; the steps of a trajectory must be in one of them.
     keys = [*settings.by, "(task)"]
-    units = (
-        table.select(keys)
-        .unique(maintain_order=True)
-        .with_row_index("(unit)")
-        .cast({"(unit)": pl.Int64})
-    )
-    table = table.join(
-        units,
-        on=keys,
-        how="left",
-        nulls_equal=True,
-        maintain_order="left",
-    )
-    of_trajectory = table.group_by(row_keys(table.columns)[:-1]).agg(pl.col("(unit)").n_unique())
-    if (of_trajectory["(unit)"] > 1).any():
+    units = table.select(keys).unique(maintain_order=True)
+    units = units.with_row_index("(unit)").cast({"(unit)": pl.Int64})
+    table = table.join(units, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    of_trajectory = table.group_by(row_keys(table.columns)[:-1])
+    units_of_each = of_trajectory.agg(pl.col("(unit)").n_unique())
+    if (units_of_each["(unit)"] > 1).any():
         received = listed(list(settings.by))
         raise InputError(
             f"columns to split by: expected one value in each trajectory, received {received}"
@@ -168,10 +159,8 @@ def _sums(
         if number == 0:
             yield "levels", frame
         else:
-            yield (
-                "permuted",
-                frame.drop("(task)").with_columns(pl.lit(number).alias("(permutation)")),
-            )
+            permutation = pl.lit(number).alias("(permutation)")
+            yield "permuted", frame.drop("(task)").with_columns(permutation)
 
 
 def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
@@ -213,10 +202,9 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
         if p.context == "states_actions":
             item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
         # Each item is hashed with its position, so that the running sum of the hashes identifies the sequence.
-        placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("position")).hash()
-        steps = steps.with_columns(
-            placed.reinterpret(signed=True).cum_sum().over("trajectory_key").alias("(whole)")
-        )
+        placed = pl.struct(item=item, position=pl.int_range(pl.len())).hash()
+        running = placed.reinterpret(signed=True).cum_sum().over("trajectory_key")
+        steps = steps.with_columns(running.alias("(whole)"))
     return steps.collect(engine="in-memory")
 
 
@@ -236,21 +224,20 @@ def _admissible(schema: pl.Schema) -> pl.Expr:
 
 def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
     """Return one row per trajectory, with the columns of `hgpo_train.measures` and `return`, which is scaled."""
-    won = (
-        pl.col("won").cast(pl.Boolean).any(ignore_nulls=False)
-        if "won" in steps.columns
-        else pl.lit(None, pl.Boolean)
-    )
+    won = pl.lit(None, pl.Boolean)
+    if "won" in steps.columns:
+        won = pl.col("won").cast(pl.Boolean).any(ignore_nulls=False)
+    is_invalid = ~pl.col("action_valid").cast(pl.Boolean)
     episodes = steps.group_by("(unit)", "task_key", "trajectory_key", maintain_order=True).agg(
-        pl.len().cast(pl.Int64).alias("length"),
         pl.col("episode_return").first().alias("return"),
-        pl.col("(rewards)").first().alias("episode_return"),
-        (~pl.col("action_valid").cast(pl.Boolean)).sum().cast(pl.Int64).alias("invalid"),
-        pl.col("(admissible)").sum().cast(pl.Int64).alias("admissible"),
-        pl.col("(admissible)").count().cast(pl.Int64).alias("judged"),
-        pl.col("(unchanged)").sum().cast(pl.Int64).alias("unchanged"),
-        pl.col("(aborted)").any().alias("aborted"),
-        won.alias("won"),
+        length=pl.len().cast(pl.Int64),
+        episode_return=pl.col("(rewards)").first(),
+        invalid=is_invalid.sum().cast(pl.Int64),
+        admissible=pl.col("(admissible)").sum().cast(pl.Int64),
+        judged=pl.col("(admissible)").count().cast(pl.Int64),
+        unchanged=pl.col("(unchanged)").sum().cast(pl.Int64),
+        aborted=pl.col("(aborted)").any(),
+        won=won,
     )
     return units.join(episodes, on="(unit)").drop("(unit)")
 
@@ -258,14 +245,11 @@ def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
 def _groups(steps: pl.DataFrame, context: pl.Expr, count: int) -> Groups:
     """Return the groups of the steps of a unit with an equal context; steps whose context is null are in none."""
     # One key of task, context and unit is faster to sort than three; it is null where the context is.
-    keys = steps.select(chain(chain(pl.col("task_key"), context), pl.col("(unit)"))).to_series()
+    key = chain(chain(pl.col("task_key"), context), pl.col("(unit)"))
+    keys = steps.select(key).to_series()
     units = steps["(unit)"].to_numpy()
-    return Groups.of(
-        keys.fill_null(0).to_numpy(),
-        keys.is_not_null().to_numpy(),
-        units,
-        count,
-    )
+    is_known = keys.is_not_null().to_numpy()
+    return Groups.of(keys.fill_null(0).to_numpy(), is_known, units, count)
 
 
 def _with_returns(
@@ -280,9 +264,8 @@ def _with_returns(
         deep = np.zeros(steps.height, np.bool_)
         deep[groups[str(estimator.parameters.history_length)].shared().rows] = True
         rows = states.rows[states.by_row(states.reduced(np.logical_or, deep))]
-        compared.append(
-            _compared(returns[1:, rows], steps[rows], list(groups), estimator, states.count)
-        )
+        permuted = returns[1:, rows]
+        compared.append(_compared(permuted, steps[rows], list(groups), estimator, states.count))
     sums = {}
     for level, group in groups.items():
         sums[level] = spread(group, returns, at_state)
@@ -302,7 +285,8 @@ def _compared(
         task = chain(pl.col("task_key"), pl.lit(number))
         copies.append(steps.select(pl.Series("return", values), task, "episode_score", *inputs))
     details = pl.col(list(estimator.added.values())).cast(pl.Float64).fill_null(np.nan)
-    frame = estimator.apply(pl.concat(copies).lazy()).select(details).collect(engine="in-memory")
+    advantages = estimator.apply(pl.concat(copies).lazy())
+    frame = advantages.select(details).collect(engine="in-memory")
     columns = {each.name: each.to_numpy().reshape(returns.shape) for each in frame}
 
     # 2. Each level's advantages are compared with those of the deepest one.
@@ -350,11 +334,11 @@ def _sizes(level: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
 def _states(steps: pl.DataFrame, state: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
     """Return the number of steps and of pairs of steps at each state, with the texts of the states of most pairs."""
     text = pl.col("state") if "state" in steps.columns else pl.lit(None, pl.String)
-    first = steps.select("(unit)", pl.col(state).alias("key"), text.alias("state"))[
-        groups.rows[groups.starts]
-    ]
+    texts = steps.select("(unit)", key=state, state=text)
+    first = texts[groups.rows[groups.starts]]
     n = groups.sizes
-    frame = first.with_columns(pl.Series("steps", n), pl.Series("pairs", n * (n - 1)))
+    pairs = n * (n - 1)
+    frame = first.with_columns(pl.Series("steps", n), pl.Series("pairs", pairs))
     by = [name for name in units.columns if name not in ("(unit)", "(task)")]
     states = units.join(frame, on="(unit)").group_by(*by, "key", maintain_order=True)
     sums = states.agg(pl.col("steps", "pairs").sum(), pl.col("state").first())

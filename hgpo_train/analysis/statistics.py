@@ -252,14 +252,10 @@ def _check(name: str, number: int, least: int, most: int | None = None) -> None:
 def _from_sums(sums: dict[str, pl.DataFrame], by: list[str]) -> Statistics:
     # Levels are sorted as they came, since "10" is not before "2", and the oracle is last.
     order = pl.Enum(sums["levels"]["level"].unique(maintain_order=True))
-    sizes = (
-        sums["sizes"]
-        .group_by(*by, "level", "size", maintain_order=True)
-        .agg(pl.col("groups").sum())
-    )
-    sizes = sizes.with_columns(steps=pl.col("size") * pl.col("groups")).sort(
-        *by, pl.col("level").cast(order), "size"
-    )
+    of_size = sums["sizes"].group_by(*by, "level", "size", maintain_order=True)
+    sizes = of_size.agg(pl.col("groups").sum())
+    sizes = sizes.with_columns(steps=pl.col("size") * pl.col("groups"))
+    sizes = sizes.sort(*by, pl.col("level").cast(order), "size")
     levels, intervals = _levels(sums["levels"], sums.get("permuted"), by)
     states = _states(sums["states"], by)
     summary = _summary(sums["episodes"], sums["levels"].filter(level="0"), by)
@@ -315,20 +311,19 @@ def _levels(
                     "high": high,
                 }
             )
-            mean = (
-                chance[name].mean(0)
-                if name in OF_RETURNS and chance
-                else np.full(len(levels), np.nan)
-            )
-            frame = frame.with_columns(pl.Series("chance", mean), tasks=pl.lit(int(present.sum())))
+            mean = np.full(len(levels), np.nan)
+            if name in OF_RETURNS and chance:
+                mean = chance[name].mean(0)
+            tasks_present = int(present.sum())
+            frame = frame.with_columns(pl.Series("chance", mean), tasks=pl.lit(tasks_present))
             bounds.append(frame.select(*keys, pl.all()))
-    level_table, interval_table = (
-        pl.concat(frames)
-        .with_columns(selectors.float().fill_nan(None))
-        .sort(by, maintain_order=True)
-        for frames in (tables, bounds)
-    )
-    return level_table, interval_table
+    return _sorted(tables, by), _sorted(bounds, by)
+
+
+def _sorted(tables: list[pl.DataFrame], by: list[str]) -> pl.DataFrame:
+    """Return tables as one, with null for NaN."""
+    table = pl.concat(tables).with_columns(selectors.float().fill_nan(None))
+    return table.sort(by, maintain_order=True)
 
 
 def _by_value(
@@ -347,28 +342,21 @@ def _intervals(
 ) -> dict[str, tuple[Floats, Floats]]:
     """Return the bounds of each statistic's interval, one per level; NaN where there is none."""
     # The jackknife: the same statistics without each task in turn.
-    without = level_statistics({name: array.sum(0) - array for name, array in tasks.items()})
-    weights = tasks | {"pairs": np.broadcast_to(tasks["pairs"][:, :1], tasks["pairs"].shape)}
+    others = {name: array.sum(0) - array for name, array in tasks.items()}
+    without = level_statistics(others)
+    pairs = tasks["pairs"]
+    weights = tasks | {"pairs": np.broadcast_to(pairs[:, :1], pairs.shape)}
     bounds = {}
     for name, of in SHARES.items():
-        bounds[name] = jackknife_bounds(
-            values[name],
-            without[name],
-            weights[of],
-            "share",
-        )
-    bounds["bias"] = jackknife_bounds(
-        values["bias"],
-        without["bias"],
-        tasks["compared"],
-        "positive",
-    )
+        bounds[name] = jackknife_bounds(values[name], without[name], weights[of], "share")
+    compared = tasks["compared"]
+    bounds["bias"] = jackknife_bounds(values["bias"], without["bias"], compared, "positive")
 
     # What is not explained is positive, and can exceed 1. Where it is 0, only the interval of a share has a width.
     rest = (1 - values["explained"], 1 - without["explained"], tasks["at_state"])
-    below, above = np.where(
-        rest[0] == 0, jackknife_bounds(*rest, "share"), jackknife_bounds(*rest, "positive")
-    )
+    of_share = jackknife_bounds(*rest, "share")
+    of_positive = jackknife_bounds(*rest, "positive")
+    below, above = np.where(rest[0] == 0, of_share, of_positive)
     above = np.where(above <= _UNEXPLAINED, above, np.nan)
     bounds["explained"] = (1 - above, np.where(np.isnan(above), np.nan, 1 - below))
     if len(tasks["rows"]) < FEWEST_TASKS:
@@ -376,42 +364,38 @@ def _intervals(
 
     # What is 0 by definition has no uncertainty; and a deeper context is shared less often.
     deepest = int(np.flatnonzero(np.isfinite(values["weight"]))[-1])
-    for name, level in {
+    certain = {
         "differing": 0,
         "inconsistency": 0,
         "bias": deepest,
         "sign_disagreement": deepest,
-    }.items():
+    }
+    for name, level in certain.items():
         if values[name][level] == 0:
             for bound in bounds[name]:
                 bound[level] = 0.0
     for name in ("shared", "cross"):
+        # A level without an interval has none, and changes no other level's.
         high = bounds[name][1][: deepest + 1]
-        np.minimum.accumulate(high, out=high)
+        high[:] = np.where(np.isnan(high), np.nan, np.fmin.accumulate(high))
     return bounds
 
 
 def _states(sums: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Return `Statistics.states`."""
     states = sums.group_by(*by, "key").agg(
-        pl.col("steps", "pairs").sum(), pl.col("state").drop_nulls().first()
+        pl.col("steps", "pairs").sum(),
+        pl.col("state").drop_nulls().first(),
     )
-    shares = (
-        _share(pl.col(name), pl.col(name).sum().over(by)).alias(name) for name in ("pairs", "steps")
+    shares = states.with_columns(
+        state=pl.coalesce("state", pl.col("key").cast(pl.String)),
+        pairs=_share(pl.col("pairs"), pl.col("pairs").sum().over(by)),
+        steps=_share(pl.col("steps"), pl.col("steps").sum().over(by)),
     )
-    named = pl.coalesce("state", pl.col("key").cast(pl.String)).alias("state")
-    ordered = states.with_columns(shares).sort(
-        *by,
-        "pairs",
-        "key",
-        descending=[False] * len(by) + [True, False],
-    )
-    return ordered.filter(pl.int_range(pl.len()).over(by) < STATES).select(
-        *by,
-        named,
-        "pairs",
-        "steps",
-    )
+    descending = [False] * len(by) + [True, False]
+    ordered = shares.sort(*by, "pairs", "key", descending=descending)
+    place = pl.int_range(pl.len()).over(by)
+    return ordered.filter(place < STATES).select(*by, "state", "pairs", "steps")
 
 
 def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.DataFrame:
@@ -419,31 +403,34 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
     # 1. Sums over rollouts, and the measures that every command reports.
     whole = ~pl.col("aborted")
     known = whole & pl.col("won").is_not_null()
+    won_if_aborted_lost = known & pl.col("won")
+    won_if_aborted_won = ~known | pl.col("won")
+    steps = pl.col("length").filter(whole).sum()
+    unchanged = pl.col("unchanged").filter(whole).sum()
     table = episodes.group_by(by, maintain_order=True).agg(
-        pl.col("task_key").filter(whole).n_unique().cast(pl.Int64).alias("groups"),
-        whole.sum().cast(pl.Int64).alias("trajectories"),
-        pl.col("aborted").sum().cast(pl.Int64),
-        pl.col("length").filter(whole).sum().alias("steps"),
-        _share(pl.col("unchanged").filter(whole).sum(), pl.col("length").filter(whole).sum()).alias(
-            "unchanged"
-        ),
-        pl.col("(task)").filter(known).n_unique().alias("trials"),
-        pl.when(known.any()).then((known & pl.col("won")).mean()).alias("success_if_aborted_lost"),
-        pl.when(known.any()).then((~known | pl.col("won")).mean()).alias("success_if_aborted_won"),
+        groups=pl.col("task_key").filter(whole).n_unique().cast(pl.Int64),
+        trajectories=whole.sum().cast(pl.Int64),
+        aborted=pl.col("aborted").sum().cast(pl.Int64),
+        steps=steps,
+        unchanged=_share(unchanged, steps),
+        trials=pl.col("(task)").filter(known).n_unique(),
+        success_if_aborted_lost=pl.when(known.any()).then(won_if_aborted_lost.mean()),
+        success_if_aborted_won=pl.when(known.any()).then(won_if_aborted_won.mean()),
     )
     rollouts = episodes.with_columns(success="won")
     frames = [measure_by_task(rollouts, name, by) for name in _MEASURES]
 
     # 2. Shares of groups, of steps and of pairs.
-    equal = (pl.col("return").min() == pl.col("return").max()).alias("flat_groups")
-    groups = episodes.filter(whole).group_by(*by, "task_key").agg(equal)
-    frames.append(groups.group_by(by).agg(pl.col("flat_groups").mean()))
+    returns = pl.col("return")
+    groups = episodes.filter(whole).group_by(*by, "task_key")
+    flat = groups.agg(flat_groups=returns.min() == returns.max())
+    frames.append(flat.group_by(by).agg(pl.col("flat_groups").mean()))
     tasks = levels.group_by(*by, "(task)").agg(pl.col("pairs", "masked", "rows").sum())
     tasks = tasks.sort("pairs", "(task)", descending=[True, False])
     of_pairs = tasks.group_by(by, maintain_order=True).agg(
-        _share(pl.col("masked").sum(), pl.col("rows").sum()).alias("shared_masked"),
-        _share(pl.col("pairs").max(), pl.col("pairs").sum()).alias("largest_pairs"),
-        pl.col("(task)").first().alias("largest_task"),
+        shared_masked=_share(pl.col("masked").sum(), pl.col("rows").sum()),
+        largest_pairs=_share(pl.col("pairs").max(), pl.col("pairs").sum()),
+        largest_task=pl.col("(task)").first(),
     )
     for frame in (*frames, of_pairs):
         table = table.join(
@@ -458,9 +445,8 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
     bounds = []
     for success, trials in table.select("success", "trials").iter_rows():
         bounds.append(wilson_interval(success, trials) if trials else (None, None))
-    ends = pl.DataFrame(
-        bounds, dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64), orient="row"
-    )
+    names = dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64)
+    ends = pl.DataFrame(bounds, names, orient="row")
     return table.hstack(ends).sort(by, maintain_order=True).select(*by, *_SUMMARY)
 
 

@@ -88,7 +88,8 @@ def print_table(
     for part in parts:
         shown = Text(f"\n{title}", style="table.title") if title and part is parts[0] else None
         table = Table(title=shown, title_justify="left", box=None, pad_edge=False)
-        table.show_header, table.padding = any(columns), (0, _GAP, 0, 0)
+        table.show_header = any(columns)
+        table.padding = (0, _GAP, 0, 0)
         for name, width in zip(columns, labels, strict=False):
             table.add_column(name, overflow="fold", min_width=width)
         for place in part:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from hgpo_envs.errors import one_line
-from hgpo_envs.responses import is_deep, message_text
+from hgpo_envs.responses import DEEPEST, is_deep, message_text
 from hgpo_train.policies.base import Reply
 from hgpo_train.policies.http_client import RequestError
 from hgpo_train.policies.server_errors import read_error
@@ -35,7 +35,8 @@ def read_completion(answer: bytes) -> dict[str, Any]:
     message = choice.get("message", choice.get("text"))  # the text of older servers
     if isinstance(message, str):
         message = {"content": message}
-    if isinstance(message, dict):
+    # What has few brackets is not deep.
+    if isinstance(message, dict) and answer.count(b"[") + answer.count(b"{") > DEEPEST:
         message = {name: _shallow(value) for name, value in message.items()}
     fault = whole.get("error") or (_fault(choice, message) if choice else completion)
     if choice and not fault:

@@ -155,11 +155,15 @@ def preview(value: object) -> str:
 
 
 def _texts(name: str, values: object) -> tuple[str, ...]:
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+    texts: tuple[Any, ...]
+    if type(values) is tuple:
+        texts = values
+    elif isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+        texts = tuple(values)
+    else:
         raise BadValueError(f"{name}: expected a list of texts, received {preview(values)}")
-    texts = values if type(values) is tuple else tuple(values)
     # A state has dozens of actions, nearly always valid: one check of the joined text instead of one for each.
-    if list(map(type, texts)).count(str) == len(texts):
+    if set(map(type, texts)) <= {str}:
         joined = "".join(texts)
         if checked_text(name, joined) == joined:
             return texts

@@ -343,9 +343,11 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     check_model_source(argument)
     folder = resolve_model(argument)
     base = check_loads_no_code(folder)
-    load_tokenizer(folder, options.chat_template)  # an error of it before the engine starts
     if base is None:
+        # An error of the tokenizer comes before the engine starts, which takes a minute.
+        load_tokenizer(folder, options.chat_template)
         return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)
+
     rank = (read_settings(folder, ADAPTER_SETTINGS) or {}).get("r")
     lora = adapter_arguments(rank) if isinstance(rank, int) else {}
     if not lora:
@@ -354,6 +356,7 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
             f"transformers:{folder}"
         )
     check_model_source(base)
+    load_tokenizer(folder, options.chat_template)
     engine = {**lora, "tokenizer": folder, **options.engine}
     return VLLMPolicy(base, options, engine, request_seeds=options.request_seeds, adapter=folder)
 

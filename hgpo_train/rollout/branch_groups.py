@@ -6,8 +6,8 @@ is not in the run, so that a run which was interrupted, or in which branches fai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from itertools import chain, count, filterfalse, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from hgpo_datasets.partitions import partitions
 from hgpo_datasets.rows import frame as frame_of
 from hgpo_envs.hashing import text_hash
 from hgpo_train.rollout import branch_rules
-from hgpo_train.rollout.branch_points import BranchStarts, replayed_points
+from hgpo_train.rollout.branch_points import replayed_points
 from hgpo_train.rollout.collector import play_groups
 from hgpo_train.rollout.failures import failures_of, failures_of_steps, raise_if_too_many
 from hgpo_train.rollout.groups import GroupScheduler
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hgpo_datasets import StepWriter
     from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.branch_points import BranchPoint
+    from hgpo_train.rollout.branch_rules import BranchRule
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.plan import ExecutionOptions, Key
     from hgpo_train.rollout.tally import Tally
@@ -89,11 +90,6 @@ class BranchedGroup(PlannedGroup):
         return text_hash(f"{run_seed}/{self.trajectory(member)}") % (1 << 63)
 
 
-def replays(handle: EnvHandle) -> bool:
-    """Return whether the states of an environment are rebuilt for each branch, because engines cannot be copied."""
-    return not hasattr(handle.shared.source.engine(), "fork")
-
-
 def branch_rollouts(
     handle: EnvHandle,
     policy: Policy,
@@ -115,72 +111,75 @@ def branch_rollouts(
     raise_if_too_many(
         failures_of_steps(rollouts), execution.max_failed, "Resume the run to repeat them."
     )
-    rule = branch_rules.get(spec.branch)
     steps = rollouts.select(branch_rules.READ).collect()
-    budget = steps.height * (spec.group_size - spec.roots) // spec.roots
-    points = branch_rules.choose_points(
-        steps.lazy(),
-        rule,
+    branches = Branches(
+        handle,
+        writer,
+        steps,
+        branch_rules.get(spec.branch),
         width=spec.width,
-        budget=budget,
+        budget=steps.height * (spec.group_size - spec.roots) // spec.roots,
         seed=spec.seed,
-        replays=replays(handle),
+        retry_failed=retry_failed,
     )
+    # listed now, because files are replaced
     parts = [roots(part.scan().filter(is_here)) for part in partitions(writer.folder, ROWS)]
-    taken = frozenset(steps["trajectory"])
-    branches = Branches(handle, writer, points, spec.width, taken, retry_failed=retry_failed)
-    branches.play(parts, policy, spec.seed, execution, tally, **controls)
+    branches.play(parts, policy, execution, tally, **controls)
 
 
+@dataclass
 class Branches:
     """The branches of the groups of a run, and the play of those that are missing.
 
-    Args:
+    Attributes:
         handle: The environment.
         writer: The writer of the run that contains the branches: the branched one, or another.
-        points: Where they start, as `hgpo_train.rollout.branch_rules.choose_points` returns it.
+        steps: The steps that are branched, with the columns `hgpo_train.rollout.branch_rules.READ`.
+        rule: Where they branch.
         width: W, the number of branches at each point.
-        taken: Names of the trajectories that are branched.
+        budget: As of `hgpo_train.rollout.branch_rules.choose_points`.
+        seed: The seed of the choice and of every branch.
         retry_failed: Whether failed branches of the run are missing.
-
-    Attributes:
+        points: Where branches start, as `choose_points` returns it.
         missing: The branches to play, for each group, as name, trajectory and step.
         replayed: Number of stored actions that were replayed.
     """
 
-    def __init__(
+    handle: EnvHandle
+    writer: StepWriter
+    steps: InitVar[pl.DataFrame]
+    rule: InitVar[BranchRule]
+    _: KW_ONLY
+    width: InitVar[int]
+    budget: InitVar[int | None]
+    seed: int
+    retry_failed: InitVar[bool]
+    points: pl.DataFrame = field(init=False)
+    missing: dict[Key, list[tuple[str, str, int]]] = field(init=False, default_factory=dict)
+    replayed: int = field(init=False, default=0)
+
+    def __post_init__(
         self,
-        handle: EnvHandle,
-        writer: StepWriter,
-        points: pl.DataFrame,
+        steps: pl.DataFrame,
+        rule: BranchRule,
         width: int,
-        taken: frozenset[str],
-        *,
-        retry_failed: bool = True,
+        budget: int | None,
+        retry_failed: bool,
     ) -> None:
-        self._handle = handle
-        self._writer = writer
-        self.replayed = 0
-        self._starts: dict[str, BranchPoint] = {}
+        replays = not hasattr(self.handle.shared.source.engine(), "fork")
+        self.points = branch_rules.choose_points(
+            steps.lazy(), rule, width=width, budget=budget, seed=self.seed, replays=replays
+        )
         self._stored: dict[Key, pl.DataFrame] = {}
-        done = writer.trajectories
+        done = self.writer.trajectories
         if done and retry_failed:
-            failed = rollout_table(scan_steps(writer.folder), branches=True).filter(
-                "branch", "aborted"
-            )
-            done -= set(failed.select("trajectory").collect().to_series())
-        self.missing: dict[Key, list[tuple[str, str, int]]] = {}
-        for *key, trajectory, step in points.sort("trajectory", "step").iter_rows():
-            names = (f"{trajectory}/{step:04d}.{number}" for number in range(len(taken) + width))
-            free = [
-                name
-                for _, name in zip(
-                    range(width), (name for name in names if name not in taken), strict=False
-                )
-            ]
-            new = [(name, trajectory, step) for name in free if name not in done]
-            if new:
-                self.missing.setdefault(tuple(key), []).extend(new)
+            done -= set(self.played.filter("aborted")["trajectory"])
+        taken = frozenset(steps["trajectory"])
+        for *key, trajectory, step in self.points.sort("trajectory", "step").iter_rows():
+            names = (f"{trajectory}/{step:04d}.{number}" for number in count())
+            for name in islice(filterfalse(taken.__contains__, names), width):
+                if name not in done:
+                    self.missing.setdefault(tuple(key), []).append((name, trajectory, step))
 
     @property
     def expected(self) -> int:
@@ -191,7 +190,6 @@ class Branches:
         self,
         parts: Iterable[pl.LazyFrame],
         policy: Policy,
-        seed: int,
         execution: ExecutionOptions,
         tally: Tally,
         *,
@@ -204,7 +202,6 @@ class Branches:
             parts: The steps of the branched run in parts of whole groups. Files of a part are replaced after it was
                 read.
             policy: The policy.
-            seed: The seed of every branch.
             execution: How they are played.
             tally: The counts to update.
             progress: As in `hgpo_train.rollout.run.collect_groups`.
@@ -215,17 +212,14 @@ class Branches:
         """
         groups = self._groups(parts)
         if self.missing:
+            tasks = len(self.missing)
             # The number of environments is at most that of branches.
-            size = max(1, self.expected // len(self.missing))
-            spec = RolloutSpec(tasks=len(self.missing), group_size=size, seed=seed)
-            characters = max(execution.shard_characters, _CHARACTERS)
-            rarely = replace(
-                execution, groups_per_shard=len(self.missing), shard_characters=characters
-            )
+            size = max(1, self.expected // tasks)
+            spec = RolloutSpec(tasks=tasks, group_size=size, seed=self.seed)
+            rarely = replace(execution, groups_per_shard=tasks, shard_characters=_CHARACTERS)
             scheduler = GroupScheduler(groups, spec, rarely, self._commit, {}, {})
-            begin = BranchStarts(self._starts)
             play_groups(
-                self._handle,
+                self.handle,
                 policy,
                 scheduler,
                 spec,
@@ -233,57 +227,52 @@ class Branches:
                 tally,
                 progress=progress,
                 should_stop=should_stop,
-                begin=begin,
             )
         if should_stop():
             return
         for _ in groups:  # none is left with branches: this copies the last groups
             pass
-        self._writer.commit()
-        every = rollout_table(scan_steps(self._writer.folder), branches=True).filter("branch")
-        failures = failures_of(every.select("aborted", "error").collect())
-        raise_if_too_many(failures, execution.max_failed, "Resume the run to repeat them.")
+        self.writer.commit()
+        raise_if_too_many(
+            failures_of(self.played), execution.max_failed, "Resume the run to repeat them."
+        )
+
+    @property
+    def played(self) -> pl.DataFrame:
+        """The branches of the run, one per row: `trajectory`, `aborted` and `error`."""
+        rollouts = rollout_table(scan_steps(self.writer.folder), branches=True)
+        return rollouts.filter("branch").select("trajectory", "aborted", "error").collect()
 
     def _groups(self, parts: Iterable[pl.LazyFrame]) -> Iterator[BranchedGroup]:
         """Yield the groups whose branches are to be played. Groups without branches are copied on the way."""
-        position = 0
+        positions = count()
         for part in parts:
-            rows = part.collect().drop("run")
+            rows = part.collect().with_columns(run=pl.lit(self.writer.header.run))
             parents = self._parents(rows)
-            # The rows of a group follow one another, and slices copy nothing.
-            offset = 0
-            for length, fields in (
-                rows.select(pl.struct(GROUP).rle().alias("runs")).unnest("runs").iter_rows()
-            ):
-                group = rows.slice(offset, length)
-                offset += length
-                key = tuple(fields.values())
+            groups: Any = rows.partition_by(GROUP, maintain_order=True, as_dict=True)
+            for key, group in groups.items():
                 if key in self.missing:
                     self._stored[key] = group
                     branches = self._replayed(self.missing[key], parents)
-                    yield BranchedGroup(position, *key, len(branches), branches)
-                    position += 1
-                elif key not in self._writer.committed:
-                    self._writer.add_group(group, checked=True)
+                    iteration, task_id, number = key
+                    size = len(branches)
+                    yield BranchedGroup(next(positions), iteration, task_id, number, size, branches)
+                elif key not in self.writer.committed:
+                    self.writer.add_group(group, checked=True)
 
     def _parents(self, rows: pl.DataFrame) -> dict[str, list[Row]]:
         """Return the trajectories that have points, from their first step to the last point."""
         last: dict[str, int] = {}
-        for missing in self.missing.values():
-            for _, trajectory, step in missing:
-                last[trajectory] = max(step, last.get(trajectory, 0))
-        is_chat = self._handle.settings.prompt_style == "chat"
+        for _, trajectory, step in chain.from_iterable(self.missing.values()):
+            last[trajectory] = max(step, last.get(trajectory, 0))
+        is_chat = self.handle.settings.prompt_style == "chat"
         columns = [*_POINT, *(_TURN if is_chat else ())]
         whole = with_prefixes(rows.select(*columns, "parent", "branch_step"))
-        whole = (
-            whole.filter(pl.col("trajectory").is_in(list(last)))
-            .sort("trajectory", "step")
-            .select(columns)
-        )
-        parents = {}
-        for name, steps in groupby(whole.iter_rows(), itemgetter(columns.index("trajectory"))):
-            needed = islice(steps, last[name] + 1)
-            parents[name] = [Row(**dict(zip(columns, row, strict=True))) for row in needed]
+        needed = pl.col("step") <= pl.col("trajectory").replace_strict(last, default=-1)
+        steps = whole.filter(needed).sort("trajectory", "step").select(columns)
+        parents: dict[str, list[Row]] = {}
+        for values in steps.iter_rows(named=True):
+            parents.setdefault(values["trajectory"], []).append(Row(**values))
         return parents
 
     def _replayed(
@@ -294,32 +283,23 @@ class Branches:
         """Replay the trajectories of a group that have points. Return its branches with their points."""
         branches = []
         for trajectory, some in groupby(missing, itemgetter(1)):
-            names = {name: step for name, _, step in some}
-            steps = sorted(set(names.values()))
-            points = replayed_points(self._handle, parents[trajectory], steps)
-            self.replayed += steps[-1]
-            at = dict(zip(steps, points, strict=True))
-            branches += [(name, at[step]) for name, step in names.items()]
-        self._starts.update(branches)
+            steps = {name: step for name, _, step in some}
+            points = replayed_points(self.handle, parents[trajectory], set(steps.values()))
+            self.replayed += max(steps.values())
+            branches += [(name, points[step]) for name, step in steps.items()]
         return branches
 
     def _commit(self, rows: list[Row], _: list[Row]) -> None:
         """Write the rows of branches with those of the groups that they are of."""
-        known = self._writer.committed
-        new: list[Row] = []
-        old: list[Row] = []
-        for row in rows:
-            is_known = (row.iteration, row.task_id, row.group) in known
-            (old if is_known else new).append(row)
-        if new:
-            self._writer.add_group(self._whole_groups(new), checked=True)
-            self._writer.commit()
-        if old:
-            self._writer.replace(self._whole_groups(old), checked=True)
-
-    def _whole_groups(self, rows: Sequence[Row]) -> pl.DataFrame:
-        keys = dict.fromkeys((row.iteration, row.task_id, row.group) for row in rows)
-        stored = [self._stored.pop(key) for key in keys]
-        defaults = {"run": self._writer.header.run, "env_id": self._handle.env_id}
-        branches = frame_of(columns_of(rows), self._writer.header.depth, defaults).drop("run")
-        return pl.concat([*stored, branches])
+        known = self.writer.committed
+        new = [row for row in rows if row.group_key not in known]
+        old = [row for row in rows if row.group_key in known]
+        for some, store in ((old, self.writer.replace), (new, self.writer.add_group)):
+            if not some:
+                continue
+            defaults = {"run": self.writer.header.run, "env_id": self.handle.env_id}
+            branches = frame_of(columns_of(some), self.writer.header.depth, defaults)
+            keys = dict.fromkeys(row.group_key for row in some)
+            stored = [self._stored.pop(key) for key in keys]
+            store(pl.concat([*stored, branches]), checked=True)
+        self.writer.commit()

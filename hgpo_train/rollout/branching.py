@@ -9,32 +9,27 @@ options and calls the same function.
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
-
 from hgpo_datasets import StepWriter, manifest, scan_steps
-from hgpo_datasets.branches import IS_BRANCH
 from hgpo_datasets.partitions import partitions
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.plugins import check_code_in_file
 from hgpo_envs.registration import code_of as code_of_environment
 from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.policies.registry import PolicyContext, code_of, find_policy, policy_names
 from hgpo_train.rollout import branch_rules
-from hgpo_train.rollout.branch_groups import ROWS, Branches, replays
-from hgpo_train.rollout.collection import CollectedRun, player_of, removed_if_unused
+from hgpo_train.rollout.branch_groups import ROWS, Branches
+from hgpo_train.rollout.collection import CollectedRun, played, player_of, removed_if_unused
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import MAX_FAILED, allowed_in_a_row
 from hgpo_train.rollout.plan import ExecutionOptions
 from hgpo_train.rollout.progress_line import live_progress
-from hgpo_train.rollout.run import stop_on_interrupt
-from hgpo_train.rollout.sessions import Session, read_sessions, record_session
+from hgpo_train.rollout.sessions import Session, read_sessions
 from hgpo_train.rollout.tally import Tally
 from hgpo_train.scores.tables import with_scores
 
@@ -109,6 +104,8 @@ def branch_run(
         raise InputError(f"width: expected {expected}, received {width}")
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise InputError(f"seed: expected an integer of 64 bits, received {seed}")
     if budget is not None and budget < 1:
         raise InputError(f"budget: expected a number of steps of at least 1, received {budget}")
     # 1. The saved run, and the names of what it was collected with.
@@ -122,21 +119,9 @@ def branch_run(
     rule = branch_rules.get(at)
     maker, argument = find_policy(policy)
     with closing(_opened(header, source, allow)) as handle:
-        # 2. Where branches start.
-        steps = scan_steps(source).select(*branch_rules.READ, "run")
-        steps = with_scores(steps, source, rule.scores).drop("run").collect().lazy()
-        points = branch_rules.choose_points(
-            steps,
-            rule,
-            width=width,
-            budget=budget,
-            seed=seed,
-            replays=replays(handle),
-        )
-        if points.is_empty():
-            raise InputError(
-                f"{source}: the rule {at} found no step to branch at; use another rule, or more rollouts"
-            )
+        # 2. The steps that can be branched.
+        columns = scan_steps(source).select(*branch_rules.READ, "run")
+        steps = with_scores(columns, source, rule.scores).drop("run").collect()
         # 3. The policy, and what the new run says of itself.
         context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
         player, identity = player_of(maker, argument, policy, context)
@@ -150,44 +135,45 @@ def branch_run(
             "seed": seed,
             "policy": identity,
         }
-        config = redact_json({**header.config, "branches": branched})
+        config = {**header.config, "branches": branched}
         # 4. All groups of the run, with their branches.
         tally = Tally()
         session = Session(
             endpoint=getattr(player, "endpoint", None), slots=slots or ExecutionOptions().slots or 0
         )
-        allowed = allowed_in_a_row(points.height * width, max_failed)
-        execution = ExecutionOptions(slots, max_failed=max_failed, max_consecutive_failures=allowed)
-        taken = frozenset(steps.select("trajectory").unique().collect().to_series())
         with (
             closing(player),
             removed_if_unused(folder),
             StepWriter(folder, config=config, depth=header.depth) as writer,
         ):
-            branches = Branches(handle, writer, points, width, taken, retry_failed=retry_failed)
-            session.groups_before = len(writer.committed)
+            branches = Branches(
+                handle,
+                writer,
+                steps,
+                rule,
+                width=width,
+                budget=budget,
+                seed=seed,
+                retry_failed=retry_failed,
+            )
+            points = branches.points.height
+            if not points:
+                raise InputError(
+                    f"{source}: the rule {at} found no step to branch at; use another rule, or more rollouts"
+                )
+            allowed = allowed_in_a_row(points * width, max_failed)
+            execution = ExecutionOptions(
+                slots, max_failed=max_failed, max_consecutive_failures=allowed
+            )
             with (
-                stop_on_interrupt() as should_stop,
-                record_session(folder, read_sessions(folder), session, tally),
-                nullcontext(progress)
-                if callable(progress)
-                else live_progress(branches.expected, shown=progress) as show,
+                played(writer, read_sessions(folder), session, tally) as should_stop,
+                live_progress(branches.expected, progress) as show,
             ):
                 parts = (part.scan() for part in partitions(source, ROWS))
                 branches.play(
-                    parts, player, seed, execution, tally, progress=show, should_stop=should_stop
+                    parts, player, execution, tally, progress=show, should_stop=should_stop
                 )
-                if should_stop():
-                    raise KeyboardInterrupt(
-                        f"{len(writer.committed):,} groups are kept in {folder}; run it again."
-                    )
-    every = (
-        scan_steps(folder)
-        .select(pl.col("trajectory").filter(IS_BRANCH).n_unique())
-        .collect()
-        .item()
-    )
-    return BranchedRun(folder, tally, points.height, every, branches.replayed)
+    return BranchedRun(folder, tally, points, branches.played.height, branches.replayed)
 
 
 def _saved(run: Path) -> tuple[Path, Header]:
@@ -210,22 +196,21 @@ def _policy(
     if policy is not None:
         return policy, dict(options or {})
     stored = header.config.get("policy")
-    name = stored.get("name") if isinstance(stored, dict) else None
-    if stored is None or not isinstance(name, str) or not _can_be_named(name):
-        was = (
-            f"that of the run, {name!r}, is code of its own"
-            if isinstance(name, str)
-            else "the run names none"
+    stored = stored if isinstance(stored, dict) else {}
+    name = stored.get("name")
+    # A name must be that of a registered policy, and import no code of its own.
+    if (
+        not isinstance(name, str)
+        or name.partition(":")[0] not in policy_names()
+        or code_of(name) is not None
+    ):
+        raise InputError(
+            f"--policy: expected the policy that plays the branches, because that of the run ({name!r}) is none of "
+            "this installation"
         )
-        raise InputError(f"--policy: expected the policy that plays the branches, because {was}")
     unused = ("name", "weights", "chat_template_hash")
     kept = {key: value for key, value in stored.items() if key not in unused}
     return name, {**kept, **(options or {})}
-
-
-def _can_be_named(policy: str) -> bool:
-    """Return whether a name is that of a registered policy, and imports no code of its own."""
-    return policy.partition(":")[0] in policy_names() and code_of(policy) is None
 
 
 def _opened(header: Header, run: Path, allow: Collection[str]) -> EnvHandle:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -286,14 +286,10 @@ def collect(
         ):
             for text in _changes(folder, earlier, session, name):
                 warnings.warn(text, stacklevel=2)  # names the line that calls `collect`
-            session.groups_before = len(writer.committed)
-            expected = (sum(spec.tasks for spec in specs) - session.groups_before) * group_size
+            expected = (sum(spec.tasks for spec in specs) - len(writer.committed)) * group_size
             with (
-                stop_on_interrupt() as should_stop,
-                record_session(folder, earlier, session, tally),
-                nullcontext(progress)
-                if callable(progress)
-                else live_progress(expected, shown=progress) as show,
+                played(writer, earlier, session, tally) as should_stop,
+                live_progress(expected, progress) as show,
             ):
                 for spec in specs:
                     collect_groups(
@@ -308,7 +304,7 @@ def collect(
                         tally=tally,
                     )
                     if should_stop():
-                        raise KeyboardInterrupt(_kept(len(writer.committed), folder))
+                        break
     # 5. The verdict is about the whole run, with the rollouts of earlier calls.
     run = CollectedRun(folder, tally)
     try:
@@ -420,12 +416,29 @@ def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: s
     return texts
 
 
-def _kept(groups: int, folder: Path) -> str:
-    """Return what an interrupted run leaves."""
-    if not groups:
-        return "Nothing was kept, because no group had ended."
-    are = "group is" if groups == 1 else "groups are"
-    return f"{groups:,} finished {are} kept in {folder}; run the same command again to resume."
+@contextmanager
+def played(
+    writer: StepWriter, earlier: Sequence[Session], session: Session, tally: Tally
+) -> Iterator[Callable[[], bool]]:
+    """Record a session of a run while the block plays, and yield a function that returns whether to stop.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed within the block. The message says what is kept.
+    """
+    session.groups_before = len(writer.committed)
+    with (
+        stop_on_interrupt() as should_stop,
+        record_session(writer.folder, earlier, session, tally),
+    ):
+        yield should_stop
+        if should_stop():
+            groups = len(writer.committed)
+            if not groups:
+                raise KeyboardInterrupt("Nothing was kept, because no group had ended.")
+            are = "group is" if groups == 1 else "groups are"
+            raise KeyboardInterrupt(
+                f"{groups:,} finished {are} kept in {writer.folder}; run the same command again to resume."
+            )
 
 
 @contextmanager

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.groups import GroupScheduler
     from hgpo_train.rollout.plan import ExecutionOptions, PlannedGroup, RolloutSpec
-    from hgpo_train.rollout.slots import Begin
     from hgpo_train.rollout.tally import Tally
 
 # the longest wait for either environments or the policy: bounds the delay of should_stop
@@ -157,10 +156,7 @@ class Collector:
                 seat.episode,
                 clocked=not self._policy.reproducible,
             )
-            branches = seat.trajectory.point is not None
-            self._slots.call(
-                seat.slot, "start", group.trajectory(member) if branches else group.task_id
-            )
+            self._slots.call(seat.slot, "start", seat.trajectory.point or group.task_id)
         return len(self._free) < len(self._seats)
 
     def _exchange(self) -> list[tuple[int, Reply | Failure]]:
@@ -328,9 +324,8 @@ def play_groups(
     *,
     progress: Callable[[Tally], None],
     should_stop: Callable[[], bool],
-    begin: Begin | None = None,
 ) -> None:
-    """Play the groups of a scheduler; `begin` is what a slot does to start (`hgpo_train.rollout.slots.Slots`).
+    """Play the groups of a scheduler.
 
     The other arguments and the errors are those of `hgpo_train.rollout.run.collect_groups`.
     """
@@ -344,9 +339,7 @@ def play_groups(
         slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
     elif concurrent is not None:
         # engines that wait for other processes, of which the source allows so many
-        slots = ThreadSlots(
-            [handle.shared.source.engine() for _ in range(min(count, concurrent))], begin
-        )
+        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))])
     else:
-        slots = Slots([handle.shared.source.engine() for _ in range(count)], begin)
+        slots = Slots([handle.shared.source.engine() for _ in range(count)])
     Collector(handle, slots, policy, groups, spec, execution, tally).run(progress, should_stop)

@@ -17,12 +17,21 @@ INTERVAL_S: Final = 30.0
 
 
 @contextmanager
-def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Tally], None]]:
+def live_progress(
+    expected: int, shown: bool | Callable[[Tally], None] = True
+) -> Iterator[Callable[[Tally], None]]:
     """Show a progress line of the expected number of rollouts within the block; in a file, a new line now and then.
+
+    Args:
+        expected: The number of rollouts.
+        shown: Whether there is a line, or a function of one's own.
 
     Yields:
         A function that updates the line from a tally.
     """
+    if callable(shown):
+        yield shown
+        return
     if not shown:
         yield lambda _: None
         return

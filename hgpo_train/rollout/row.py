@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, astuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Row(NamedTuple):
+class Row(Struct, gc=False):
     """One step: the columns of the step table that the collector fills in; the writer computes the others.
 
     The defaults are those of a step that failed before the policy replied.
 
-    A tuple takes a fifth of a dictionary's memory, and the garbage collector does not scan it: it contains only texts,
-    numbers and tuples of texts.
+    It takes a fifth of a dictionary's memory. The garbage collector does not scan it, because it contains only texts,
+    numbers and tuples of these, and no cycle can go through it.
     """
 
     iteration: int
@@ -56,12 +59,17 @@ class Row(NamedTuple):
     error: str | None = None
     environment_s: float | None = None
 
+    @property
+    def group_key(self) -> tuple[int, str, int]:
+        """The key of the row's group in its run."""
+        return self.iteration, self.task_id, self.group
+
     def as_dict(self) -> dict[str, Any]:
         """Return the columns that have a value."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
     """Return the columns of rows by name, as `hgpo_datasets.StepWriter.add_group` takes them."""
-    columns = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
-    return {name: values for name, values in columns.items() if values.count(None) < len(values)}
+    columns = zip(Row.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True)
+    return {name: values for name, values in columns if values.count(None) < len(values)}

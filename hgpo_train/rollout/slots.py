@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hgpo_train.policies.base import Failure, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hgpo_envs.engine import Engine, State
-
-    Begin = Callable[[Engine, str], tuple[Engine, State]]
+    from hgpo_train.rollout.branch_points import BranchPoint
 
 
 class SlotResult(NamedTuple):
@@ -41,24 +40,24 @@ class Slots:
 
     Args:
         engines: The engines.
-        begin: What ``start`` does instead of starting a task: a function of the engine and the text, which returns the
-            slot's new engine and its state.
 
     Attributes:
         engines: The engine of each slot, for experts that inspect it between calls; None if it runs in another process.
         busy: Number of calls whose results have not been collected.
     """
 
-    def __init__(self, engines: Sequence[Engine | None], begin: Begin | None = None) -> None:
+    def __init__(self, engines: Sequence[Engine | None]) -> None:
         self.engines = list(engines)
-        self._begin = begin
         self.busy = 0
         self._results: list[SlotResult] = []
 
-    def call(self, slot: int, method: str, text: str) -> None:
-        """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command."""
+    def call(self, slot: int, method: str, argument: str | BranchPoint) -> None:
+        """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command.
+
+        ``start`` with a branch's point continues in its state, unless engines run in other processes.
+        """
         self.busy += 1
-        self._results.append(self._result(slot, method, text))
+        self._results.append(self._result(slot, method, argument))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
@@ -71,16 +70,16 @@ class Slots:
     def close(self) -> None:
         """Release the resources of all slots, and end the calls that are under way."""
 
-    def _result(self, slot: int, method: str, text: str) -> SlotResult:
+    def _result(self, slot: int, method: str, argument: str | BranchPoint) -> SlotResult:
         began = perf_counter()
         engine: Any = self.engines[slot]
         outcome: Any
-        if method == "start" and self._begin is not None:
-            outcome = attempt("EnvironmentFailed", self._begin, engine, text)
+        if isinstance(argument, str):
+            outcome = attempt("EnvironmentFailed", methodcaller(method, argument), engine)
+        else:
+            outcome = attempt("EnvironmentFailed", argument.begin, engine)
             if not isinstance(outcome, Failure):
                 self.engines[slot], outcome = outcome
-        else:
-            outcome = attempt("EnvironmentFailed", methodcaller(method, text), engine)
         return SlotResult(slot, outcome, perf_counter() - began)
 
 
@@ -90,17 +89,17 @@ class ThreadSlots(Slots):
     Engines may have the method ``close``, which ends a call that is under way.
     """
 
-    def __init__(self, engines: Sequence[Engine], begin: Begin | None = None) -> None:
-        super().__init__(engines, begin)
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        super().__init__(engines)
         self._threads = ThreadPoolExecutor(
             len(engines), "hgpo-engine", initializer=_leave_interrupts_to_the_main_thread
         )
         self._ready: queue.SimpleQueue[SlotResult] = queue.SimpleQueue()
 
-    def call(self, slot: int, method: str, text: str) -> None:
+    def call(self, slot: int, method: str, argument: str | BranchPoint) -> None:
         """See `Slots`."""
         self.busy += 1
-        self._threads.submit(lambda: self._ready.put(self._result(slot, method, text)))
+        self._threads.submit(lambda: self._ready.put(self._result(slot, method, argument)))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Failure, Request
@@ -48,30 +50,33 @@ class Trajectory:
         self.aborted = False
         self.action: tuple[str, bool | None] | None = None
         self._clocked = clocked
-        self._identity: dict[str, Any] = {
-            "iteration": group.iteration,
-            "task_id": group.task_id,
-            "group": group.group,
-            "trajectory": group.trajectory(member),
-        }
-        self._first_step = 0
+        # what all rows have in common, in a row that is copied for each step
+        self._blank = Row(
+            iteration=group.iteration,
+            task_id=group.task_id,
+            group=group.group,
+            trajectory=group.trajectory(member),
+            step=0,
+            state="",
+        )
         if self.point is not None:
-            self._first_step = self.point.step
-            self._identity |= {"parent": self.point.parent, "branch_step": self.point.step}
-        self._columns: dict[str, Any] = {}  # of the step that has begun; empty between steps
+            at = self.point.rows[self.point.step]
+            self._blank.parent = at.trajectory
+            self._blank.branch_step = at.step
+            self._blank.step = at.step
+            self._blank.state = at.state
+            self._blank.state_hash = at.state_hash
+        self._first_step = self._blank.step
+        self._row: Row | None = None  # of the step that has begun; None between steps
 
     def begin(self, task: Task, state: State) -> None:
         """Start the episode from its first state; of a branch, with the parent's steps in its memory."""
-        point = self.point
-        if point is None:
+        if self.point is None:
             self.episode.begin(task, state)
             return
-        self.episode.begin(task, point.states[0])
-        is_response = self.episode.settings.action_format == "response"
-        for row, following in zip(point.rows, [*point.states[1:-1], state], strict=False):
-            self.episode.observe(
-                row.action or "", row.action_valid if is_response else None, following
-            )
+        self.episode.resume(self.point.episode)
+        self.episode.task = task
+        self.episode.state = state
 
     def request(self, number: int = 0, slot: int = 0, engine: Engine | None = None) -> Request:
         """Begin the row of a step with its state and prompt. Return the request to the policy, with this number."""
@@ -82,33 +87,33 @@ class Trajectory:
         if not self.rows:
             # The task is known from the first state on: a rollout may fail before it.
             task = episode.task
-            self._identity |= {
-                "task": task.instruction,
-                "task_type": task.task_type,
-                "split": task.split,
-                "env_version": json.dumps(dict(task.versions), sort_keys=True, ensure_ascii=False),
-            }
+            self._blank.task = task.instruction
+            self._blank.task_type = task.task_type
+            self._blank.split = task.split
+            self._blank.env_version = json.dumps(
+                dict(task.versions), sort_keys=True, ensure_ascii=False
+            )
         prompt = episode.prompt()  # first: without a prompt the step has not begun
-        self._columns = {
-            **self._identity,
-            "step": step,
-            "state": state.text,
-            "prompt": prompt,
-            "admissible_actions": tuple(state.actions),
-            "state_hash": self._key_hash(),
-        }
+        self._row = replace(
+            self._blank,
+            step=step,
+            state=state.text,
+            prompt=prompt,
+            admissible_actions=tuple(state.actions),
+            state_hash=self._key_hash(),
+        )
         turns: list[Turn] = []
         if settings.prompt_style == "chat":
-            before = () if self.point is None else self.point.rows[:-1]
-            for row in (*before, *self.rows):
-                tokens = None if row.cut_pairs or row.cut_tokens else row.prompt_token_ids
+            before = () if self.point is None else self.point.rows[: self.point.step]
+            for past in (*before, *self.rows):
+                tokens = None if past.cut_pairs or past.cut_tokens else past.prompt_token_ids
                 turns.append(
                     Turn(
-                        row.prompt or "",
-                        row.response or "",
+                        past.prompt or "",
+                        past.response or "",
                         tokens,
-                        row.response_token_ids,
-                        row.message,
+                        past.response_token_ids,
+                        past.message,
                     )
                 )
         return Request(
@@ -136,22 +141,23 @@ class Trajectory:
             reply.message,
             cut_off=cut_off,
         )
-        columns = self._columns
-        columns["policy_version"] = version
-        columns["response"] = reply.response
-        columns["action"] = command
-        columns["prompt_token_ids"] = reply.prompt_token_ids
-        columns["response_token_ids"] = reply.response_token_ids
-        columns["response_logprobs"] = reply.response_logprobs
-        columns["finish_reason"] = reply.finish_reason
-        columns["cut_pairs"] = reply.cut_pairs
-        columns["cut_tokens"] = reply.cut_tokens
+        row = self._row
+        assert row is not None
+        row.policy_version = version
+        row.response = reply.response
+        row.action = command
+        row.prompt_token_ids = reply.prompt_token_ids
+        row.response_token_ids = reply.response_token_ids
+        row.response_logprobs = reply.response_logprobs
+        row.finish_reason = reply.finish_reason
+        row.cut_pairs = reply.cut_pairs
+        row.cut_tokens = reply.cut_tokens
         if reply.prompt is not None:
-            columns["prompt"] = reply.prompt
+            row.prompt = reply.prompt
         if reply.message is not None:
-            columns["message"] = json.dumps(dict(reply.message), ensure_ascii=False)
+            row.message = json.dumps(dict(reply.message), ensure_ascii=False)
         if self._clocked:
-            columns["policy_s"] = seconds
+            row.policy_s = seconds
         return command
 
     def add_state(self, state: State, seconds: float) -> None:
@@ -159,64 +165,48 @@ class Trajectory:
 
         ``lost`` in the state's info says that the action ended the world: the rollout is lost, not aborted.
         """
-        assert self.action is not None
         action = self.action
+        row = self._row
+        assert action is not None
+        assert row is not None
         self.action = None
         episode = self.episode
         episode.observe(*action, state)
         # first: it may fail, and then the step is aborted
         next_hash = self._key_hash() if episode.done else None
-        columns = self._columns
-        columns["action_valid"] = episode.action_valid
-        columns["action_admissible"] = state.valid
-        columns["terminated"] = episode.terminated
-        columns["truncated"] = episode.truncated
-        columns["won"] = state.won
-        columns["reward"] = state.reward
-        columns["score"] = state.score
-        columns["next_state"] = state.text if episode.done else None
-        columns["next_state_hash"] = next_hash
+        row.action_valid = episode.action_valid
+        row.action_admissible = state.valid
+        row.terminated = episode.terminated
+        row.truncated = episode.truncated
+        row.won = state.won
+        row.reward = state.reward
+        row.score = state.score
+        row.next_state = state.text if episode.done else None
+        row.next_state_hash = next_hash
         if lost := state.info.get("lost"):
-            columns["error"] = str(Failure("Lost", str(lost)))
+            row.error = str(Failure("Lost", str(lost)))
         if self._clocked:
-            columns["environment_s"] = seconds
-        self._add_row()
+            row.environment_s = seconds
+        self._add(row)
 
     def abort(self, failure: Failure) -> None:
         """End the rollout because of a failure. Its rows are kept, and the last one is marked as aborted."""
         self.aborted = True
-        error = str(failure)
-        if self.rows and not self._columns:  # between two steps
-            text = self.episode.state.text
-            key = self._key_hash()
-            self.rows[-1] = self.rows[-1]._replace(
-                aborted=True,
-                error=error,
-                next_state=text,
-                next_state_hash=key,
-            )
-            return
-        if not self._columns:  # before the first step
-            at = (
-                Row(**self._identity, step=0, state="")
-                if self.point is None
-                else self.point.rows[-1]
-            )
-            self._columns = {
-                **self._identity,
-                "step": at.step,
-                "state": at.state,
-                "state_hash": at.state_hash,
-            }
-        self._columns |= {"aborted": True, "error": error}
-        self._add_row()
+        if self.rows and self._row is None:  # between two steps
+            row = self.rows[-1]
+            row.next_state = self.episode.state.text
+            row.next_state_hash = self._key_hash()
+        else:
+            row = self._row or self._blank  # the latter before the first step
+            self._add(row)
+        row.aborted = True
+        row.error = str(failure)
 
-    def _add_row(self) -> None:
+    def _add(self, row: Row) -> None:
         """Add the row of the step that has begun."""
-        row = Row(**self._columns)
         self.rows.append(row)
         self.characters += len(row.prompt or "") + len(row.response or "")
-        self._columns = {}
+        self._row = None
 
     def _key_hash(self) -> int | None:
         """Return the hash of the state's key; None if texts are compared, whose hashes the writer computes."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from hgpo_envs.engine import Engine
     from hgpo_envs.sources import SharedSource
+    from hgpo_train.rollout.branch_points import BranchPoint
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _PDEATHSIG: Final = 1
@@ -87,7 +88,7 @@ class WorkerSlots(Slots):
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
 
-    def call(self, slot: int, method: str, text: str) -> None:
+    def call(self, slot: int, method: str, argument: str | BranchPoint) -> None:
         """See `Slots`."""
         # A process that ended after its last rollout costs nobody anything: the next start gets a new one. During a
         # rollout a dead process stays, so that `collect` reports it.
@@ -100,7 +101,7 @@ class WorkerSlots(Slots):
         worker.called_at = perf_counter()
         self.busy += 1
         with contextlib.suppress(OSError):  # it has died, as `collect` finds out
-            worker.connection.send((method, text))
+            worker.connection.send((method, argument))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`. Kill processes that exceed the time limit."""

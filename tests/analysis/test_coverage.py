@@ -36,6 +36,18 @@ def loops(rng, tasks, *, kinds):
     )
 
 
+def walks(rng, tasks):
+    """Tasks whose share of looping steps and whose lengths differ widely."""
+    share = rng.beta(0.5, 1, tasks)
+    ends = rng.beta(1, 3, tasks) * 0.3
+    steps = np.minimum(rng.geometric(ends[:, None], (tasks, GROUP)), 20)
+    looping = rng.binomial(steps, share[:, None]).sum(1)
+    others = steps.sum(1) - looping
+    looped = looping * np.maximum(looping - 1, 0)
+    pairs = others * np.maximum(others - 1, 0) / 5
+    return (1 - share**2) * looped + 0.8 * pairs, (looped + pairs).astype(float)
+
+
 def rare_mean(rng, tasks, *, success):
     """Sums of |A_k - A_K|, which are 0 where no rollout wins, and compared steps."""
     steps = rng.integers(100, 400, tasks).astype(float)
@@ -50,6 +62,7 @@ def rare_score(rng, tasks, *, success):
 POPULATIONS = {
     "differing histories, loops in 3 of 10 tasks": (loops, {"kinds": True}, "share"),
     "differing histories, loops in all tasks": (loops, {"kinds": False}, "share"),
+    "differing histories, loops and lengths that vary widely": (walks, {}, "share"),
     "mean distance of advantages, success 2%": (rare_mean, {"success": 0.02}, "positive"),
     "mean distance of advantages, success 4%": (rare_mean, {"success": 0.04}, "positive"),
     "signs that differ, success 2%": (rare_mean, {"success": 0.02}, "share"),

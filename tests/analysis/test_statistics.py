@@ -541,6 +541,24 @@ def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover():
                 assert f'title="{escape(definition.text)}">{escape(definition.label)}<' in html
 
 
+def test_a_level_without_an_interval_takes_no_bound_from_deeper_ones():
+    """One of six tasks has most steps. All share their state, so that there is no interval; some also the last one."""
+    rows = []
+    for task, length in enumerate((2, 2, 3, 3, 4, 30)):
+        for rollout in range(2):
+            for step in range(length):
+                state = f"room {(step + rollout) % 2}"
+                key = {"task_id": f"task {task}", "trajectory": f"{task}/{rollout}", "step": step}
+                rows.append(
+                    {**key, "state": state, "group": 0, "reward": 0.0, "action_valid": True}
+                )
+    steps = pl.DataFrame(rows).with_columns(env_id=pl.lit("Mine/House-v0"))
+    found = statistics(steps, history_length=1).intervals.filter(statistic="shared")
+    bounds = found.select("level", pl.col("low", "high").is_not_null()).rows()
+    assert bounds[0] == ("0", False, False)
+    assert bounds[1] == ("1", True, True)
+
+
 def test_the_groups_of_one_task_are_one_observation():
     """Groups that repeat the others of their tasks add nothing to what is known: intervals stay as wide."""
     generator = np.random.default_rng(0)

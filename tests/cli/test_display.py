@@ -10,7 +10,8 @@ from hgpo_train.cli.display import print_table
 
 @pytest.mark.parametrize("width", [40, 60, 200])
 def test_every_cell_is_shown_with_the_label_of_its_row(width):
-    names, kinds = [f"a number {place}" for place in range(8)], ["look_at_obj_in_light", "pick"]
+    names = [f"a number {place}" for place in range(8)]
+    kinds = ["look_at_obj_in_light", "pick"]
     numbers = [[f"{row}{place}.000" for place in range(8)] for row in range(2)]
     output = io.StringIO()
     rows = [[kind, *row] for kind, row in zip(kinds, numbers, strict=True)]

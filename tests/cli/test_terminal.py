@@ -43,7 +43,8 @@ def run(tmp_path_factory):
 def on_a_terminal(*arguments: object, typed: str = "") -> bytes:
     """Run a command whose standard streams are a terminal, and return what it wrote there."""
     ours, theirs = pty.openpty()
-    command, env = [sys.executable, "-c", MAIN, *map(str, arguments)], environment(TERM="xterm")
+    command = [sys.executable, "-c", MAIN, *map(str, arguments)]
+    env = environment(TERM="xterm")
     del env["COLUMNS"]  # as wide as the terminal
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
@@ -97,10 +98,8 @@ def test_in_pipes(run, hgpo):
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_what_a_stream_cannot_encode_is_replaced(run, encoding):
     for command in (("stats", run), ("data", "show", run), ("--help",), ("stats", "/no—run")):
-        line, env = (
-            [sys.executable, "-c", MAIN, *map(str, command)],
-            environment(PYTHONIOENCODING=encoding),
-        )
+        line = [sys.executable, "-c", MAIN, *map(str, command)]
+        env = environment(PYTHONIOENCODING=encoding)
         done = subprocess.run(line, env=env, capture_output=True, check=False)
         assert done.returncode == (2 if "/no—run" in command else 0), done
         assert b"Traceback" not in done.stdout + done.stderr

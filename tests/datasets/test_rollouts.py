@@ -83,6 +83,66 @@ def test_the_advantages_of_trl_are_those_that_it_logged(tmp_path) -> None:
     assert all(map(any, zip(mine)))
 
 
+def test_of_trl_only_reward_functions_are_summed_and_named(tmp_path) -> None:
+    """What `log_extra` logs comes behind them; the first that is no float shows where."""
+    values = {"good": [1.0, None], "has_e": [0.5, 0.25], "words": [7, 9], "seconds": [3.0, 4.0]}
+    talk = {"step": [1, 1], "prompt": ["Go."] * 2, "completion": ["a", "b"]}
+    table = pl.DataFrame({**talk, **values, "advantage": [1.0, -1.0]})
+    table.write_parquet(tmp_path / "completions_00001.parquet")
+    report = import_rollouts(tmp_path, tmp_path / "run")
+    assert scan_steps(tmp_path / "run").collect()["reward"].to_list() == [1.5, 0.25]
+    assert (
+        "weights of good and has_e, whose sum is the reward; give them by --reward"
+        in report.missing
+    )
+    report = import_rollouts(
+        tmp_path / "completions_00001.parquet", tmp_path / "b", reward={"words": 1}
+    )
+    assert scan_steps(tmp_path / "b").collect()["reward"].to_list() == [7, 9]
+    assert not any(line.startswith("weights") for line in report.missing)
+
+
+_TALK = [message("user", "Go."), message("assistant", "no")]
+_TRACE = {"nodes": [{"sampled": True, "message": message("assistant", "a")}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("openai", lambda reward: {"messages": _TALK, "reward": reward}),
+        ("openai", lambda reward: {"messages": _TALK, "rewards": [reward]}),
+        ("verl", lambda reward: {"input": "q", "output": "a", "score": reward}),
+        ("skyrl", lambda reward: {"input_prompt": "q", "output_response": "a", "score": [reward]}),
+        ("verifiers", lambda reward: {"traces": [{**_TRACE, "rewards": {"r": {"score": reward}}}]}),
+        ("rllm", lambda reward: {"trajectories": [{"steps": [{"model_response": "a"}], "reward": reward}]}),
+    ],
+)  # fmt: skip
+def test_a_reward_that_is_a_text_is_read_or_refused(tmp_path, name, record) -> None:
+    path = lines(tmp_path / "a.json", record("0.5"))
+    import_rollouts(path, tmp_path / "run", format=name)
+    assert scan_steps(tmp_path / "run").collect()["reward"].to_list() == [0.5]
+    path = lines(tmp_path / "b.json", record("good"))
+    with pytest.raises(
+        InputError, match=r"b\.json.*: expected a number as reward, received 'good'"
+    ):
+        import_rollouts(path, tmp_path / "other", format=name)
+
+
+def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path) -> None:
+    """`value_to_float`: C, P, I and N, yes and no, and numbers. What it does not know has no reward."""
+    given = {"C": 1.0, "P": 0.5, "yes": 1.0, "No": 0.0, "0.25": 0.25, "maybe": 0.0}
+    samples = [
+        {"id": value, "epoch": 1, "messages": _TALK, "scores": {"s": {"value": value}}}
+        for value in given
+    ]
+    lines(tmp_path / "a.json", {"eval": {}, "samples": samples})
+    report = import_rollouts(tmp_path / "a.json", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect()
+    assert dict(steps.select("task_id", "reward").rows()) == given
+    assert steps.filter("aborted")["task_id"].to_list() == ["maybe"]
+    assert report.missing[0].startswith("rewards of 1 rollout, aborted")
+
+
 def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path) -> None:
     steps = imported("verl", tmp_path)
     assert steps.filter(iteration=1)["response"].to_list() == [

@@ -115,9 +115,19 @@ def test_a_threshold_is_one_of_the_return(rewards, threshold, won):
     assert 0 <= state.score <= 1
 
 
-@pytest.mark.parametrize("rewards", [[0.82], [0.25] * 4, [-1.0, -1.0], [0.5, 0.0]])
-def test_success_that_no_reward_of_one_shows_is_warned_of(rewards):
-    with pytest.warns(UserWarning, match="with rewards but without a reward of 1"):
+@pytest.mark.parametrize(
+    ("rewards", "doubt"),
+    [
+        *[
+            (each, "without a reward of 1")
+            for each in ([0.82], [0.25] * 4, [-1.0, -1.0], [0.5, 0.0])
+        ],
+        # a reward for every step that is survived
+        ([1.0, 1.0], "with a reward of 1, as others have before their end, and counts as solved"),
+    ],
+)
+def test_success_that_the_last_reward_does_not_show_is_warned_of(rewards, doubt):
+    with pytest.warns(UserWarning, match=doubt):
         played(rewards)
 
 

@@ -26,8 +26,11 @@ SOURCE = BabyAISource("GoToLocal,PickupLoc,PutNextLocal")
     "task_id", ["GoToLocal-1", "PickupLoc-3", "PutNextLocal-5", "GoToLocal-10000"]
 )
 def test_the_expert_succeeds_and_invalid_actions_change_nothing(task_id):
-    task, engine, again = SOURCE.task(task_id), SOURCE.engine(), SOURCE.engine()
-    player, state = make_player("expert", "BabyAI"), engine.start(task_id)
+    task = SOURCE.task(task_id)
+    engine = SOURCE.engine()
+    again = SOURCE.engine()
+    player = make_player("expert", "BabyAI")
+    state = engine.start(task_id)
     assert again.start(task_id) == state
     assert task.task_type == task_id.partition("-")[0]
     assert task.split == ("test" if task_id.endswith("10000") else "train")

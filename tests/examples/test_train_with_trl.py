@@ -48,7 +48,8 @@ def test_an_episode(one_task):
 @pytest.mark.slow
 def test_a_step(one_task, tmp_path, monkeypatch):
     """A random model is taught to solve the task or, as often, to give up at once; TRL's step tells these apart."""
-    (solved, episode), (gave_up, _) = conversation(*SOLUTION), conversation()
+    (solved, episode) = conversation(*SOLUTION)
+    (gave_up, _) = conversation()
     tokenizer = train_tokenizer([str(solved)] * 4, 1024)
     tokenizer.chat_template = qwen3_chat_template
     options = {

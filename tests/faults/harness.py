@@ -48,7 +48,9 @@ Note = Callable[[str], None]
 
 LONGEST_S = 300
 """Time limit of a forked run in seconds; exceeding it is a failure."""
-REFUSED, FAILED, HUNG = 2, 1, -signal.SIGALRM
+REFUSED = 2
+FAILED = 1
+HUNG = -signal.SIGALRM
 """Exit statuses of a fork: a one-line error, any other exception, the time limit."""
 _SCRATCH = re.compile(r"\.hgpo-[0-9a-f]{16}\.tmp")
 _EXCHANGE = 2
@@ -109,7 +111,8 @@ class Harness:
     """
 
     def __init__(self, scenario: Scenario, work: Path, most: int = 0) -> None:
-        self.scenario, self.most = scenario, most
+        self.scenario = scenario
+        self.most = most
         self.root, self.log, self.notes, self.output, self.stage, self.modules = (
             work / name for name in ("root", "log", "notes", "output", "stage", "modules")
         )
@@ -191,7 +194,8 @@ class Harness:
             f"{point.mode.name.lower()} {errno.errorcode.get(point.error, '')} at {call}"
         )
         self.report.tried += 1
-        tree, noted = read_tree(self.root), self._noted()
+        tree = read_tree(self.root)
+        noted = self._noted()
         if point.mode in (Mode.KILL, Mode.TORN):
             problems = [] if status == -signal.SIGKILL else ["is not reached"]
         else:
@@ -300,23 +304,23 @@ def unsynced(calls: Sequence[Call], root: Path, before: Tree) -> list[str]:
     """Files and folders that a folder on the disk lacks."""
     problems = []
     for call in (call for call in calls if call.result >= 0):
-        path, target = call.path, call.other or call.path
+        path = call.path
+        target = call.other or call.path
         below = {name for name in data | names if name == path or name.startswith(f"{path}/")}
         if call.op is Op.SYNC:
             data.discard(path)
             names = {name for name in names if name.rpartition("/")[0] != path}
         elif call.op in (Op.UNLINK, Op.RMDIR):
-            data, names = data - below, names - below
+            data = data - below
+            names = names - below
             there.discard(path)
         elif call.op is Op.RENAME:
             # the content of a scratch folder may be synced later, before the folder is published
             lost = () if _SCRATCH.search(target) else (data | names - {path}) & below
             problems += [f"{name} is renamed before it is synced" for name in lost]
             moved = {name: target + name.removeprefix(path) for name in below}
-            data, names = (
-                {moved.get(name, name) for name in data},
-                {moved.get(name, name) for name in names},
-            )
+            data = {moved.get(name, name) for name in data}
+            names = {moved.get(name, name) for name in names}
             names |= {path, target} if call.flags & _EXCHANGE else {target}
             there.add(target)
         elif call.op in (Op.MKDIR, Op.LINK) or path not in there:

@@ -98,7 +98,9 @@ def arm(folder: Path, log: Path, mode: Mode, point: int = 0, error: int = 0) -> 
 
 def read_calls(log: Path) -> list[Call]:
     """Return the calls of a log in order."""
-    data, position, calls = log.read_bytes(), 0, []
+    data = log.read_bytes()
+    position = 0
+    calls = []
     while position < len(data):
         point, op, flags, path_size, other_size, _, result = HEAD.unpack_from(data, position)
         position += HEAD.size

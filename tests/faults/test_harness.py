@@ -13,7 +13,8 @@ from tests.faults.harness import Harness, Note, Report, Scenario
 if reason := shim.unusable():
     pytest.skip(reason, allow_module_level=True)
 
-OLD, NEW = b"old" * 20, b"new" * 20
+OLD = b"old" * 20
+NEW = b"new" * 20
 
 
 def sync(path: Path) -> None:

@@ -14,7 +14,8 @@ from hgpo_train.models.config import LoraConfig, ModelConfig
 from hgpo_train.models.preflight import check_model_source
 from hgpo_train.models.tiny import TinyShape, save_tiny
 
-load_file, save_file = Lazy("safetensors.torch:load_file"), Lazy("safetensors.torch:save_file")
+load_file = Lazy("safetensors.torch:load_file")
+save_file = Lazy("safetensors.torch:save_file")
 load_model, load_tokenizer = lazily("hgpo_train.models.loading", "load_model load_tokenizer")
 meta_model = Lazy("hgpo_train.training.memory_plan:meta_model")
 SHAPE = TinyShape(vocabulary=300, width=32, layers=2, heads=1, key_value_heads=1, intermediate=32)
@@ -93,7 +94,8 @@ def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
     adapted.save_pretrained(tmp_path)
     loaded = load(tmp_path)
     with torch.inference_mode():
-        expected, plain = adapted(tokens).logits, load(tiny)(tokens).logits
+        expected = adapted(tokens).logits
+        plain = load(tiny)(tokens).logits
         torch.testing.assert_close(loaded(tokens).logits, expected, atol=1e-5, rtol=1e-5)
         assert (expected - plain).abs().max() > 0.01
     assert all(weights.requires_grad for weights in loaded.parameters())

@@ -80,7 +80,8 @@ def make_learner(path: str, rank: int = 0, **update: object) -> Learner:
 def test_the_reference_equals_the_policy_at_the_start(tmp_path, stored, rank, length):
     learner = make_learner(saved(tmp_path, getattr(torch, stored)), rank)
     rows = samples(length)
-    policy, reference = learner.logprobs(rows), learner.reference_logprobs(rows)
+    policy = learner.logprobs(rows)
+    reference = learner.reference_logprobs(rows)
     assert np.isfinite(policy).all()
     assert np.array_equal(policy, reference)
     # Training changes the policy and not the reference.

@@ -56,7 +56,11 @@ def test_no_sentence_contradicts_its_plot(monkeypatch):
     """Each sentence above a plot, recomputed from the notebook's data by counting."""
     monkeypatch.setattr(sys, "argv", ["notebook"])
     found = definitions("context_inconsistency")
-    shares, differing, largest, early, late = {}, {}, {}, {}, {}
+    shares = {}
+    differing = {}
+    largest = {}
+    early = {}
+    late = {}
     for name in ("ALFWorld", "WebShop"):
         table = pl.read_parquet(ROOT / "notebooks/data" / f"{name.lower()}.parquet")
         steps = table.sort("iteration", "trajectory", "step").select(

@@ -200,7 +200,8 @@ def test_every_result_that_is_kept_follows_its_call(kinds, data):
     turns = []
     for number, (kind, ids) in enumerate(kinds):
         calls = [ToolCall("find", {"turn": number}) for _ in ids]
-        response, reply = f"response {number}", None
+        response = f"response {number}"
+        reply = None
         if kind == "calls":
             response = "\n".join(call.text() for call in calls)
         if kind == "message":
@@ -208,7 +209,8 @@ def test_every_result_that_is_kept_follows_its_call(kinds, data):
                 {"id": name, "function": {"name": "find", "arguments": {"turn": number}}}
                 for name in ids
             ]
-            response, reply = "", json.dumps({"content": "", "tool_calls": entries})
+            response = ""
+            reply = json.dumps({"content": "", "tool_calls": entries})
         turns.append(
             Turn(f"after {number - 1}" if number else "the task", response, None, None, reply)
         )
@@ -226,10 +228,8 @@ def test_every_result_that_is_kept_follows_its_call(kinds, data):
     used = [call["id"] for message in messages for call in message.get("tool_calls", ())]
     assert len(used) == len(set(used))
     for number, at in enumerate(answers, dropped):
-        answer, results = (
-            messages[at],
-            messages[at + 1 : next((n for n in answers if n > at), None)],
-        )
+        answer = messages[at]
+        results = messages[at + 1 : next((n for n in answers if n > at), None)]
         assert results[-1]["content"] == f"after {number}"
         assert all(message.get("content") != "" for message in (answer, *results))
         if "tool_calls" not in answer:

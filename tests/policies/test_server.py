@@ -56,7 +56,8 @@ def asked_once(api: Api, *answer: object, **options: object) -> Reply | Failure:
 
 
 def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api):
-    slowest, others_are_there = 40, threading.Event()
+    slowest = 40
+    others_are_there = threading.Event()
 
     def echo(body: dict, attempt: int) -> tuple:
         prompt = body["messages"][0]["content"]
@@ -603,7 +604,8 @@ def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
 def test_certificates_are_verified_against_those_of_the_environment(api, tmp_path, monkeypatch):
     if shutil.which("openssl") is None:
         pytest.skip("requires openssl")
-    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    certificate = str(tmp_path / "certificate.pem")
+    key = str(tmp_path / "key.pem")
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject]
     command += ["-keyout", key, "-out", certificate]

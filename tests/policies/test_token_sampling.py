@@ -88,7 +88,8 @@ def test_logprobs_match_a_full_forward_pass(model, top_p):
 
 
 def test_a_response_does_not_depend_on_the_rest_of_the_batch(model):
-    asked, seeds = prompts(17), list(range(17))
+    asked = prompts(17)
+    seeds = list(range(17))
     together = sample_responses(model, asked, seeds, SamplingOptions(**OPTIONS))
     small = SamplingOptions(8, 0.7, (2,), max_batch_tokens=100)
     for one, drawn, apart in zip(
@@ -103,7 +104,8 @@ class Forwards:
     """Counts the forward passes of a model's decoder: rows and columns of each."""
 
     def __init__(self, model):
-        self.prefill, self.decode = [], []
+        self.prefill = []
+        self.decode = []
         model.get_decoder().register_forward_pre_hook(self.count, with_kwargs=True)
 
     def count(self, _, __, given):
@@ -141,7 +143,8 @@ def test_a_batch_stays_within_memory(model, memory):
 @pytest.mark.parametrize("seed", range(2))
 def test_waiting_requests_take_the_place_of_ended_ones(model, seed):
     forwards = Forwards(model)
-    asked, places = prompts(30, seed), 3
+    asked = prompts(30, seed)
+    places = 3
     options = SamplingOptions(**ENDING, max_batch_tokens=places * (max(map(len, asked)) + 24))
     drawn = sample_responses(model, asked, list(range(30)), options)
     lengths = [len(one.tokens) for one in drawn]
@@ -260,10 +263,8 @@ def test_replies_contain_the_prompt_and_response_tokens(model, tokenizer):
 
 
 def test_prompts_over_the_budget_are_truncated(model, tokenizer):
-    long, few = (
-        request(1, "open door " * 50, step=3, shorter=lambda _: "go"),
-        {"max_response_tokens": 2},
-    )
+    long = request(1, "open door " * 50, step=3, shorter=lambda _: "go")
+    few = {"max_response_tokens": 2}
 
     def policy(**options):
         return TransformersPolicy(

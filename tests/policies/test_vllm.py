@@ -48,7 +48,8 @@ def requests(handle):
     for number, task_id in enumerate(handle.tasks[:24]):
         episode = Episode(handle.shared, handle.settings)
         episode.start(task_id)
-        task, state = episode.task, episode.state
+        task = episode.task
+        state = episode.state
         made.append(
             Request(
                 number,
@@ -140,7 +141,8 @@ def test_a_stop_text_ends_a_response_after_the_token_that_completes_it(
 
 
 def test_responses_depend_on_seeds_and_length_limits_are_reported(policy, requests):
-    first, second = answers(policy, requests[:4]), answers(policy, requests[:4])
+    first = answers(policy, requests[:4])
+    second = answers(policy, requests[:4])
     assert [r.response for r in first.values()] == [r.response for r in second.values()]
     assert {r.finish_reason for r in first.values()} <= {"stop", "length"}
     assert all(len(r.response_token_ids) <= OPTIONS.max_response_tokens for r in first.values())

@@ -81,7 +81,8 @@ def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared():
                 )
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
-    policy._llm, policy.by_device = Engine(), True
+    policy._llm = Engine()
+    policy.by_device = True
     with pytest.warns(
         RuntimeWarning, match="pidfd_getfd: Operation not permitted.*through the host's memory"
     ):
@@ -122,7 +123,8 @@ def test_adapters_are_merged_in_float32_and_rounded_once(model):
         for name, parameter in factors.items():
             if "lora_B" in name:
                 parameter.copy_(1e-4 * torch.randn(parameter.shape, generator=generator))
-    exact, rounded = checkpoint_weights(adapted), checkpoint_weights(adapted, torch.bfloat16)
+    exact = checkpoint_weights(adapted)
+    rounded = checkpoint_weights(adapted, torch.bfloat16)
     assert exact.keys() == rounded.keys() == plain.keys()
     for name, old in plain.items():
         layer = name.removesuffix(".weight")

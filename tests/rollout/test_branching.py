@@ -220,6 +220,7 @@ def test_wrong_input_is_named(saved, tmp_path):
     for arguments, line in (
         ({"at": "unifrom"}, "did you mean 'uniform'"),
         ({"width": 0}, "width: expected a number of branches from 1 to 1000"),
+        ({"seed": 1 << 63}, "seed: expected an integer of 64 bits"),
         ({"out": saved}, "expected another folder"),
         ({"at": "entropy"}, "has no scores entropy"),
         ({"policy": "randm"}, "did you mean 'random'"),

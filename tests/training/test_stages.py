@@ -159,7 +159,8 @@ def test_tables_of_other_rows_are_not_trained_on(interrupted, runs, name):
     """Scores with missing rows are computed again; missing rows of advantages and duplicate rows are errors."""
     config, folder = interrupted
     (path,) = files_of(folder, name)
-    table, stored = read_table(path), pl.read_parquet_metadata(path)
+    table = read_table(path)
+    stored = pl.read_parquet_metadata(path)
     path.with_name(f"{path.name}.sha256").unlink()  # otherwise it is damaged whatever its rows
     pl.concat([table, table]).write_parquet(path, metadata=stored)
     with pytest.raises(

@@ -118,6 +118,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_larger_catalogue_starts_with_t
         ("two", 300, 3),
         ("three", 300, 4),
         ("four", 500, 3),
+        ("five", 1, 1 << 64),
     ):
         synthetic.write_synthetic(tmp_path / name, products, seed)
     one, two, three, four = ([(tmp_path / name / file).read_bytes() for file in synthetic.FILES]

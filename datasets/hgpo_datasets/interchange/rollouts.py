@@ -24,7 +24,7 @@ from hgpo_datasets.interchange.readers.inspect_log import read_inspect
 from hgpo_datasets.interchange.readers.json_records import json_file, json_lines
 from hgpo_datasets.interchange.readers.openai import read_openai
 from hgpo_datasets.interchange.readers.rllm import read_rllm
-from hgpo_datasets.interchange.readers.rollout_rows import NAMED
+from hgpo_datasets.interchange.readers.rollout_rows import NAMED, SUMMED
 from hgpo_datasets.interchange.readers.skyrl import read_skyrl
 from hgpo_datasets.interchange.readers.trl import read_trl
 from hgpo_datasets.interchange.readers.verifiers import read_verifiers
@@ -36,7 +36,7 @@ from hgpo_datasets.writer import StepWriter
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import open_regular
-from hgpo_envs.wording import listed
+from hgpo_envs.wording import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -141,6 +141,7 @@ def import_rollouts(
     folder = Path(out).absolute()
     report = ImportReport(name, skipped)
     is_rewarded = False
+    summed: set[str] = set()
     groups = Counter[tuple[int, str]]()
     by_folder = FORMATS[name].by_folder
     parts = itertools.groupby(files, key=lambda file: file.parent if by_folder else file)
@@ -152,6 +153,7 @@ def import_rollouts(
             rows = [row for file in members for row in read(file)]
             try:
                 is_rewarded |= _set_rewards(rows, reward or {})
+                summed.update(*[row.pop(SUMMED) for row in rows if SUMMED in row])
                 _set_names(rows, groups, f"{number}/" if number else "")
                 if rows:
                     writer.add_group([_stored(row) for row in rows])
@@ -161,6 +163,9 @@ def import_rollouts(
         if not report.steps:
             raise InputError(f"{where}: expected rollouts, received no complete one ({name})")
     _describe(report, folder, is_rewarded=is_rewarded)
+    if len(summed) > 1 and not reward:
+        names = listed(sorted(summed))
+        report.missing.append(f"weights of {names}, whose sum is the reward; give them by --reward")
     return report
 
 
@@ -306,6 +311,10 @@ def _describe(report: ImportReport, run: Path, *, is_rewarded: bool) -> None:
         report.missing.append(
             "rewards (0 is stored), which every estimator needs; name a number with --reward"
         )
+    aborted = report.trajectories - int(table["compared"].sum())
+    if aborted:
+        rollouts = counted(aborted, "rollout")
+        report.missing.append(f"rewards of {rollouts}, aborted: no estimator counts them")
     if (table["compared"] < 2).all():
         report.missing.append(
             "a second rollout of a task, without which estimators that compare rollouts give 0"

@@ -7,6 +7,7 @@ product has its own random generator, so a larger catalogue starts with the prod
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import re
@@ -79,9 +80,9 @@ def write_synthetic(
     rate = min(0.5, HUMAN_INSTRUCTIONS / products) if people is None else people
     report_progress = progress or (lambda _: None)
     with writing(out), new_folder(out) as folder:
-        (folder / NOTE).write_bytes(
-            orjson.dumps({"made_by": "hgpo data synth webshop", "products": products, "seed": seed})
-        )
+        # orjson has no integers of more than 64 bits.
+        made = {"made_by": "hgpo data synth webshop", "products": products, "seed": seed}
+        (folder / NOTE).write_text(json.dumps(made, separators=(",", ":")))
         with ExitStack() as stack:
             items, attributes, human = (
                 stack.enter_context((folder / name).open("wb")) for name in FILES

@@ -18,7 +18,7 @@ def read(answer: bytes) -> dict:
     return orjson.loads(whole_answer("chat/completions", answer))["choices"][0]
 
 
-def part(arguments: str, name: str | None = None, **fields: object) -> dict:
+def part(arguments: str | dict, name: str | None = None, **fields: object) -> dict:
     return {"function": {"arguments": arguments, "name": name}, **fields}
 
 
@@ -35,7 +35,13 @@ TWO = [("a", "find", '{"x": 1}'), ("b", "look", "{}")]
         ([part('{"x"', "find", id="a"), part(": 1}")], ONE),
         ([part('{"x"', "find", id="a"), part(": 1}", id="a")], ONE),
         ([part("", index=1, id="a"), part('{"x": 1}', "find", index=1)], ONE),
-        # Several calls have the number 0, or none, and no ids.
+        # Each part has an id of its own (litellm #40040).
+        ([part('{"x"', "find", index=0, id="a"), part(": 1}", "", index=0, id="b")], ONE),
+        # Several calls have the number 0 (litellm #37792), or none, and no ids.
+        (
+            [part({"x": 1}, "find", index=0, id="a"), part({"x": 2}, "find", index=0, id="b")],
+            [("a", "find", {"x": 1}), ("b", "find", {"x": 2})],
+        ),
         ([part('{"x": 1}', "find", index=0, id="a"), part("{}", "look", index=0, id="b")], TWO),
         ([part('{"x": 1}', "find", id="a"), part("{}", "look", id="b")], TWO),
         (
@@ -60,6 +66,15 @@ def test_texts_that_each_part_repeats_are_not_continued():
     choice = read(stream(*deltas, finish="stop") + stream({"content": "Hi"}, finish="stop"))
     assert choice["message"]["reasoning_details"] == [{**details, "text": "haha"}]
     assert choice["finish_reason"] == "stop"
+
+
+def test_reasons_that_are_sent_several_times_are_not_joined():
+    """SGLang #8417 sends the reason twice, a proxy (jcode #1326) one with every part."""
+    ends = [{"finish_reason": end, "matched_stop": "</x>"} for end in ("stop", "tool_calls")]
+    events = [{"choices": [{"index": 0, "delta": {"content": "ha"}, **end}]} for end in ends]
+    choice = read(b"".join(b"data: %s\n\n" % orjson.dumps(event) for event in events))
+    assert choice["message"]["content"] == "haha"
+    assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", "</x>")
 
 
 @pytest.mark.parametrize("error", [{"error": {"message": "lost"}}, {"object": "error"}])

@@ -63,11 +63,9 @@ class TextArenaEngine:
     def fork(self) -> TextArenaEngine:
         """Return an independent copy of the game."""
         other = TextArenaEngine(self._game_id)
-        other._random, other._game, other._state = (
-            self._random.copy(),
-            copy.deepcopy(self._game),
-            self._state,
-        )
+        other._random = self._random.copy()
+        other._game = copy.deepcopy(self._game)
+        other._state = self._state
         return other
 
     def key(self) -> Hashable:

@@ -110,13 +110,15 @@ def learn_tabular(
     options = read_assignments("--env-option", env_option or (), {}) | {"split": split}
     options |= {} if max_steps is None else {"max_steps": max_steps}
     policy = {"skill": skill, "memory": memory}
-    compiled, others = {}, {}
+    compiled = {}
+    others = {}
     for number in range(tasks_seed, tasks_seed + task_sets):
         name = f"tasks-{number}"
         compiled[name], others[name] = compile_tasks(
             env, options, policy, tasks, number, out / name, reads, shared, held_out
         )
-    console, measured = terminal(stderr=True), list[pl.DataFrame]()
+    console = terminal(stderr=True)
+    measured = list[pl.DataFrame]()
 
     def watch(task_set: str, name: str, iteration: int, policies: TabularPolicy) -> None:
         bars.update(bar, advance=1, description=f"{task_set} {name}")

@@ -64,7 +64,8 @@ def truth(
         )
     refuse_own_input(run, target)
     common.check_output_path(target)
-    console, began = terminal(stderr=True), perf_counter()
+    console = terminal(stderr=True)
+    began = perf_counter()
     with ProgressBars() as bars:
         report = write_truth(
             plan,

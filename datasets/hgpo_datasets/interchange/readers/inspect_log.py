@@ -1,7 +1,8 @@
 """Logs of Inspect (inspect_ai): `.eval`, a zip archive with one JSON file a sample, or one JSON file.
 
 Each call of the model is a step; a log without its events has the messages of the last conversation. The samples of one
-id, its epochs, are a group. The reward is the first scorer's value, with C, P, N and I as 1, ½, 0 and 0.
+id, its epochs, are a group. The reward is the first scorer's value, with C, P, N and I as 1, ½, 0 and 0, and yes, no
+and texts of numbers as Inspect's `value_to_float` has them.
 
 Facts: inspect_ai 0.3.285, log version 2 (log/_log.py, log/_condense.py, scorer/_metric.py): long texts of a sample are
 in `attachments`, and the inputs of its calls are ranges of `events_data.messages`. Entries of the archive are
@@ -43,6 +44,7 @@ _UNREADABLE: Final = (
     zipfile.BadZipFile,
 )
 _GRADES: Final = {"C": 1.0, "P": 0.5, "N": 0.0, "I": 0.0}
+_WORDS: Final = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _ATTACHMENT: Final = "attachment://"
 _NO_EXTRA: Final = (
     "messages",
@@ -190,5 +192,17 @@ def _values(scores: Object) -> dict[str, float | None]:
         value = fields(score).get("value")
         found |= {f"{scorer}/{name}": one for name, one in numbers(fields(value)).items()}
         if not isinstance(value, dict):
-            found[scorer] = _GRADES.get(value) if isinstance(value, str) else number(value)
+            found[scorer] = _value(value)
     return found
+
+
+def _value(value: object) -> float | None:
+    if not isinstance(value, str):
+        return number(value)
+    grade = _GRADES.get(value, _WORDS.get(value.lower()))
+    if grade is not None:
+        return grade
+    try:
+        return number(float(value))
+    except ValueError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from functools import partial
@@ -89,6 +90,22 @@ def number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def reward_of(value: object, where: str) -> float | None:
+    """Return a reward, which may be the text of a number; None if it is null, NaN or infinite.
+
+    Raises:
+        InputError: It is something else. No rollout is left out because its reward was not understood.
+    """
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if not isinstance(value, int | float | None):
+        raise InputError(
+            f"{where}: expected a number as reward, received {one_line(repr(value), 60)}"
+        )
+    return number(value)
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:

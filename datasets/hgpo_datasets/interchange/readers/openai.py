@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets.interchange.readers.json_records import (
     json_lines,
-    number,
     numbers,
     objects,
+    reward_of,
     text,
 )
 from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, task_of
@@ -44,11 +44,15 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
         task_id = text(record.pop("task_id", None)) or task_of(steps[0]["prompt"])
         trajectory = text(record.pop("trajectory", record.get("id"))) or str(place)
         rewards = record.pop("rewards", None)
+        name = "score" if record.get("reward") is None else "reward"
+        reward: float | list[float | None] | None
+        reward = record[name] = reward_of(record.get(name), where)
+        if isinstance(rewards, list):
+            reward = [reward_of(value, where) for value in rewards]
         named = numbers(record)
-        reward = record.get("score") if record.get("reward") is None else record["reward"]
         yield from rollout_rows(
             steps,
-            reward=rewards if isinstance(rewards, list) else number(reward),
+            reward=reward,
             named=named,
             extra=record,
             truncated=record.pop("truncated", None) is True,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import json_file, number, objects, text
+from hgpo_datasets.interchange.readers.json_records import json_file, objects, reward_of, text
 from hgpo_datasets.interchange.readers.messages import checked_messages, step_row
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
 
@@ -55,7 +55,7 @@ def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
         step = episode.get("training_step")
         yield from rollout_rows(
             [_step(one, str(path)) for one in steps],
-            reward=_reward(trajectory, steps),
+            reward=_reward(trajectory, steps, str(path)),
             extra={
                 "episode": name,
                 "metrics": episode.get("metrics"),
@@ -86,9 +86,11 @@ def _step(step: dict[str, Any], where: str) -> dict[str, Any]:
     return row
 
 
-def _reward(trajectory: dict[str, Any], steps: list[dict[str, Any]]) -> float | list[float] | None:
-    whole = number(trajectory.get("reward"))
-    each = [number(step.get("reward")) or 0.0 for step in steps]
+def _reward(
+    trajectory: dict[str, Any], steps: list[dict[str, Any]], where: str
+) -> float | list[float] | None:
+    whole = reward_of(trajectory.get("reward"), where)
+    each = [reward_of(step.get("reward"), where) or 0.0 for step in steps]
     if whole is None:
         return each if any(each) else None
     return each if math.isclose(sum(each), whole) else whole

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 NAMED: Final = "rewards"
 """The key of a first row with the rewards of a rollout by name; `--reward` chooses among them."""
+SUMMED: Final = "summed"
+"""The key of a first row with the names of those whose sum without weights is the reward."""
 MOST: Final = 1 << 30
 """Limit of the characters and tokens in the prompts of a rollout, which grow with the square of its steps."""
 _NOT_GIVEN: Final = {"run", "iteration", "task_id", "group", "trajectory", "extra"}
@@ -42,8 +44,9 @@ def add_columns(row: Row, given: Mapping[str, object]) -> None:
 def rollout_rows(
     steps: Iterable[Row],
     *,
-    reward: float | Sequence[float] | None,
+    reward: float | Sequence[float | None] | None,
     named: Mapping[str, float] | None = None,
+    summed: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
     truncated: bool = False,
     error: str | None = None,
@@ -55,6 +58,7 @@ def rollout_rows(
         steps: The columns of each step, which come before those below.
         reward: The reward of the rollout, which its last step gets, or that of each step; None if it is unknown.
         named: Rewards, and other numbers of which one could be the reward, by name.
+        summed: The names of those whose sum is the reward, because their weights are unknown.
         extra: Fields of the rollout that are no columns.
         truncated: Whether a limit ended it.
         error: Why it was aborted; None if it was not.
@@ -64,7 +68,7 @@ def rollout_rows(
     if not rows:
         return rows
     if isinstance(reward, float | int | None):
-        reward = [*[0.0] * (len(rows) - 1), reward]  # type: ignore[list-item]  # None is looked at later
+        reward = [*[0.0] * (len(rows) - 1), reward]
     if len(reward) != len(rows):
         raise InputError(
             f"expected one reward for each of {len(rows)} steps, received {len(reward)}"
@@ -73,6 +77,7 @@ def rollout_rows(
         row["reward"] = value
     rows[0]["extra"] = {**(extra or {}), **rows[0].get("extra", {})}
     rows[0][NAMED] = dict(named or {})
+    rows[0][SUMMED] = list(summed)
     ends = {
         "aborted": error is not None,
         "error": error,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import json_lines, number, text
+from hgpo_datasets.interchange.readers.json_records import json_lines, reward_of, text
 from hgpo_datasets.interchange.readers.messages import task_of
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
 
@@ -29,7 +29,7 @@ def read_skyrl(path: Path) -> Iterator[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     begun = ""
     place = 0
-    for _, record in json_lines(path):
+    for where, record in json_lines(path):
         prompt = text(record.get("input_prompt")) or ""
         if steps and not (len(prompt) > len(begun) and prompt.startswith(begun)):
             yield from _rows(steps, place, path)
@@ -39,7 +39,8 @@ def read_skyrl(path: Path) -> Iterator[dict[str, Any]]:
         state = prompt.removeprefix(begun) if steps else prompt
         response = text(record.get("output_response")) or ""
         begun = prompt + response
-        steps.append(_step(record, state, prompt, response))
+        step = _step(record, state, prompt, response)
+        steps.append({**step, "reward": _total(record.get("score"), where)})
     yield from _rows(steps, place, path)
 
 
@@ -53,11 +54,11 @@ def _step(record: dict[str, Any], state: str, prompt: str, response: str) -> dic
 def _rows(steps: list[dict[str, Any]], place: int, path: Path) -> list[dict[str, Any]]:
     if not steps:
         return []
-    rewards = [_total(step["extra"].get("score")) for step in steps]
+    rewards = [step.pop("reward") for step in steps]
     step = _STEP.fullmatch(path.parent.name)
     return rollout_rows(
         steps,
-        reward=rewards,  # type: ignore[arg-type]  # None is looked at later
+        reward=rewards,
         iteration=int(step[1]) if step else 0,
         env_id=text(steps[0]["extra"].get("env_class")),
         task_id=task_of(steps[0]["prompt"]),
@@ -65,10 +66,10 @@ def _rows(steps: list[dict[str, Any]], place: int, path: Path) -> list[dict[str,
     )
 
 
-def _total(score: object) -> float | None:
+def _total(score: object, where: str) -> float | None:
     """Return a score, or the sum of those of the tokens."""
     if not isinstance(score, list):
-        return number(score)
-    values = [number(value) for value in score]
+        return reward_of(score, where)
+    values = [reward_of(value, where) for value in score]
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

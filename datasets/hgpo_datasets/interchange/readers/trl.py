@@ -1,13 +1,15 @@
 """TRL's tables of completions: `log_completions=True` writes OUTPUT/completions/completions_00001.parquet, … .
 
 A row is a rollout: `step`, `prompt` and `completion` (a text, or the messages of a conversation with its tools), one
-column a reward function, and `advantage`. The reward is the sum of the functions; TRL's weights are not in the table.
+column of floats a reward function, what these functions logged (`log_extra`), and `advantage`. The reward is the sum of
+the columns of floats that follow `completion`; TRL's weights are not in the table.
 
 Facts: TRL 1.16, `GRPOTrainer.log` (trl/trainer/grpo_trainer.py).
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_OWN: Final = ("step", "prompt", "completion", "advantage")
+_NO_REWARD: Final = ("step", "advantage")
 
 
 def read_trl(path: Path) -> Iterator[dict[str, Any]]:
@@ -39,22 +41,26 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
             raise InputError(
                 f"{path}: expected a Parquet file of TRL ({one_line(error)})"
             ) from None
-    rewards = [
-        name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in _OWN
-    ]
+    schema = table.schema
+    numeric = [name for name in schema if schema[name].is_numeric() and name not in _NO_REWARD]
+    # Columns of integers, and floats behind them, were logged beside the rewards.
+    following = list(schema)[table.get_column_index("completion") + 1 :]
+    rewards = list(itertools.takewhile(lambda name: _is_reward(name, schema[name]), following))
     for place, record in enumerate(table.iter_rows(named=True)):
         where = f"{path}, row {place}"
         prompt = _messages(record["prompt"], "user", where)
         completion = _messages(record["completion"], "assistant", where)
         # A prompt may have messages of an assistant too, which this policy did not write.
         steps = list(limited(conversation_rows([*prompt, *completion])))[_replies(prompt) :]
-        values = numbers({name: record[name] for name in rewards})
+        values = numbers({name: record[name] for name in numeric})
+        summed = [values[name] for name in rewards if name in values]
         step = record.get("step")
         task = step_row(prompt, {})
         yield from rollout_rows(
             steps,
-            reward=sum(values.values()) if values else None,
+            reward=sum(summed) if summed else None,
             named=values,
+            summed=rewards,
             extra={
                 name: value
                 for name, value in record.items()
@@ -65,6 +71,10 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
             task=task["state"],
             trajectory=f"{step}_{place}",
         )
+
+
+def _is_reward(name: str, dtype: pl.DataType) -> bool:
+    return dtype.is_float() and name not in _NO_REWARD
 
 
 def _messages(value: object, role: str, where: str) -> list[dict[str, Any]]:

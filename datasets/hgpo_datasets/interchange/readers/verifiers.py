@@ -16,7 +16,14 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import fields, json_lines, number, objects, text
+from hgpo_datasets.interchange.readers.json_records import (
+    fields,
+    json_lines,
+    number,
+    objects,
+    reward_of,
+    text,
+)
 from hgpo_datasets.interchange.readers.messages import checked_messages, step_row
 from hgpo_datasets.interchange.readers.rollout_rows import add_columns, limited, rollout_rows
 from hgpo_envs.errors import InputError, one_line
@@ -52,9 +59,9 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
     steps = list(limited(_steps(trace, where)))
     for row, given in zip(steps, known, strict=False):
         add_columns(row, given)
-    rewards = _rewards(trace)
+    rewards = _rewards(trace, where)
     whole = sum(rewards.values()) if rewards else None
-    of_steps = [number(row.pop("reward", None)) for row in steps]
+    of_steps = [reward_of(row.pop("reward", None), where) for row in steps]
     failures = objects(trace.get("errors"), f"{where}, errors")
     error = one_line(failures[-1].get("message"), 300) if failures else trace.get("stop_condition")
     agent = fields(trace.get("agent")).get("name")
@@ -63,7 +70,7 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
     iteration = fields(fields(episode.get("run")).get("work")).get("step")
     return rollout_rows(
         steps,
-        reward=of_steps if known else whole,  # type: ignore[arg-type]  # None is looked at later
+        reward=of_steps if known else whole,
         named=rewards,
         extra={name: value for name, value in trace.items() if name not in _NO_EXTRA} | info,
         truncated=trace.get("stop_condition") in _LIMITS,
@@ -127,11 +134,11 @@ def _tokens(path: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _rewards(trace: dict[str, Any]) -> dict[str, float]:
+def _rewards(trace: dict[str, Any], where: str) -> dict[str, float]:
     """Return the rewards by name, with their weights."""
     found = {}
     for name, reward in fields(trace.get("rewards")).items():
-        score = number(fields(reward).get("score"))
+        score = reward_of(fields(reward).get("score"), where)
         weight = number(fields(reward).get("weight", 1.0))
         if score is not None and weight is not None:
             found[name] = score * weight

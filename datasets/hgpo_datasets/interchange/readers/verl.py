@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import json_lines, number, numbers, text
+from hgpo_datasets.interchange.readers.json_records import json_lines, numbers, reward_of, text
 from hgpo_datasets.interchange.readers.messages import task_of
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
 from hgpo_envs.errors import InputError
@@ -32,6 +32,7 @@ def read_verl(path: Path) -> Iterator[dict[str, Any]]:
     # The trainer may write the outputs of a rollout in any order, between those of others.
     rollouts: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for place, (where, record) in enumerate(json_lines(path)):
+        record["score"] = reward_of(record.get("score"), where)
         name, output = _rollout(place, record)
         if rollouts[name].setdefault(output, record) is not record:
             raise InputError(f"{where}: expected each uid once, received {record['uid']!r} again")
@@ -43,7 +44,7 @@ def read_verl(path: Path) -> Iterator[dict[str, Any]]:
         iteration = last.get("step")
         yield from rollout_rows(
             steps,
-            reward=number(last.get("score")),
+            reward=last["score"],
             named=numbers(last),
             iteration=iteration if isinstance(iteration, int) else 0,
             task_id=parts[1] if parts else task_of(steps[0]["prompt"]),

@@ -16,7 +16,7 @@ LONGEST_END: Final = 32
 _DONE: Final = b"[DONE]"
 _ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 """The last events of the interface of responses, which contain the whole answer."""
-_FIXED: Final = ("id", "index", "role", "type", "name", "format", "finish_reason")
+_FIXED: Final = ("id", "index", "role", "type", "name", "format")
 """Texts that are whole in one part, which other parts repeat or leave empty."""
 
 
@@ -63,7 +63,12 @@ def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
     for event in events:
         for part in event.get("choices") or ():
             choice = choices.setdefault(part.get("index", 0), {"delta": {"role": "assistant"}})
-            _merge(choice, part)
+            for name, value in part.items():
+                # Servers repeat why a choice ended; the last reason is the one of the whole answer.
+                if isinstance(value, str):
+                    choice[name] = value
+                else:
+                    _merge(choice, {name: value})
         whole |= {
             name: value for name, value in event.items() if name != "choices" and value is not None
         }
