@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from hgpo_record.recording.calls import read_answer
 from hgpo_record.recording.streams import whole_answer
 
 
@@ -81,3 +82,33 @@ def test_an_error_within_a_stream_is_kept(error):
     begun = stream({"content": "Hi"}).partition(b"\n\n")[0]
     answer = whole_answer("chat/completions", begun + b"\n\ndata: " + orjson.dumps(error) + b"\n\n")
     assert orjson.loads(answer)["error"]
+
+
+def test_a_response_whose_last_event_is_empty_has_the_items_of_the_stream():
+    item = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
+    last = {"status": "completed", "output": [], "usage": {"input_tokens": 5, "output_tokens": 3}}
+    events = [
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": last},
+    ]
+    sent = b"".join(b"data: %s\n\n" % orjson.dumps(event) for event in events)
+    answer = read_answer("responses", whole_answer("responses", sent))
+    assert (answer.action, list(answer.items)) == ("Hi", [item])
+    assert (answer.reply.prompt_tokens, answer.reply.response_tokens) == (5, 3)
+
+
+@pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter"])
+def test_why_a_response_is_incomplete(reason):
+    body = {"status": "incomplete", "incomplete_details": {"reason": reason}, "output": []}
+    reply = read_answer("responses", orjson.dumps(body)).reply
+    assert reply.finish_reason == {"max_output_tokens": "length"}.get(reason, reason)
+
+
+@pytest.mark.parametrize("unknown", [b"NaN", b"null"])
+def test_a_log_probability_that_is_unknown_loses_no_call(unknown):
+    body = (
+        b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop", '
+        b'"logprobs": {"content": [{"logprob": -1}, {"logprob": %s}]}}]}' % unknown
+    )
+    reply = read_answer("chat/completions", body).reply
+    assert (reply.response, reply.response_logprobs) == ("Hi", None)

@@ -33,7 +33,12 @@ def whole_answer(interface: str, stream: bytes) -> bytes | None:
     # The last event has the whole answer. An error that a server reports is one, too.
     for event in reversed(events):
         if event.get("type") in _ENDS:
-            return orjson.dumps(event.get("response"))
+            response = event.get("response") or {}
+            # Some gateways leave the whole answer empty, although they have sent its items.
+            output = response.get("output") or [
+                item["item"] for item in events if item.get("type") == "response.output_item.done"
+            ]
+            return orjson.dumps({**response, "output": output})
         if event.get("type") == "error":
             return orjson.dumps({"error": event})
     return None
