@@ -293,15 +293,23 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, get) -> None:
 
 
 def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
-    """One of a checkpoint elsewhere; and that inside of the folder, which begins when the page is open."""
-    checkpoint = {"policy": {"name": f"transformers:{training_run}/checkpoints/000002"}}
+    """One of a checkpoint elsewhere; and those in and beside the folder, which begin when the page is open."""
+    checkpoint = {
+        "policy": {"name": f"transformers:{training_run}/checkpoints/000002"},
+        "evaluation": True,
+    }
     later = training_run.parent / "later"
     with StepWriter(later, config=checkpoint) as writer:
         writer.add_group(small_rows("omega"))
     document = get(training_run, later)
     before = document("versions")
-    with StepWriter(training_run / "evaluation") as writer:
-        writer.add_group(small_rows("omega"))
+    for name, config in (
+        ("training/evaluation", {}),
+        ("beside", checkpoint),
+        ("other", {"evaluation": True}),
+    ):
+        with StepWriter(training_run.parent / name, config=config) as writer:
+            writer.add_group(small_rows("omega"))
     assert document("versions")[:2] == before
     for runs in (document("runs")["runs"], get(training_run, later)("runs")["runs"]):
         trainers = {run["name"]: run["trainer"] for run in runs}
@@ -309,6 +317,7 @@ def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
             "training": None,
             "later": "training",
             "training/evaluation": "training",
+            "beside": "training",
         }
     assert document("runs/2/overview")["total"]["episodes"] == 4
 
