@@ -118,8 +118,8 @@ def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
     for name in ("prompt_token_ids", "response_token_ids"):
         if frame[name].null_count() < len(frame):
             no_id = pl.element().is_null() | (pl.element() < 0)
-            mask = pl.col(name).list.eval(no_id).list.any()
-            rules.append((name, f"{name}: expected whole numbers from 0", mask))
+            no_ids = pl.col(name).list.eval(no_id).list.any()
+            rules.append((name, f"{name}: expected whole numbers from 0", no_ids))
     name = "response_logprobs"
     if frame[name].null_count() < len(frame):
         logprobs = pl.col(name)
