@@ -303,8 +303,9 @@ def parse_tool_calls(text: str) -> Response:
     calls = _calls(text, blocks)
     if calls:
         return Response("\n".join(call.text() for call in calls), True, "")
-    flaw = "malformed tool call" if calls is None else ""
-    return Response(text[start:].strip(), not flaw, flaw)
+    action = text[start:].strip()
+    flaw = "malformed tool call" if calls is None else "" if action else "no action"
+    return Response(action, not flaw, flaw)
 
 
 def message_calls(message: Mapping[str, Any]) -> list[Any]:

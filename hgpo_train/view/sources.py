@@ -214,7 +214,11 @@ def _was_played(training: Source, source: Source) -> bool:
     """Return whether a run is in the folder of a training run, or its policy is a checkpoint there."""
     if training.training() is None:
         return False
-    models = [Path(name).resolve() for name in models_of(source.config()) if "\0" not in name]
+    try:
+        names = list(models_of(source.config()))
+    except InputError:  # its entry in the list says that it cannot be read
+        names = []
+    models = [Path(name).resolve() for name in names if "\0" not in name]
     places = [*source.place.parents, *models]
     for model in models:
         places += model.parents

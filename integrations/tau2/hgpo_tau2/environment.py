@@ -12,7 +12,7 @@ import orjson
 from hgpo_envs.engine import State, Task
 from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.errors import InputError, UnknownTask, unknown
-from hgpo_envs.responses import parse_tool_calls, tool_calls
+from hgpo_envs.responses import ToolCall, parse_tool_calls, tool_calls
 from hgpo_tau2 import retail
 from hgpo_tau2.user import GREETING, STOP, ServedUser
 
@@ -63,6 +63,7 @@ class RetailEngine:
         self._task_id = task_id
         self._database = retail.new_database()
         self._said: tuple[str, ...] = ()
+        self._calls: tuple[ToolCall, ...] = ()
         told = customer(task_id) if self._user is None else self._answer(GREETING)
         self._state = State(text=told, actions=())
         return self._state
@@ -75,6 +76,7 @@ class RetailEngine:
         if calls is None:
             self._state = State(text="Error: malformed tool call", actions=(), valid=False)
             return self._state
+        self._calls += tuple(calls)
         replies = [retail.call(self._database, tool) for tool in calls]
         if not calls and self._user is not None:
             replies = [(self._answer(command), True)]
@@ -98,6 +100,7 @@ class RetailEngine:
         other._task_id = self._task_id
         other._state = self._state
         other._said = self._said
+        other._calls = self._calls
         other._database = orjson.loads(orjson.dumps(self._database))
         return other
 
@@ -108,6 +111,14 @@ class RetailEngine:
             self._said,
             self._state.terminated,
         )
+
+    def solved(self) -> int:
+        """Return how many calls of the task's solution were made, in order."""
+        solution = retail.gold_calls(self._task_id)
+        made = 0
+        for tool in self._calls:
+            made += solution[made : made + 1] == [tool]
+        return made
 
     def _answer(self, message: str) -> str:
         assert self._user is not None
@@ -175,10 +186,10 @@ class Expert:
     step: int = 0
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
-        """Start a task."""
-        del state, engine
+        """Start a task, or continue it in a branch; without the engine, always from the start."""
+        del state
         self.task_id = task.id
-        self.step = 0
+        self.step = engine.solved() if isinstance(engine, RetailEngine) else 0
 
     def act(self, state: State) -> str:
         """Return the next call."""

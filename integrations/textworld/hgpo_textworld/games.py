@@ -6,7 +6,6 @@ second or more, so that compiled games are kept in ``$XDG_CACHE_HOME/hgpo/textwo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from pathlib import Path
@@ -74,9 +73,12 @@ def compiled(family: str, level: int, seed: int) -> Path:
     game = path / "game.z8"
     if not game.exists():
         make_folder(path.parent)
-        # another process may be faster
-        with contextlib.suppress(FileExistsError), new_folder(path) as folder:
-            _generate(family, level, seed, folder / game.name)
+        try:
+            with new_folder(path) as folder:
+                _generate(family, level, seed, folder / game.name)
+        except (InputError, OSError):  # another process may have been faster
+            if not game.exists():
+                raise
     return game
 
 

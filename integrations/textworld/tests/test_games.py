@@ -14,7 +14,7 @@ from hgpo_envs.errors import InputError, UnknownTask
 
 pytest.importorskip("textworld")
 from hgpo_textworld.engine import game_text
-from hgpo_textworld.games import FAMILIES, compiled
+from hgpo_textworld.games import FAMILIES, VERSION, compiled
 from hgpo_textworld.source import TextWorldSource
 
 SOURCES = [TextWorldSource(family=family, level=3) for family in FAMILIES] + [
@@ -72,6 +72,20 @@ def test_a_game_depends_on_its_seed_alone(monkeypatch, tmp_path):
     ]
     assert first != again
     assert games[0] == games[1] != games[2]
+
+
+def test_two_processes_may_generate_a_game_at_the_same_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    theirs = tmp_path / "hgpo/textworld" / VERSION / "coin-collector-1-0/game.z8"
+
+    def generate(family, level, seed, path):
+        theirs.parent.mkdir()
+        theirs.write_text("theirs")
+        path.write_text("ours")
+
+    monkeypatch.setattr("hgpo_textworld.games._generate", generate)
+    assert compiled("coin-collector", 1, 0) == theirs
+    assert theirs.read_text() == "theirs"
 
 
 @pytest.mark.slow

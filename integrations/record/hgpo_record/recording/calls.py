@@ -234,7 +234,10 @@ def _as_completion(body: bytes) -> dict[str, Any]:
         "output": output,
     }
     message = {name: value for name, value in fields.items() if value}
-    reason = "length" if answer.get("status") == "incomplete" else "stop"
+    details = answer.get("incomplete_details") or {}
+    reason = "stop" if answer.get("status") != "incomplete" else details.get("reason")
+    if reason in (None, "max_output_tokens"):
+        reason = "length"
     return {**answer, "choices": [{"message": message, "finish_reason": reason}]}
 
 
