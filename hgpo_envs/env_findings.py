@@ -181,6 +181,8 @@ def values(play: Play) -> str:
                 f"task {rollout.task}: the first state has the reward {reward:g}, which no action earns and no "
                 "table holds; give it with the first step"
             )
+    if not any(state.text.strip() for rollout in play.rollouts for state in rollout.states):
+        raise Doubt("no state has a text, so that prompts do not say what happens; see State.text")
     return "texts, flags and numbers of every state have their types"
 
 
@@ -205,8 +207,9 @@ def flaw_of(state: State) -> str:
             return f"{name}: expected {types[0].__name__}, received {type(value).__name__}"
     if not all(isinstance(action, str) for action in state.actions):
         return "actions: expected texts"
-    if clean_text(state.text) != state.text:
-        return "text: it has lone surrogates, which cannot be stored"
+    for text in (state.text, state.key or "", *state.actions):
+        if clean_text(text) != text:
+            return f"{text!r:.40} has lone surrogates, which cannot be stored"
     if not (math.isfinite(state.reward) and math.isfinite(state.score)):
         return f"reward {state.reward}, score {state.score}: expected finite numbers"
     if not 0 <= state.score <= 1:

@@ -349,12 +349,18 @@ class Episode:
                 )
             return other
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        self.shared.add_user(other)
         other._engine = fork()
-        other._pairs = self._pairs.copy()
-        other._journal = self._journal.copy()
+        other.resume(self)
+        self.shared.add_user(other)
         return other
+
+    def resume(self, other: Episode) -> None:
+        """Continue in the state of another episode with the same task source and settings, with this one's engine."""
+        engine = self._engine
+        self.__dict__.update(other.__dict__)
+        self._engine = engine
+        self._pairs = other._pairs.copy()
+        self._journal = other._journal.copy()
 
     def engine_key(self) -> Hashable:
         """Return the engine's key: equal keys of one task mean equal reactions to all later commands.

@@ -38,6 +38,7 @@ _DIGITS: Final = 9
 """The greatest number of digits that is parsed."""
 DEEPEST: Final = 100
 """The greatest depth of JSON in a message; code that recurses over deeper values fails at its own limit."""
+_json: Final = json.JSONEncoder(ensure_ascii=False).encode
 _CJK = re.compile("[\u4e00-\u9fff]")
 
 
@@ -151,7 +152,7 @@ class ToolCall(NamedTuple):
         >>> ToolCall("get_order", {"id": "#7"}).text()
         '<tool_call>\n{"name": "get_order", "arguments": {"id": "#7"}}\n</tool_call>'
         """
-        body = json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
+        body = _json({"name": self.name, "arguments": self.arguments})
         return f"{_CALL}\n{body}\n{_CALL_END}"
 
 
@@ -228,7 +229,9 @@ def _is_mention(text: str, block: _Block, *, calls_follow: bool) -> bool:
 
 def is_deep(value: object) -> bool:
     """Return whether lists and objects are nested in more than `DEEPEST` levels."""
-    level = [value] if isinstance(value, dict | list) else []
+    if not isinstance(value, dict | list):
+        return False
+    level = [value]
     for _ in range(DEEPEST):
         if not level:
             return False
@@ -300,8 +303,9 @@ def parse_tool_calls(text: str) -> Response:
     calls = _calls(text, blocks)
     if calls:
         return Response("\n".join(call.text() for call in calls), True, "")
-    flaw = "malformed tool call" if calls is None else ""
-    return Response(text[start:].strip(), not flaw, flaw)
+    action = text[start:].strip()
+    flaw = "malformed tool call" if calls is None else "" if action else "no action"
+    return Response(action, not flaw, flaw)
 
 
 def message_calls(message: Mapping[str, Any]) -> list[Any]:
@@ -342,11 +346,11 @@ def _written(entry: object) -> str:
     """Return a malformed call as the model wrote it."""
     function = entry.get("function") if isinstance(entry, dict) else None
     if not isinstance(function, dict):
-        return f"{_CALL}\n{json.dumps(entry, ensure_ascii=False)}\n{_CALL_END}"
-    name = json.dumps(function.get("name"), ensure_ascii=False)
+        return f"{_CALL}\n{_json(entry)}\n{_CALL_END}"
+    name = _json(function.get("name"))
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = _json(arguments)
     return f'{_CALL}\n{{"name": {name}, "arguments": {arguments}}}\n{_CALL_END}'
 
 
@@ -435,7 +439,10 @@ def action_text(
     calls = []
     for entry in entries:
         call = call_of(entry, cut_off=cut_off and entry is entries[-1])
+        if call is not None:
+            calls.append(call.text())
+            continue
         # Malformed, as it has no name, whatever the model wrote.
-        malformed = json.dumps({"malformed": _written(entry)}, ensure_ascii=False)
-        calls.append(f"{_CALL}\n{malformed}\n{_CALL_END}" if call is None else call.text())
+        malformed = _json({"malformed": _written(entry)})
+        calls.append(f"{_CALL}\n{malformed}\n{_CALL_END}")
     return _with_thought(reasoning.replace("<", "‹") if thought else "", *(calls or [text]))

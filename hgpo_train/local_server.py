@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hgpo_envs.errors import InputError
@@ -39,6 +40,7 @@ def known_hosts(hosts: Sequence[str]) -> frozenset[str]:
     return frozenset(name.lower() for name in ("localhost", socket.gethostname(), *hosts))
 
 
+@lru_cache(maxsize=64)
 def is_known_host(header: str, known: frozenset[str]) -> bool:
     """Return whether a `Host` header is an address or a known name, so that no other site's name can lead here.
 

@@ -115,6 +115,11 @@ def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
     rules += [(name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in returns]
     rules += [(name, f"{name} is NaN", pl.col(name).is_nan()) for name in timings]
     rules += [(name, f"{name} before the last row", pl.col(name) & inner) for name in ends]
+    for name in ("prompt_token_ids", "response_token_ids"):
+        if frame[name].null_count() < len(frame):
+            no_id = pl.element().is_null() | (pl.element() < 0)
+            mask = pl.col(name).list.eval(no_id).list.any()
+            rules.append((name, f"{name}: expected whole numbers from 0", mask))
     name = "response_logprobs"
     if frame[name].null_count() < len(frame):
         logprobs = pl.col(name)

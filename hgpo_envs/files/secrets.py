@@ -23,7 +23,7 @@ SHORTEST: Final = 6
 """The shortest value, in characters, that `redact` replaces."""
 
 _NAMES: Final = (
-    r"(?:api|access|account|private|secret|subscription)[-_]?keys?|passw(?:or)?d|passphrase|pwd|secrets?|authorization|"
+    r"(?:api|access|account|private|secret|subscription)[-_]?keys?(?:[-_]?id)?|passw(?:or)?d|passphrase|pwd|secrets?|authorization|"
     r"(?:proxy[-_]?)?auth|credentials?|signature|sig|cookies?|jwt|bearer"
 )
 _OF_TEXTS: Final = (
@@ -71,6 +71,23 @@ def register_url(url: str) -> None:
     for name, value in parse_qsl(parts.query):
         if _IN_QUERY.fullmatch(name):
             register(value)
+
+
+def register_values(value: object, *, secret: bool = False) -> None:
+    """Register what `redact_json` replaces for its name in nested JSON values, if a server may send it back.
+
+    Args:
+        value: The values.
+        secret: Whether all texts in them are secrets.
+    """
+    if isinstance(value, str) and secret:
+        register(value)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            register_values(item, secret=secret or _is_secret(str(name), item))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            register_values(item, secret=secret)
 
 
 def redact(text: str, *, patterns: bool = True) -> str:

@@ -85,6 +85,11 @@ class Estimator:
         return compute(steps, self, **options)
 
     @property
+    def biased_by_outcomes(self) -> bool:
+        """Whether a choice by outcomes of the steps where rollouts branch biases its advantages."""
+        return self.branches and not getattr(self.parameters, "fresh", False)
+
+    @property
     def __signature__(self) -> inspect.Signature:
         """The signature of a call: the estimator's parameters with their values, those of returns, and two options."""
         first = inspect.Parameter(

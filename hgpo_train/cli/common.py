@@ -144,11 +144,7 @@ def note_branches(run: str, estimators: Iterable[Estimator]) -> None:
     branches = stored_config(run).get("branches")
     if not isinstance(branches, dict) or branches.get("outcomes") is not True:
         return
-    biased = [
-        each.name
-        for each in estimators
-        if each.branches and not getattr(each.parameters, "fresh", False)
-    ]
+    biased = [each.name for each in estimators if each.biased_by_outcomes]
     if biased:
         print(
             f"Note: branches of this run were chosen by outcomes ({branches.get('at')}), which biases "

@@ -53,12 +53,23 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
 
 
 def end_of_message(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the tokens that the chat template writes after the text of a user's message."""
-    text = tokenizer.apply_chat_template([{"role": "user", "content": RESPONSE}], tokenize=False)
-    tokens: list[int] = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)[
-        "input_ids"
-    ][0]
-    return tokens
+    """Return the ids of the tokens that the chat template writes after the text of a user's message.
+
+    A response follows them or not: some templates end a conversation that no response follows with `eos_token`.
+    """
+    ends = []
+    for follows in (True, False):
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": RESPONSE}], add_generation_prompt=follows, tokenize=False
+        )
+        ends.append(text.partition(RESPONSE)[2])
+    followed, alone = tokenizer(ends, add_special_tokens=False)["input_ids"]
+    shared = []
+    for token, other in zip(followed, alone, strict=False):
+        if token != other:
+            break
+        shared.append(token)
+    return shared
 
 
 def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, ...]:

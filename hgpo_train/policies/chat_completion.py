@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from hgpo_envs.errors import one_line
-from hgpo_envs.responses import is_deep, message_text
+from hgpo_envs.responses import DEEPEST, is_deep, message_text
 from hgpo_train.policies.base import Reply
 from hgpo_train.policies.http_client import RequestError
 from hgpo_train.policies.server_errors import read_error
@@ -35,7 +35,8 @@ def read_completion(answer: bytes) -> dict[str, Any]:
     message = choice.get("message", choice.get("text"))  # the text of older servers
     if isinstance(message, str):
         message = {"content": message}
-    if isinstance(message, dict):
+    # What has few brackets is not deep.
+    if isinstance(message, dict) and answer.count(b"[") + answer.count(b"{") > DEEPEST:
         message = {name: _shallow(value) for name, value in message.items()}
     fault = whole.get("error") or (_fault(choice, message) if choice else completion)
     if choice and not fault:
@@ -122,18 +123,19 @@ def completion_reply(completion: Mapping[str, Any], *, with_logprobs: bool) -> R
         response_token_ids=choice.get("token_ids"),
         response_logprobs=_logprobs(choice.get("logprobs")) if with_logprobs else None,
         finish_reason=None if finish_reason is None else str(finish_reason),
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        response_tokens=_count(usage.get("completion_tokens")),
+        prompt_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        response_tokens=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
     )
 
 
 def _logprobs(logprobs: object) -> list[Any] | None:
-    """Return the log-probabilities of the tokens; None if one is missing. Servers write NaN as null."""
+    """Return the log-probabilities of the tokens; None if one is missing or NaN, which servers write as null too."""
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(entries, list):
         return None
     values = [entry.get("logprob") if isinstance(entry, dict) else entry for entry in entries]
-    return None if None in values else values
+    is_missing = any(value is None or value != value for value in values)  # NaN is not itself
+    return None if is_missing else values
 
 
 def _count(value: object) -> int | None:

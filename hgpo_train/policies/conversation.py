@@ -62,9 +62,13 @@ def chat_messages(
         messages.append({"role": "system", "content": system_prompt})
     used: set[str] = set()
     calls: list[str] = []  # the ids of the calls whose result is the next message
+    reasoning: dict[str, str] = {}
     for turn in turns:
         messages += _shown(turn.message, calls)
-        message = _assistant(turn, with_tools=bool(tools))
+        message = reasoning | _assistant(turn, with_tools=bool(tools))
+        # After a message with this field, DeepSeek's server expects it in all that follow.
+        if "reasoning_content" in message:
+            reasoning = {"reasoning_content": ""}
         calls = [_with_id(call, used) for call in message.get("tool_calls", ())]
         messages.append(message)
     return messages + _shown(prompt, calls)

@@ -22,13 +22,21 @@ import orjson
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.files.secrets import names_variable, redact, redact_logging, register, register_url
+from hgpo_envs.files.secrets import (
+    names_variable,
+    redact,
+    redact_logging,
+    register,
+    register_url,
+    register_values,
+)
 from hgpo_envs.plugins import install_command
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.chat_completion import completion_reply, read_completion
 from hgpo_train.policies.conversation import chat_messages, without_oldest
 from hgpo_train.policies.http_client import LOCAL_HOSTS, HttpClient, RequestError
 from hgpo_train.policies.registry import PolicySpec
+from hgpo_train.policies.server_errors import ServerError
 from hgpo_train.settings import (
     LARGEST_FLOAT,
     NonNegativeInt,
@@ -59,6 +67,9 @@ _REFUSED: Final = re.compile(
 
 _CUT_PROMPT: Final = (1000, 8)
 """A prompt is probably cut by a server that counts so many tokens, with more than so many characters each."""
+
+_WINDOW_FULL: Final = "model_context_window_exceeded"
+"""The finish reason of Anthropic and Z.AI for a context window that is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +175,7 @@ class ServerPolicy(AsyncPolicy):
             **{name: value for name, value in optional.items() if value},
             **options.extra,
         }
+        register_values(self._fields)
         self._noted: set[str] = set()  # the kinds of warnings that were given
         super().__init__(options.concurrency)
 
@@ -184,6 +196,8 @@ class ServerPolicy(AsyncPolicy):
                 completion = await self._client.request(
                     "POST", self._completions, read_completion, orjson.dumps(body)
                 )
+                reply = completion_reply(completion, with_logprobs="logprobs" in self._fields)
+                self._check_room(reply)
             except RequestError as error:
                 if self._drop_refused_limit(error, body):
                     continue
@@ -198,7 +212,6 @@ class ServerPolicy(AsyncPolicy):
                 else:
                     shown, prompt = _shorten(request, shown, prompt)
             else:
-                reply = completion_reply(completion, with_logprobs="logprobs" in self._fields)
                 self._note_ignored_limits(reply, messages)
                 shorter = None if prompt == request.prompt else prompt
                 return replace(reply, prompt=shorter, cut_pairs=request.step - shown)
@@ -224,6 +237,19 @@ class ServerPolicy(AsyncPolicy):
             return False  # the other name is all that is left
         self._fields.pop(named[0], None)  # another request may have left it out already
         return True
+
+    def _check_room(self, reply: Reply) -> None:
+        """Raise `RequestError` if the prompt fills the context window, so that the model could not answer."""
+        is_full = reply.finish_reason == _WINDOW_FULL or (
+            reply.finish_reason == "length"
+            and reply.response_tokens in (0, 1)
+            and self.options.max_response_tokens > 1
+        )
+        if is_full and not reply.response:
+            message = "the prompt fills the context window of the server; no room for a response"
+            raise RequestError(
+                message, reported=ServerError(message, transient=False, too_long=True)
+            )
 
     def _note_ignored_limits(self, reply: Reply, messages: Sequence[Mapping[str, Any]]) -> None:
         """Warn once if the server's counts show that it ignores the limit of responses, or that it cuts prompts."""

@@ -54,6 +54,9 @@ _OTHER_LIMIT: Final = re.compile(
 )
 """Limits of use, whose messages name tokens, requests and lengths too."""
 
+_TOO_LARGE_ALONE: Final = re.compile(r"(?i)request too large for|tokens must be reduced")
+"""A request that is larger than the limit of a whole minute, which never succeeds (OpenAI and Groq)."""
+
 _ABOUT_RESPONSE: Final = re.compile(
     r"(?ix) \W? max_(new_|output_|completion_)?tokens \W+ (\w+\W+)?? (too\ \w+ | exceed\w* | must\ be | cannot\ be)"
     r"| (tak\w+ | took | wait\w* | r[au]n\w* | queued) \ (for\ )? too\ long"
@@ -78,7 +81,8 @@ _TOO_LONG: Final = re.compile(
     | (reduce | shorten | decrease) \W+ (\w+\W+){{0,3}}? (length | {_PROMPT} | context) \b
     | too\ many\ (input\ | prompt\ )? tokens | tokens?\ (limit\ | count\ )? exceed
     | exceed\w* \W+ (\w+\W+){{0,4}}? token\ limit
-    | range\ of\ input\ length | current\ length\ is | tokens_exceeded | above_max_length | 超长 | 过长 | 最大上下文
+    | range\ of\ input\ length | current\ length\ is | tokens_exceeded | above_max_length
+    | 超长 | 过长 | (?<!输出)长度超 | 最大上下文
     """
 )
 
@@ -170,6 +174,8 @@ def _fields(value: object, name: str = "message") -> Iterator[tuple[str, str]]:
 
 def _is_too_long(texts: list[str], status: int) -> bool:
     """Return whether a report says that the prompt is too long."""
+    if _TOO_LARGE_ALONE.search("\n".join(texts)[:LONGEST_REPORT]):
+        return True
     if status in _NEVER_TOO_LONG:
         return False
     # What limits the response is taken out first: it names tokens and lengths as well.

@@ -163,7 +163,7 @@ def _texts(name: str, values: object) -> tuple[str, ...]:
     else:
         raise BadValueError(f"{name}: expected a list of texts, received {preview(values)}")
     # A state has dozens of actions, nearly always valid: one check of the joined text instead of one for each.
-    if list(map(type, texts)).count(str) == len(texts):
+    if set(map(type, texts)) <= {str}:
         joined = "".join(texts)
         if checked_text(name, joined) == joined:
             return texts

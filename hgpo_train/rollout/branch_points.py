@@ -24,13 +24,13 @@ class BranchPoint:
     Attributes:
         step: The number of the step, which is the first one of the branches.
         rows: The trajectory's rows from step 0 on, of which branches share those before the step.
-        states: Its states, one per row.
+        episode: A copy of the episode in the step's state, without engine.
         snapshot: A copy of the engine in the step's state; None if the engine cannot be copied.
     """
 
     step: int
     rows: Sequence[Row]
-    states: Sequence[State]
+    episode: Episode
     snapshot: BranchingEngine | None
 
     def begin(self, engine: Engine) -> tuple[Engine, State]:
@@ -39,7 +39,7 @@ class BranchPoint:
         Raises:
             InputError: A replay ended in another state than the one before.
         """
-        expected = self.states[self.step]
+        expected = self.episode.state
         if self.snapshot is not None:
             return self.snapshot.fork(), expected
         state = engine.start(self.rows[0].task_id)
@@ -65,33 +65,39 @@ def replayed_points(
     Raises:
         InputError: The table stores no actions, or another state follows than the stored one.
     """
-    states: list[State] = []
     points = {}
-    action: str | None = None
+    before: Row | None = None
+    is_response = handle.settings.action_format == "response"
     with closing(Episode(handle.shared, handle.settings)) as episode:
         fork = getattr(episode.engine, "fork", None)
         for row in rows:
-            name = f"task {row.task_id}, trajectory {row.trajectory}, step {row.step}"
             try:
-                if not states:
+                if before is None:
                     episode.start(row.task_id)
-                elif action is not None:
-                    episode.observe(action, None, episode.engine.act(action))
+                elif before.action is not None:
+                    well_formed = before.action_valid if is_response else None
+                    state = episode.engine.act(before.action)
+                    episode.observe(before.action, well_formed, state)
             except Exception as error:
                 raise InputError(
-                    f"{name}: it cannot be replayed here ({type(error).__name__}: {error})"
+                    f"{_name(row)}: it cannot be replayed here ({type(error).__name__}: {error})"
                 ) from error
-            if states and action is None:
+            if before is not None and before.action is None:
                 raise InputError(
-                    f"{name}: expected an action before it to replay, received a row without one"
+                    f"{_name(row)}: expected an action before it to replay, received a row without one"
                 )
             if row.state_hash not in (None, episode.state_hash):
                 raise InputError(
-                    f"{name}: replaying the stored actions gave another state than the stored one; expected the "
+                    f"{_name(row)}: replaying the stored actions gave another state than the stored one; expected the "
                     "environment, data and options of the run, and an environment that is deterministic"
                 )
-            states.append(episode.state)
-            action = row.action
+            before = row
             if row.step in steps:
-                points[row.step] = BranchPoint(row.step, rows, states, fork and fork())
+                with closing(Episode(handle.shared, handle.settings)) as copied:
+                    copied.resume(episode)
+                points[row.step] = BranchPoint(row.step, rows, copied, fork and fork())
     return points
+
+
+def _name(row: Row) -> str:
+    return f"task {row.task_id}, trajectory {row.trajectory}, step {row.step}"

@@ -25,8 +25,6 @@ from hgpo_envs.plugins import import_object, installed, load
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hgpo_train.advantages import Estimator
-
 ENTRY_POINTS: Final = "hgpo.branch_rules"
 
 GROUP: Final = ("iteration", "task_id", "group")
@@ -104,15 +102,15 @@ def get(name: str) -> BranchRule:
     Raises:
         InputError: It is unknown, or is no rule.
     """
-    if name not in _registered and ":" in name:
+    if name in _registered:
+        return _registered[name]
+    if ":" in name:
         return _as_rule(import_object(name, "a branch rule"), name)
     entry_points = installed(ENTRY_POINTS)
-    if name not in _registered and name in entry_points:
-        # Its module may register it by the decorator while it is loaded.
-        _registered.setdefault(name, _as_rule(load(entry_points[name]), name))
-    if name not in _registered:
-        raise InputError(unknown("branch rule", name, [*_registered, *entry_points]))
-    return _registered[name]
+    if name not in entry_points:
+        raise InputError(unknown("branch rule", name, names()))
+    loaded = _as_rule(load(entry_points[name]), name)
+    return _registered.setdefault(name, loaded)  # its module may have registered it
 
 
 def names() -> list[str]:
@@ -144,15 +142,6 @@ def identity(name: str | None, width: int) -> dict[str, Any]:
     if name is None:
         return {}
     return {"branches": {"at": name, "outcomes": get(name).outcomes, "width": width}}
-
-
-def biases(name: str, estimator: Estimator) -> bool:
-    """Return whether the choice of steps by a rule biases the advantages of branches."""
-    return (
-        get(name).outcomes
-        and estimator.branches
-        and not getattr(estimator.parameters, "fresh", False)
-    )
 
 
 def _as_rule(found: object, name: str) -> BranchRule:
@@ -237,15 +226,11 @@ def choose_points(
     """
     # 1. What the rule chooses. A branch at a first row would be one of the parent's parent, or a rollout of its own.
     whole = steps.filter(~pl.col("aborted").any().over("trajectory"))
+    left = (pl.col("episode_length") - pl.col("step")).mean().over("step")
+    allowed = whole.with_columns(left.alias("left")).filter(~IS_FIRST).select(*POINT, "left")
     try:
-        found = (
-            rule.function(whole)
-            .select(*POINT, pl.col("priority").cast(pl.Float64))
-            .drop_nulls()
-            .collect()
-        )
-        allowed = whole.filter(~IS_FIRST).select(POINT).collect()
-        points = found.unique(POINT).join(allowed, on=POINT, how="semi")
+        found = rule.function(whole).select(*POINT, pl.col("priority").cast(pl.Float64))
+        points = found.drop_nulls().unique(POINT).join(allowed, on=POINT).collect()
     except Exception as error:  # of a function of one's own
         expected = f"rows of the step table with {', '.join(POINT)} and a number as priority"
         received = f"{type(error).__name__}: {one_line(error, 200)}"
@@ -254,22 +239,12 @@ def choose_points(
         ) from error
 
     # 2. Their order. The names of equal ones are hashed with the seed, so that it does not depend on that of rows.
-    texts = [
-        f"{seed}/{trajectory}/{step}"
-        for trajectory, step in points.select("trajectory", "step").iter_rows()
-    ]
-    order = pl.Series("(order)", text_hashes(texts), dtype=pl.Int64)
-    points = points.with_columns(order).sort("priority", "(order)", descending=[True, False])
+    texts = points.select(pl.format(f"{seed}/{{}}/{{}}", "trajectory", "step")).to_series()
+    points = points.with_columns(order=text_hashes(texts))
+    points = points.sort("priority", "order", descending=[True, False])
 
     # 3. Those that fit the budget: each begins before it is spent.
-    left = points["step"].replace_strict(_mean_steps_left(whole), return_dtype=pl.Float64)
-    cost = width * (left + points["step"] if replays else left)
+    cost = width * (pl.col("left") + (pl.col("step") if replays else 0))
     if budget is None:
         budget = int(whole.select(pl.len()).collect().item())
     return points.filter(cost.cum_sum() - cost < budget).select(POINT)
-
-
-def _mean_steps_left(steps: pl.LazyFrame) -> dict[int, float]:
-    """Return the mean number of steps from each step on, over the rollouts that reach it."""
-    left = (pl.col("episode_length") - pl.col("step")).mean()
-    return dict(steps.group_by("step").agg(left).collect().iter_rows())

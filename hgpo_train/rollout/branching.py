@@ -196,22 +196,21 @@ def _policy(
     if policy is not None:
         return policy, dict(options or {})
     stored = header.config.get("policy")
-    name = stored.get("name") if isinstance(stored, dict) else None
-    if stored is None or not isinstance(name, str) or not _can_be_named(name):
-        was = (
-            f"that of the run, {name!r}, is code of its own"
-            if isinstance(name, str)
-            else "the run names none"
+    stored = stored if isinstance(stored, dict) else {}
+    name = stored.get("name")
+    # A name must be that of a registered policy, and import no code of its own.
+    if (
+        not isinstance(name, str)
+        or name.partition(":")[0] not in policy_names()
+        or code_of(name) is not None
+    ):
+        raise InputError(
+            f"--policy: expected the policy that plays the branches, because that of the run ({name!r}) is none of "
+            "this installation"
         )
-        raise InputError(f"--policy: expected the policy that plays the branches, because {was}")
     unused = ("name", "weights", "chat_template_hash")
     kept = {key: value for key, value in stored.items() if key not in unused}
     return name, {**kept, **(options or {})}
-
-
-def _can_be_named(policy: str) -> bool:
-    """Return whether a name is that of a registered policy, and imports no code of its own."""
-    return policy.partition(":")[0] in policy_names() and code_of(policy) is None
 
 
 def _opened(header: Header, run: Path, allow: Collection[str]) -> EnvHandle:

@@ -71,17 +71,12 @@ class Trajectory:
 
     def begin(self, task: Task, state: State) -> None:
         """Start the episode from its first state; of a branch, with the parent's steps in its memory."""
-        point = self.point
-        if point is None:
+        if self.point is None:
             self.episode.begin(task, state)
             return
-        self.episode.begin(task, point.states[0])
-        is_response = self.episode.settings.action_format == "response"
-        before = point.rows[: point.step]
-        for row, following in zip(before, [*point.states[1 : point.step], state], strict=True):
-            self.episode.observe(
-                row.action or "", row.action_valid if is_response else None, following
-            )
+        self.episode.resume(self.point.episode)
+        self.episode.task = task
+        self.episode.state = state
 
     def request(self, number: int = 0, slot: int = 0, engine: Engine | None = None) -> Request:
         """Begin the row of a step with its state and prompt. Return the request to the policy, with this number."""

@@ -88,11 +88,10 @@ class Trainer:
         # 1. What can be refused without a model: the folder, the estimator, the engine, the memory, the tasks.
         check_new(folder, resume=resume)
         estimator = configured_estimator(config)
-        if config.rollout.branch is not None and branch_rules.biases(
-            config.rollout.branch, estimator
-        ):
+        branch = config.rollout.branch
+        if branch and branch_rules.get(branch).outcomes and estimator.biased_by_outcomes:
             stages.warn(
-                f"branches are chosen by outcomes ({config.rollout.branch}), which biases {estimator.name}; use "
+                f"branches are chosen by outcomes ({branch}), which biases {estimator.name}; use "
                 "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
             )
         make_policy = trainable_factory(config.rollout.engine, config.rollout.engine_options)

@@ -11,8 +11,9 @@ import orjson
 
 import hgpo_datasets
 from hgpo_datasets import VerifyReport
+from hgpo_datasets.manifest import NAME
 from hgpo_datasets.row_tables import verify_tables
-from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, matching, run_at
+from hgpo_datasets.sources import PARQUET, STEPS, folders_below, is_pattern, matching, run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import is_sealed
 from hgpo_envs.files.untrusted_files import read_bytes
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _TRAINING: Final = ("checkpoints", "metrics.jsonl", "config.toml")
-_SEALED: Final = ("config.toml", "metrics.jsonl", "sessions.json", "summary.json")
+_SEALED: Final = (
+    "config.toml",
+    "metrics.jsonl",
+    "sessions.json",
+    "summary.json",
+    "certificate.json",
+)
 _LARGEST: Final = 4 << 30
 """Size limit of these files in bytes."""
 
@@ -87,14 +94,22 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
             yield verify_checkpoint(part)
         elif _has(part, *_TRAINING):
             for folder in (part, part / "evaluation"):
-                run = run_at(folder)
-                if run is not None:
-                    yield _verify_files(folder, hgpo_datasets.verify(run, processes=processes))
-                elif folder == part:
-                    yield _verify_files(folder, VerifyReport(str(folder)))
+                yield from _verify_stage(folder, processes)
             yield from map(verify_checkpoint, list_checkpoints(part / "checkpoints"))
         else:
             yield _verify_files(part, hgpo_datasets.verify(part, processes=processes))
+
+
+def _verify_stage(folder: Path, processes: int) -> Iterator[VerifyReport]:
+    """Verify the files of a training run, or of its evaluations, which may be missing, but for its checkpoints."""
+    run = run_at(folder)
+    if run is not None:
+        yield _verify_files(folder, hgpo_datasets.verify(run, processes=processes))
+    elif folder.is_dir():
+        report = VerifyReport(str(folder))
+        if os.path.lexists(folder / STEPS):  # without its manifest, a step table looks like none
+            report.add("missing", folder / NAME, f"missing, but there is {STEPS}/")
+        yield _verify_files(folder, report)
 
 
 def _part(folder: Path) -> Path | None:

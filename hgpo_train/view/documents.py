@@ -269,7 +269,7 @@ def why_invalid(
     """
     if valid:
         return None
-    if action is None:
+    if not action:
         return "there was no action"
     if tool_calls(action) is None:
         return "the response has a malformed tool call"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,6 +69,7 @@ class Source:
         folder: The folder of the run; None for a file.
         run: The folder, or the file.
         notes: The file of notes about its rollouts; None for files and tables of other programs.
+        seen: The runs in it and beside it that were looked at.
     """
 
     def __init__(self, path: Path, table: Sequence[str] = ()) -> None:
@@ -85,6 +87,7 @@ class Source:
         self.name = clean_text(self.place.name or str(path))
         if _is_training(self.place.parent) and self.place.name == EVALUATION:
             self.name = clean_text(f"{self.place.parent.name}/{EVALUATION}")
+        self.seen: set[Path] = set()
         self._lock = threading.Lock()
         self._read: tuple[object, Index] | None = None
 
@@ -211,7 +214,11 @@ def _was_played(training: Source, source: Source) -> bool:
     """Return whether a run is in the folder of a training run, or its policy is a checkpoint there."""
     if training.training() is None:
         return False
-    models = [Path(name).resolve() for name in models_of(source.config()) if "\0" not in name]
+    try:
+        names = list(models_of(source.config()))
+    except InputError:  # its entry in the list says that it cannot be read
+        names = []
+    models = [Path(name).resolve() for name in names if "\0" not in name]
     places = [*source.place.parents, *models]
     for model in models:
         places += model.parents
@@ -273,15 +280,28 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
 
 
 def add_evaluations(sources: list[Source]) -> None:
-    """Add the evaluations inside of training runs that are not among the runs, such as one that has just begun."""
+    """Add the evaluations in and beside training runs that are not among the runs, such as one that has just begun."""
     with _adding:
-        places = {source.place for source in sources}
-        for training in filter(None, [source.training() for source in sources]):
-            folder = training / EVALUATION
-            if is_run(folder) and folder.resolve() not in places:
-                source = Source(folder)
-                source.name = _name_among(source, sources)
-                sources.append(source)
+        for training in [source for source in sources if source.training()]:
+            places = {source.place for source in sources}
+            for source in map(Source, _new_runs(training)):
+                with suppress(InputError):  # a damaged manifest
+                    is_evaluation = source.config().get("evaluation") is True
+                    is_inside = source.place.parent == training.place
+                    is_played = is_inside or (is_evaluation and _was_played(training, source))
+                    if is_played and source.place not in places:
+                        source.name = _name_among(source, sources)
+                        sources.append(source)
+
+
+def _new_runs(training: Source) -> list[Path]:
+    """Return the folder of evaluations in a training run and the runs beside it, each the first time it is there."""
+    folders = [training.place / EVALUATION]
+    with suppress(OSError):  # of a folder that may not be listed
+        folders += training.place.parent.iterdir()
+    found = [folder for folder in folders if folder not in training.seen and is_run(folder)]
+    training.seen.update(found)
+    return found
 
 
 def _name_among(source: Source, sources: Sequence[Source]) -> str:

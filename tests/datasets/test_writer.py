@@ -466,6 +466,8 @@ BAD_VALUES: list[tuple[str, Any]] = [
         ("finish_reason", 3),
         ("prompt_token_ids", [2**31]),
         ("prompt_token_ids", "text"),
+        ("prompt_token_ids", [1, None]),
+        ("response_token_ids", [-1]),
         ("terminated", 2),
     ),
     *(

@@ -91,6 +91,7 @@ def test_nested_values():
         "more": {
             "user_token": "t",
             "accessToken": "t",
+            "private_key_id": "t",
             "cookies": {"id": "t"},
             "password": ["p"],
             "stop_token": "</s>",
@@ -113,6 +114,7 @@ def test_nested_values():
         "more": {
             "user_token": MARK,
             "accessToken": MARK,
+            "private_key_id": MARK,
             "cookies": MARK,
             "password": MARK,
             "stop_token": "</s>",

@@ -10,9 +10,11 @@ from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.conversation import Turn, encode_conversation
 from hgpo_train.policies.generation import FittedPrompt
 
-end_of_turn, end_tokens, opened_thought, response_text, without_opened_thought = lazily(
-    "hgpo_train.models.chat_format",
-    "end_of_turn end_tokens opened_thought response_text without_opened_thought",
+end_of_message, end_of_turn, end_tokens, opened_thought, response_text, without_opened_thought = (
+    lazily(
+        "hgpo_train.models.chat_format",
+        "end_of_message end_of_turn end_tokens opened_thought response_text without_opened_thought",
+    )
 )
 encode_chats = Lazy("hgpo_train.policies.conversation:encode_chats")
 
@@ -59,6 +61,13 @@ def test_the_end_of_a_turn_is_the_templates(tokenizer, name):
     tokenizer.chat_template, end = TEMPLATES[name]
     assert tokenizer.decode([end_of_turn(tokenizer)]) == end
     assert {tokenizer.decode([token]) for token in end_tokens(tokenizer)} == {end, "<|endoftext|>"}
+
+
+@pytest.mark.parametrize("name", ["ChatML", "eos after the last turn"])
+def test_the_end_of_a_message_is_what_a_response_follows(tokenizer, name):
+    """Phi's template ends a conversation that no response follows with `eos_token`."""
+    tokenizer.chat_template, _ = TEMPLATES[name]
+    assert tokenizer.decode(end_of_message(tokenizer)) == "<|im_end|>\n"
 
 
 @pytest.mark.parametrize("name", ["ChatML", "a space before it"])

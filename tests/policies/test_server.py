@@ -273,6 +273,27 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api):
     assert isinstance(reply, Failure)
 
 
+@pytest.mark.parametrize(
+    ("finish", "tokens"), [("length", 0), ("length", 1), ("model_context_window_exceeded", 9)]
+)
+def test_a_window_that_the_prompt_fills_is_no_answer_of_the_model(api, finish, tokens):
+    """Such servers cut the prompt to the window, and answer nothing with the status 200."""
+
+    def answer(body: dict, attempt: int) -> tuple:
+        if len(body["messages"][0]["content"]) <= 30:
+            return completion("ok")
+        status, full = completion("", finish)
+        return status, {**full, "usage": {"completion_tokens": tokens}}
+
+    api.answer = answer
+    (reply,) = ask(api, request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (10 * pairs)))
+    assert isinstance(reply, Reply)
+    assert (reply.response, reply.cut_pairs) == ("ok", 1)
+    (reply,) = ask(api, request(0, "x" * 100, step=0))
+    assert isinstance(reply, Failure)
+    assert "fills the context window" in reply.message
+
+
 def test_a_limit_that_is_ignored_or_refused(api):
     status, body = completion("ok")
     body["usage"] = {"prompt_tokens": "2000", "completion_tokens": 4000.0}
@@ -513,17 +534,21 @@ def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(api
 
 
 def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api):
+    """Neither the one in the header, nor one in a field that the user adds."""
+
     def echo(body: dict, attempt: int) -> tuple:
-        sent = api.headers[-1]["authorization"]
+        sent = api.headers[-1]["authorization"] + "".join(body["auth"]["tokens"])
         if body["messages"][0]["content"] == "error":
             return 400, {"error": {"message": f"bad header {sent}"}}, {}
         return completion(f"<action>{sent}</action>", finish=sent)
 
     api.answer = echo
-    failed, said = ask(api, request(0, "error"), request(1, "say"))
-    assert "bad header Bearer ***" in str(failed)
+    extra = {"auth": {"tokens": ["first-of-two", "second-of-two"]}}
+    failed, said = ask(api, request(0, "error"), request(1, "say"), extra=extra)
+    assert "bad header Bearer *********" in str(failed)
     told = checked(Reply, said)
-    assert (told.response, told.finish_reason) == ("<action>Bearer ***</action>", "Bearer ***")
+    assert told.response == "<action>Bearer *********</action>"
+    assert told.finish_reason == "Bearer *********"
 
 
 def test_an_invalid_address_is_one_line_without_its_password(api):

@@ -66,6 +66,9 @@ TOO_LONG = {
     "Volcengine": "Total tokens of image and text exceed max message tokens",
     "AI21": "Prompt has 300000 tokens, but the maximum is 262144",
     "a model in Chinese": "输入长度超过模型最大上下文",
+    "a server in Chinese": "上下文长度超过模型限制",
+    "OpenAI, more than a minute's tokens": "Request too large for gpt-4o on tokens per min (TPM): "
+    "Limit 30000, Requested 37337. The input or output tokens must be reduced.",
     "OpenAI, text": "Invalid 'messages[1].content': string too long. Expected a string with maximum length 1048576.",
     "nginx": "<html><head><title>413 Request Entity Too Large</title></head></html>",
 }
@@ -75,7 +78,7 @@ OTHER = (
     "Invalid 'tools': array too long. Expected an array with maximum length 128, but got 200 instead.",
     "stop sequence length must be at most 16 tokens",
     "Rate limit reached for gpt-4 on tokens per min (TPM): Limit 10000, Used 9000, Requested 4000.",
-    "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 7000. Please reduce it.",
+    "输出长度超过限制",
     "Too many tokens per minute",
     "Too many tokens, please wait before trying again.",
     "Number of request tokens has exceeded your per-minute rate limit",
@@ -127,6 +130,15 @@ def test_other_limits_and_errors_are_not_taken_for_a_long_prompt(message):
     for status in (400, 422, 429, 500, 200):
         for body in (message.encode(), *(json.dumps(body).encode() for body in bodies(message))):
             assert not read_error(body, status).too_long, (status, body)
+
+
+def test_a_request_larger_than_the_limit_of_a_minute_is_too_long_with_the_status_of_a_rate_limit():
+    error = {
+        "message": "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 37337.",
+        "code": "rate_limit_exceeded",
+    }
+    found = read_error(json.dumps({"error": error}).encode(), 429)
+    assert (found.too_long, found.transient) == (True, False)
 
 
 def test_the_code_says_it_alone_and_a_repeated_request_says_nothing():

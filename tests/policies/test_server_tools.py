@@ -196,6 +196,32 @@ def test_a_message_goes_back_as_it_came(tmp_path, message):
     assert json.loads(rows[0]["message"]) == {"role": "assistant", **given}
 
 
+def test_after_a_message_with_reasoning_all_have_the_field(tmp_path):
+    """DeepSeek's server refuses a conversation in which a later message lacks it."""
+
+    def answer(body: dict, attempt: int) -> tuple:
+        is_first = len(body["messages"]) == 1
+        return replying({"content": "Hi", **({"reasoning_content": "Hm."} if is_first else {})})()
+
+    _, bodies = played(answer, tmp_path / "run", style="chat")
+    assert [message.get("reasoning_content") for message in bodies[2]["messages"]] == [
+        None,
+        "Hm.",
+        None,
+        "",
+        None,
+    ]
+
+
+def test_an_empty_response_is_an_invalid_action(tmp_path):
+    """Gemini answers so, with the finish reason malformed_function_call, if its model's call is malformed."""
+    message = {"content": None, "reasoning_content": "I call find."}
+    rows, _ = played(replying(message, "malformed_function_call"), tmp_path / "run")
+    assert {(row["action"], row["action_valid"], row["aborted"]) for row in rows} == {
+        ("", False, False)
+    }
+
+
 @pytest.mark.parametrize(
     "message",
     [

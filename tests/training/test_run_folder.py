@@ -182,7 +182,7 @@ def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kin
 
 
 def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
-    """Of the configuration, metrics, sessions and summary; an incomplete last line of the metrics is no damage."""
+    """An incomplete last line of the metrics is no damage."""
     run = tmp_path / "run"
     config = Config()
     open_run(run, config, {}).close()
@@ -193,10 +193,11 @@ def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
     trackers.close()
     with record_session(run, [], Session(slots=1, workers=1), Tally()):
         pass
-    (run / "summary.json").write_bytes(seal(b'{\n "episodes": 3\n}'))
+    for name in ("summary.json", "certificate.json"):
+        (run / name).write_bytes(seal(b'{\n "episodes": 3\n}'))
     (report,) = verify_run(run, 0)  # of its files and of its step table
     assert report.problems == []
-    for name in ("config.toml", "metrics.jsonl", "sessions.json", "summary.json"):
+    for name in (CONFIG, METRICS, "sessions.json", "summary.json", "certificate.json"):
         data = (run / name).read_bytes()
         for place in range(0, len(data), 1 if len(data) < 300 else 97):
             changed = bytearray(data)
@@ -209,3 +210,12 @@ def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"iteration":2')
     assert [problem for report in verify_run(run, 0) for problem in report.problems] == []
+
+
+@pytest.mark.parametrize("folder", ["", "evaluation"])
+def test_a_missing_manifest_of_a_training_run_is_found(tmp_path, folder):
+    """Without it, the shards beside it would be passed over."""
+    write_config(tmp_path, Config())
+    (tmp_path / folder / "steps").mkdir(parents=True)
+    problems = [problem for report in verify_run(tmp_path, 0) for problem in report.problems]
+    assert [problem.file for problem in problems] == [str(tmp_path / folder / "manifest.jsonl")]

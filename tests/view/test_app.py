@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import warnings
@@ -292,15 +293,23 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, get) -> None:
 
 
 def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
-    """One of a checkpoint elsewhere; and that inside of the folder, which begins when the page is open."""
-    checkpoint = {"policy": {"name": f"transformers:{training_run}/checkpoints/000002"}}
+    """One of a checkpoint elsewhere; and those in and beside the folder, which begin when the page is open."""
+    checkpoint = {
+        "policy": {"name": f"transformers:{training_run}/checkpoints/000002"},
+        "evaluation": True,
+    }
     later = training_run.parent / "later"
     with StepWriter(later, config=checkpoint) as writer:
         writer.add_group(small_rows("omega"))
     document = get(training_run, later)
     before = document("versions")
-    with StepWriter(training_run / "evaluation") as writer:
-        writer.add_group(small_rows("omega"))
+    for name, config in (
+        ("training/evaluation", {}),
+        ("beside", checkpoint),
+        ("other", {"evaluation": True}),
+    ):
+        with StepWriter(training_run.parent / name, config=config) as writer:
+            writer.add_group(small_rows("omega"))
     assert document("versions")[:2] == before
     for runs in (document("runs")["runs"], get(training_run, later)("runs")["runs"]):
         trainers = {run["name"]: run["trainer"] for run in runs}
@@ -308,6 +317,7 @@ def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
             "training": None,
             "later": "training",
             "training/evaluation": "training",
+            "beside": "training",
         }
     assert document("runs/2/overview")["total"]["episodes"] == 4
 
@@ -601,13 +611,22 @@ def test_a_hostile_manifest_disables_no_list(small_run, six_tasks, training: str
         assert client.get(f"/{TOKEN}/api/runs/1/{path}").status_code == 200
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff\xfe\n", b"[" * 100_000, b'{"run": 1}\n', b"null\n"])
-def test_a_damaged_manifest_is_an_entry_that_says_so(small_run, six_tasks, damage: bytes) -> None:
-    client = client_of(small_run, six_tasks)
-    (small_run / "manifest.jsonl").write_bytes(damage)
-    first, second = client.get(f"/{TOKEN}/api/runs").json()["runs"]
+@pytest.mark.parametrize(
+    "damage", [b"", b"\xff\xfe\n", b"[" * 100_000, b'{"run": 1}\n', b"null\n", None]
+)
+def test_a_damaged_manifest_is_an_entry_that_says_so(
+    small_run, training_run, damage: bytes | None
+) -> None:
+    """Also beside a training run, whose policy it may have played."""
+    client = client_of(small_run, training_run)
+    (small_run / "manifest.jsonl").unlink()
+    if damage is None:
+        os.mkfifo(small_run / "manifest.jsonl")
+    else:
+        (small_run / "manifest.jsonl").write_bytes(damage)
+    first, second, *_ = client.get(f"/{TOKEN}/api/runs").json()["runs"]
     assert "manifest" in first["problem"] or "no committed rows" in first["problem"]
-    assert (second["name"], second["problem"]) == ("six", None)
+    assert second["problem"] is None
 
 
 @pytest.mark.parametrize("metrics", HOSTILE_METRICS.values(), ids=HOSTILE_METRICS)

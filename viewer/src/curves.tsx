@@ -22,7 +22,9 @@ const NONE = "none";
 
 /** The values of a metric, placed by the training of the policy: that of the run itself, or of the run that it evaluates. */
 function pointsOf({ results, metrics, metrics_iterations: updates }: Curves, name: string, training: Curves): Point[] {
-  // Iteration n is played by the policy after n updates; a line of metrics is that of the update that it counts.
+  // Iteration n is played by the policy after n updates, and so is an evaluation in line n of the metrics. All else in
+  // this line is of the update that it counts, whose rollouts were played after one less.
+  const shift = /^(training|val)\//.test(name) ? 0 : 1;
   const durations = training.metrics["timing_s/step"];
   const before = (iteration: number) => training.results.reduce((sum, one) => sum + (one.iteration < iteration ? one.steps : 0), 0);
   const until = (iteration: number) =>
@@ -31,7 +33,7 @@ function pointsOf({ results, metrics, metrics_iterations: updates }: Curves, nam
     value === null || value === undefined ? [] : [{ iteration, steps: before(iteration), seconds: until(iteration), value, interval }];
   const measure = MEASURES[name]?.of;
   if (measure) return results.flatMap((one) => point(one.iteration, one[measure], one.intervals[measure]));
-  return updates.flatMap((update, at) => point(update, metrics[name]?.[at], null));
+  return updates.flatMap((update, at) => point(update - shift, metrics[name]?.[at], null));
 }
 
 /** The exponential moving average, without its bias towards the first value. */
@@ -111,8 +113,8 @@ export function CurvesPart({ runs, settings, version, pick }: Props) {
         ))}
       </div>
       <p class="note">
-        Bands are 95% intervals that take tasks as independent; smoothing (an exponential moving average) leaves them out. Rollouts of iteration n are played after n
-        updates; environment steps and seconds are those of training until then.{pick && " Click on a point to list its rollouts."}
+        Bands are 95% intervals that take tasks as independent; smoothing (an exponential moving average) leaves them out. Iteration n is played after n
+        updates, as in the step table: its update is line n + 1 of metrics.jsonl, evaluations (val) of line n are of the same policy; environment steps and seconds are those of training until then.{pick && " Click on a point to list its rollouts."}
       </p>
     </section>
   );

@@ -22,7 +22,7 @@ const COLUMNS: Column[] = [
   { name: "type", kind: "text", about: "type of the task" },
   { name: "trajectory", kind: "text", about: "name of the rollout" },
   { name: "parent", kind: "text", about: "of a branch, the rollout that it leaves" },
-  { name: "iteration", kind: "number", about: "iteration, or seed of an evaluation", digits: 0 },
+  { name: "iteration", kind: "number", about: "number of updates before, as in the step table; or seed of an evaluation", digits: 0 },
   { name: "group", kind: "number", about: "number of its group among those of the task" },
   { name: "outcome", kind: "text", about: "'won', 'lost', 'unknown' or 'aborted'" },
   { name: "won", kind: "number", about: "1 or 0", digits: 0, histogram: true },

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,15 +27,19 @@ from benchmarks.runner import add_keep, store
 
 PASS_THROUGH: Final = Path(__file__).with_name("pass_through.py")
 STUB: Final = Path(__file__).parents[1] / "tests" / "stub_server.py"
+sys.path.append(str(STUB.parent))
+
+from stub_server import chat_message  # noqa: E402 - a module beside the tests
+
 CONCURRENT: Final = 64
 CALLS: Final = 20
-TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(process: int) -> float:
     """Return the processor's time that a process has used (Linux)."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    return time.clock_gettime(
+        ~process << 3 | 2
+    )  # the clock of a process, as clock_getcpuclockid returns it
 
 
 async def conversation(
@@ -58,13 +63,9 @@ async def conversation(
             "stream": stream,
         }
         async with client.post(f"{base}/{path}", json=body, headers=names) as answer:
-            data = await answer.read()
-        reply = (
-            {"role": "assistant", "content": None}
-            if stream
-            else json.loads(data)["choices"][0]["message"]
-        )
-        messages += [reply, {"role": "user", "content": f"You are in room {room}. " * 10}]
+            await answer.read()
+        user = {"role": "user", "content": f"You are in room {room}. " * 10}
+        messages += [chat_message(body), user]
     if rollout.startswith("recorded"):
         async with client.post(
             f"{base}/reward", json={"reward": task % 2}, headers=names

@@ -1,81 +1,114 @@
-"""Streamed answers in the forms in which servers send them, by public reports: the whole answer is the one meant."""
+"""Streams of chat completions: the forms in which servers send the parts of calls, and errors between them."""
 
-import json
-
+import orjson
 import pytest
 
+from hgpo_record.recording.calls import read_answer
 from hgpo_record.recording.streams import whole_answer
 
 
-def call(**fields):
-    return {"delta": {"tool_calls": [{"index": 0, "type": "function", **fields}]}}
+def stream(*deltas: dict, finish: str = "tool_calls") -> bytes:
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": finish})
+    events = [orjson.dumps({"id": "c", "choices": [choice]}) for choice in choices]
+    return b"".join(b"data: %s\n\n" % event for event in (*events, b"[DONE]"))
 
 
-def paris(arguments):
-    return {"type": "function", "id": "a", "function": {"name": "weather", "arguments": arguments}}
+def read(answer: bytes) -> dict:
+    return orjson.loads(whole_answer("chat/completions", answer))["choices"][0]
 
 
-PARTS = {
-    "parallel calls are all number 0, with objects as arguments (litellm #37792)": (
-        [
-            call(id="a", function={"name": "weather", "arguments": {"city": "Paris"}}),
-            call(id="b", function={"name": "weather", "arguments": {"city": "Rome"}}),
-        ],
-        [paris({"city": "Paris"}), paris({"city": "Rome"}) | {"id": "b"}],
-    ),
-    "each part of a call has an id (litellm #40040)": (
-        [
-            call(id="a", function={"name": "weather", "arguments": ""}),
-            call(id="b", function={"name": "", "arguments": '{"city": '}),
-            call(id="c", function={"name": "", "arguments": '"Paris"}'}),
-        ],
-        [paris('{"city": "Paris"}')],
-    ),
-    "the brace comes with the name (req_llm #801), later ids are empty, and names repeated": (
-        [
-            call(id="a", function={"name": "weather", "arguments": "{"}),
-            call(id="", function={"name": "weather", "arguments": "}"}),
-        ],
-        [paris("{}")],
-    ),
-    "the last part has arguments and the reason (vllm-ascend #8862)": (
-        [
-            call(id="a", function={"name": "weather", "arguments": "{"}),
-            call(function={"arguments": "}"}) | {"finish_reason": "tool_calls"},
-        ],
-        [paris("{}")],
-    ),
-}
+def part(arguments: str | dict, name: str | None = None, **fields: object) -> dict:
+    return {"function": {"arguments": arguments, "name": name}, **fields}
 
 
-def streamed(parts):
-    events = [{"choices": [{"index": 0, **part}]} for part in parts]
-    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-    answer = whole_answer("chat/completions", "".join([*lines, "data: [DONE]\n\n"]).encode())
-    (choice,) = json.loads(answer)["choices"]
-    return choice
+ONE = [("a", "find", '{"x": 1}')]
+TWO = [("a", "find", '{"x": 1}'), ("b", "look", "{}")]
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_tool_calls(name):
-    parts, calls = PARTS[name]
-    assert streamed(parts)["message"]["tool_calls"] == calls
+@pytest.mark.parametrize(
+    ("parts", "calls"),
+    [
+        # The rest of a call has an empty id and name, or those of its start, or no number.
+        ([part('{"x"', "find", index=0, id="a"), part(": 1}", "", index=0, id="")], ONE),
+        ([part('{"x"', "find", index=0, id="a"), part(": 1}", "find", index=0, id="a")], ONE),
+        ([part('{"x"', "find", id="a"), part(": 1}")], ONE),
+        ([part('{"x"', "find", id="a"), part(": 1}", id="a")], ONE),
+        ([part("", index=1, id="a"), part('{"x": 1}', "find", index=1)], ONE),
+        # Each part has an id of its own (litellm #40040).
+        ([part('{"x"', "find", index=0, id="a"), part(": 1}", "", index=0, id="b")], ONE),
+        # Several calls have the number 0 (litellm #37792), or none, and no ids.
+        (
+            [part({"x": 1}, "find", index=0, id="a"), part({"x": 2}, "find", index=0, id="b")],
+            [("a", "find", {"x": 1}), ("b", "find", {"x": 2})],
+        ),
+        ([part('{"x": 1}', "find", index=0, id="a"), part("{}", "look", index=0, id="b")], TWO),
+        ([part('{"x": 1}', "find", id="a"), part("{}", "look", id="b")], TWO),
+        (
+            [
+                part('{"x"', "find", index=0),
+                part(": 1}", index=0),
+                part("{}", "find", index=0),
+            ],
+            [(None, "find", '{"x": 1}'), (None, "find", "{}")],
+        ),
+    ],
+)
+def test_the_parts_of_calls(parts, calls):
+    made = read(stream(*({"tool_calls": [each]} for each in parts)))["message"]["tool_calls"]
+    read_calls = [(call.get("id"), *call["function"].values()) for call in made]
+    assert [(name, found, text) for name, text, found in read_calls] == calls
+
+
+def test_texts_that_each_part_repeats_are_not_continued():
+    details = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
+    deltas = [{"reasoning_details": [{**details, "text": text}]} for text in ("ha", "ha")]
+    choice = read(stream(*deltas, finish="stop") + stream({"content": "Hi"}, finish="stop"))
+    assert choice["message"]["reasoning_details"] == [{**details, "text": "haha"}]
+    assert choice["finish_reason"] == "stop"
 
 
 def test_reasons_that_are_sent_several_times_are_not_joined():
-    """SGLang #8417 sends the reason twice, a proxy (jcode #1326) with every part."""
-    parts = [
-        {"delta": {"content": "ha"}, "finish_reason": "stop", "matched_stop": "</x>"},
-        {"delta": {"content": "ha"}, "finish_reason": "length", "matched_stop": "</x>"},
-    ]
-    choice = streamed(parts)
+    """SGLang #8417 sends the reason twice, a proxy (jcode #1326) one with every part."""
+    ends = [{"finish_reason": end, "matched_stop": "</x>"} for end in ("stop", "tool_calls")]
+    events = [{"choices": [{"index": 0, "delta": {"content": "ha"}, **end}]} for end in ends]
+    choice = read(b"".join(b"data: %s\n\n" % orjson.dumps(event) for event in events))
     assert choice["message"]["content"] == "haha"
-    assert (choice["finish_reason"], choice["matched_stop"]) == ("length", "</x>")
+    assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", "</x>")
 
 
-def test_the_format_of_reasoning_is_not_joined():
-    detail = {"type": "reasoning.text", "text": "so", "format": "anthropic-claude-v1", "index": 0}
-    parts = [{"delta": {"role": role, "reasoning_details": [detail]}} for role in ("assistant", "")]
-    message = streamed(parts)["message"]
-    assert message["role"] == "assistant"
-    assert message["reasoning_details"] == [{**detail, "text": "soso"}]
+@pytest.mark.parametrize("error", [{"error": {"message": "lost"}}, {"object": "error"}])
+def test_an_error_within_a_stream_is_kept(error):
+    begun = stream({"content": "Hi"}).partition(b"\n\n")[0]
+    answer = whole_answer("chat/completions", begun + b"\n\ndata: " + orjson.dumps(error) + b"\n\n")
+    assert orjson.loads(answer)["error"]
+
+
+def test_a_response_whose_last_event_is_empty_has_the_items_of_the_stream():
+    item = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
+    last = {"status": "completed", "output": [], "usage": {"input_tokens": 5, "output_tokens": 3}}
+    events = [
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": last},
+    ]
+    sent = b"".join(b"data: %s\n\n" % orjson.dumps(event) for event in events)
+    answer = read_answer("responses", whole_answer("responses", sent))
+    assert (answer.action, list(answer.items)) == ("Hi", [item])
+    assert (answer.reply.prompt_tokens, answer.reply.response_tokens) == (5, 3)
+
+
+@pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter"])
+def test_why_a_response_is_incomplete(reason):
+    body = {"status": "incomplete", "incomplete_details": {"reason": reason}, "output": []}
+    reply = read_answer("responses", orjson.dumps(body)).reply
+    assert reply.finish_reason == {"max_output_tokens": "length"}.get(reason, reason)
+
+
+@pytest.mark.parametrize("unknown", [b"NaN", b"null"])
+def test_a_log_probability_that_is_unknown_loses_no_call(unknown):
+    body = (
+        b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop", '
+        b'"logprobs": {"content": [{"logprob": -1}, {"logprob": %s}]}}]}' % unknown
+    )
+    reply = read_answer("chat/completions", body).reply
+    assert (reply.response, reply.response_logprobs) == ("Hi", None)

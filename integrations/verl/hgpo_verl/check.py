@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import install_command
 from hgpo_verl.readers import READERS, VERSION
 
 if TYPE_CHECKING:
@@ -67,9 +68,8 @@ def installed_verl(option: str) -> Path:
     """
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        raise InputError(
-            f"{option}: expected verl {VERSION} in this environment; pip install 'hgpo-verl[vllm]'"
-        )
+        command = install_command("vllm", "integrations/verl")
+        raise InputError(f"{option}: expected verl {VERSION} in this environment; {command}")
     return Path(spec.submodule_search_locations[0])
 
 

@@ -16,7 +16,8 @@ import orjson
 import xxhash
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.responses import is_deep, message_calls, message_text
+from hgpo_envs.responses import is_deep, message_calls
+from hgpo_record.recording.calls import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +57,7 @@ class Branches:
         self._replies: list[list[object]] = []  # of each step, what its continuation sends back
         self._answers: dict[str, int] = {}  # the steps by the server's ids of their answers
         self._settings: list[Mapping[str, bytes]] = []  # of the last step of each branch
+        self._decoded: tuple[Mapping[str, bytes], dict[str, Any]] = ({}, {})  # of the last step
 
     def add(self, request: Request, answer: Answer) -> None:
         """Add the next step of the rollout to the branch to which it belongs.
@@ -63,10 +65,12 @@ class Branches:
         Raises:
             InputError: A field of the request is nested too deeply. Nothing is added.
         """
-        # 1. What may fail comes first.
-        fields = {name: msgspec.json.decode(value) for name, value in request.settings.items()}
-        if is_deep(fields):
-            raise InputError("expected fields of a request without hundreds of levels")
+        # 1. What may fail comes first. Nearly every call has the fields of the call before.
+        if request.settings != self._decoded[0]:
+            fields = {name: msgspec.json.decode(value) for name, value in request.settings.items()}
+            if is_deep(fields):
+                raise InputError("expected fields of a request without hundreds of levels")
+            self._decoded = request.settings, fields
         reply = [key for item in answer.items if (key := _key(item)) is not None]
         digests = list(_prefixes(request.items))
         number = self._branch(request, digests)
@@ -78,7 +82,7 @@ class Branches:
         if number == len(self._settings):
             self._settings.append({})
         if request.settings != self._settings[number]:
-            branch.requests.append({"step": step, **fields})
+            branch.requests.append({"step": step, **self._decoded[1]})
         self._settings[number] = request.settings
         # 3. What later calls are compared with. A prompt that the server continues is not whole: its id stands for it.
         if request.previous is None:
@@ -115,7 +119,7 @@ class Branches:
         return len(self.found) - 1
 
 
-def _prefixes(items: Sequence[bytes]) -> Iterator[bytes]:
+def _prefixes(items: Sequence[bytes | msgspec.Raw]) -> Iterator[bytes]:
     """Yield a digest of the first item, of the first two, and so on."""
     digest = xxhash.xxh3_128()
     for item in items:
@@ -124,7 +128,7 @@ def _prefixes(items: Sequence[bytes]) -> Iterator[bytes]:
         yield digest.digest()
 
 
-def _follows(items: Sequence[bytes], reply: Sequence[object]) -> bool:
+def _follows(items: Sequence[bytes | msgspec.Raw], reply: Sequence[object]) -> bool:
     """Return whether items begin with a reply, from which a program may have left out thoughts."""
     found: list[object] = []
     for item in items:
@@ -146,7 +150,7 @@ def _key(item: Mapping[str, Any]) -> object:
         return None
     if item.get("type", "message") == "message":
         calls = [_call_key(call) for call in message_calls(item)]
-        return (item.get("role"), message_text({"content": item.get("content")}), calls)
+        return (item.get("role"), text_of(item.get("content")), calls)
     fields = {
         name: value
         for name, value in item.items()

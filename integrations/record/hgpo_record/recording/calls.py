@@ -57,7 +57,7 @@ class Request:
 
     interface: str
     prompt: str
-    items: Sequence[bytes]
+    items: Sequence[bytes | msgspec.Raw]
     settings: Mapping[str, bytes]
 
     @property
@@ -103,13 +103,15 @@ def read_request(interface: str, body: bytes) -> Request:
             whole = _SURROGATE.sub(rb"\\ufffd", body)
             fields = _FIELDS.decode(whole)
         raw = bytes(fields.pop(name))
-        items = [raw] if raw.startswith(b'"') else [bytes(item) for item in _ITEMS.decode(raw)]
+        items = [raw] if raw.startswith(b'"') else _ITEMS.decode(raw)
     except (msgspec.DecodeError, KeyError) as error:
         raise UnreadableError(f"the request is not JSON with {name}: {error}") from None
-    start = whole.find(raw)
-    prompt = body[start : start + len(raw)].decode("utf-8", "replace")
+    prompt = raw
+    if whole is not body:
+        start = whole.find(raw)
+        prompt = body[start : start + len(raw)]
     settings = {name: bytes(value) for name, value in fields.items()}
-    return Request(interface, prompt, items, settings)
+    return Request(interface, prompt.decode("utf-8", "replace"), items, settings)
 
 
 def last_input(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -121,8 +123,14 @@ def last_input(messages: Sequence[Mapping[str, Any]]) -> str:
     for message in reversed(messages):
         if message.get("role") in _READ_BY or str(message.get("type", "")).endswith("_output"):
             content = message.get("content", message.get("output"))
-            return message_text({"content": content}) or orjson.dumps(content).decode()
+            return text_of(content) or orjson.dumps(content).decode()
     return ""
+
+
+def text_of(content: object) -> str:
+    """Return the text of the content of a message: a text, or parts."""
+    is_plain = isinstance(content, str) and "</think>" not in content
+    return content if is_plain else message_text({"content": content})  # type: ignore[return-value]
 
 
 def state_of(request: Request, state_key: Callable[[Sequence[Any]], object]) -> str:
@@ -147,7 +155,7 @@ def state_of(request: Request, state_key: Callable[[Sequence[Any]], object]) -> 
     return state
 
 
-def _message(item: bytes) -> dict[str, Any]:
+def _message(item: bytes | msgspec.Raw) -> dict[str, Any]:
     """Return a message; a text of the interface of responses is one of the user."""
     value = msgspec.json.decode(item)
     return value if isinstance(value, dict) else {"role": "user", "content": value}
@@ -226,7 +234,10 @@ def _as_completion(body: bytes) -> dict[str, Any]:
         "output": output,
     }
     message = {name: value for name, value in fields.items() if value}
-    reason = "length" if answer.get("status") == "incomplete" else "stop"
+    details = answer.get("incomplete_details") or {}
+    reason = "stop" if answer.get("status") != "incomplete" else details.get("reason")
+    if reason in (None, "max_output_tokens"):
+        reason = "length"
     return {**answer, "choices": [{"message": message, "finish_reason": reason}]}
 
 

@@ -38,6 +38,7 @@ LONGEST_NAME: Final = 1000
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
 _LONGEST_PAUSE_S: Final = 1.0
+_GATHERED_S: Final = 0.2
 _BATCH: Final = 32
 """Calls of a rollout are read so many at a time. One by one, between requests, each takes twice as long: what the
 processor has in its caches is then what forwards requests."""
@@ -352,6 +353,9 @@ class Recording:
         """
         while True:
             await self._wake.wait()
+            # Rollouts of a group often end together, and each commit writes the file of a group again.
+            if not self._closing:
+                await asyncio.sleep(_GATHERED_S)
             self._wake.clear()
             began = monotonic()
             batch = list(self._waiting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from contextlib import suppress
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 _MOST_REWARDS: Final = 64 << 20
+_COLLECTED_AFTER: Final = 20_000
+"""New objects after which cycles are looked for; by default 700, which are those of ten calls."""
 _REWARDS: Final = msgspec.json.Decoder(float | Reward)
 
 
@@ -75,6 +78,9 @@ def run_program(
         address = f"{address_of(HOST, listener)}/v1"
         say(f"Recording calls at {address} to {out}.")
         session = _Session(command, settings, gateway, recording, address)
+        # What is loaded so far stays: the collector need not look at it again and again.
+        gc.freeze()
+        gc.set_threshold(_COLLECTED_AFTER)
         return asyncio.run(session.run(listener)), recording
 
 

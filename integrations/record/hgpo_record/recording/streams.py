@@ -16,8 +16,8 @@ LONGEST_END: Final = 32
 _DONE: Final = b"[DONE]"
 _ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 """The last events of the interface of responses, which contain the whole answer."""
-_FIXED: Final = ("id", "role", "type", "format")
-"""Texts of a delta that later parts repeat or leave empty, and do not continue."""
+_FIXED: Final = ("id", "index", "role", "type", "name", "format")
+"""Texts that are whole in one part, which other parts repeat or leave empty."""
 
 
 def may_end(chunk: bytes | bytearray) -> bool:
@@ -33,7 +33,12 @@ def whole_answer(interface: str, stream: bytes) -> bytes | None:
     # The last event has the whole answer. An error that a server reports is one, too.
     for event in reversed(events):
         if event.get("type") in _ENDS:
-            return orjson.dumps(event.get("response"))
+            response = event.get("response") or {}
+            # Some gateways leave the whole answer empty, although they have sent its items.
+            output = response.get("output") or [
+                item["item"] for item in events if item.get("type") == "response.output_item.done"
+            ]
+            return orjson.dumps({**response, "output": output})
         if event.get("type") == "error":
             return orjson.dumps({"error": event})
     return None
@@ -67,6 +72,8 @@ def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
         whole |= {
             name: value for name, value in event.items() if name != "choices" and value is not None
         }
+        if event.get("object") == "error":  # as vLLM reports what fails after the first token
+            whole["error"] = event
     # The answer without streaming calls a delta message, and numbers no tool calls.
     for choice in choices.values():
         choice["message"] = choice.pop("delta")
@@ -82,23 +89,22 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     """Add a part to an object: texts and lists are continued, numbered entries of lists are those of one number."""
     for name, value in part.items():
         before = whole.get(name)
-        if value is None:
+        if value is None or (name in _FIXED and before and isinstance(before, str)):
             whole.setdefault(name, None)
         elif isinstance(value, dict) and isinstance(before, dict):
             _merge(before, value)
         elif isinstance(value, str) and isinstance(before, str):
-            is_repeated = name in _FIXED or (name == "name" and value == before)
-            whole[name] = (before or value) if is_repeated else before + value
+            whole[name] = before + value
         elif isinstance(value, list):
-            whole[name] = _merged_list(before or [], value)
+            whole[name] = _merged_list(name, before or [], value)
         else:
             whole[name] = value
 
 
-def _merged_list(before: list[Any], parts: list[Any]) -> list[Any]:
+def _merged_list(name: str, before: list[Any], parts: list[Any]) -> list[Any]:
     merged = list(before)
     for part in parts:
-        entry = _continued(merged, part)
+        entry = _call(merged, part) if name == "tool_calls" else _numbered(merged, part)
         if entry is None:
             merged.append(part)
         else:
@@ -106,14 +112,38 @@ def _merged_list(before: list[Any], parts: list[Any]) -> list[Any]:
     return merged
 
 
-def _continued(entries: list[Any], part: Any) -> dict[str, Any] | None:  # noqa: ANN401 - JSON
-    """Return the entry of a list that a part continues; None if it begins one."""
+def _numbered(entries: list[Any], part: Any) -> dict[str, Any] | None:  # noqa: ANN401 - any JSON
     number = part.get("index") if isinstance(part, dict) else None
     same = [entry for entry in entries if number is not None and entry.get("index") == number]
+    return same[0] if same else None
+
+
+def _call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the tool call that a part continues; None if it begins another one.
+
+    Servers number all calls 0, or none of them; they repeat ids and names in each part, or leave them empty or out.
+    """
+    number = part.get("index")
+    identifier = part.get("id")
+    if number is None and identifier:
+        same = [call for call in calls if call.get("id") == identifier]
+    else:
+        same = [call for call in calls if number in (None, call.get("index"))]
     if not same:
         return None
-    # Some servers number all tool calls 0, others give each part an id: a call begins with another id and a name.
-    function = part.get("function")
-    has_name = isinstance(function, dict) and bool(function.get("name"))
-    is_other = part.get("id") not in (None, "", same[-1].get("id"))
-    return None if has_name and is_other else same[-1]
+    call = same[-1]
+
+    # Only a part with a name can begin a call: it does with another id, or, without ids, after complete arguments.
+    is_named = bool((part.get("function") or {}).get("name"))
+    if identifier and call.get("id"):
+        begins = identifier != call["id"]
+    else:
+        begins = is_named and _is_json((call.get("function") or {}).get("arguments"))
+    return None if is_named and begins else call
+
+
+def _is_json(arguments: object) -> bool:
+    try:
+        return isinstance(arguments, str) and isinstance(orjson.loads(arguments), dict)
+    except orjson.JSONDecodeError:
+        return False
