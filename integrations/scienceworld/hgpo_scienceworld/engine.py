@@ -30,7 +30,7 @@ class ScienceWorldEngine:
     def start(self, task_id: str) -> State:
         """Start a variation."""
         self._task_id = task_id
-        self._commands = 0
+        self._executed: list[str] = []
         _load(self._simulator, task_id, self._simplifications, solved=False)
         self._simplified = self._simulator.getSimplificationsUsed()
         # some starts are worth something
@@ -41,15 +41,19 @@ class ScienceWorldEngine:
     def act(self, command: str) -> State:
         """Execute a command. After the task's end, the last state is returned."""
         if not self._state.terminated:
-            self._commands += 1
-            restore(self._commands, self._simplified)
+            self._executed.append(command)
+            restore(len(self._executed), self._simplified)
             reply = _REFUSED[0] if command == _NOT_OFFERED else self._simulator.step(command)
             self._state = self._observed(reply.strip())
         return self._state
 
     def walkthrough(self) -> tuple[str, ...]:
-        """Return the commands of the simulator's own solution, from the start."""
-        return _solution(self._task_id, self._simplifications)
+        """Return the commands of the simulator's own solution that were not executed yet."""
+        left = _solution(self._task_id, self._simplifications)
+        for command in self._executed:
+            if left[:1] == (command,):
+                left = left[1:]
+        return left
 
     def _observed(self, reply: str) -> State:
         seen = f"{self._simulator.freeActionLook().strip()}\n{self._simulator.freeActionInventory().strip()}"

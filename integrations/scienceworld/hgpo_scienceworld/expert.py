@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Expert:
-    """Plays the simulator's solution from the start, whatever others have played in between."""
+    """Plays what is left of the simulator's solution, whatever others play in between."""
 
     def __init__(self, rest: tuple[str, ...] = ()) -> None:
         self._rest = rest
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
-        """Start a variation.
+        """Start a variation, or continue it in a branch.
 
         Raises:
             InputError: The engine is in another process, or is not ScienceWorld's.
