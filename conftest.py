@@ -15,7 +15,10 @@ for name, examples in (
     ("exhaustive", 10_000),
 ):
     settings.register_profile(
-        name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        name,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -55,7 +58,9 @@ def shared() -> Path:
 def original_python() -> str:
     """Return a Python with the original alfworld and textworld: this one, or the one in HGPO_ORIGINAL_PYTHON."""
     python = os.environ.get("HGPO_ORIGINAL_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import alfworld, textworld"], capture_output=True).returncode:
+    if subprocess.run(
+        [python, "-c", "import alfworld, textworld"], capture_output=True
+    ).returncode:
         pytest.skip(
             "needs the extra `alfworld`, or HGPO_ORIGINAL_PYTHON set to a Python that has it"
         )

@@ -111,14 +111,18 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
     return frame.with_columns(
         pl.lit("simulated").alias("run"),
         pl.lit("HGPO/ALFWorld-v0").alias("env_id"),
-        pl.format("train/pick_and_place_simple-{}/trial_T2026", "task_number").alias("task_id"),
+        pl.format("train/pick_and_place_simple-{}/trial_T2026", "task_number").alias(
+            "task_id"
+        ),
         pl.format(
             "00000-{}-{}",
             "task_number",
             pl.col("trajectory").cast(pl.String).str.zfill(6),
         ).alias("trajectory"),
         *(
-            pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}")
+            pl.when(pl.Series(defined[k]))
+            .then(pl.Series(values[k]))
+            .alias(f"history_hash_{k}")
             for k in range(9)
         ),
     ).drop("task_number")
@@ -147,7 +151,9 @@ def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
         reward=10.0 * pl.col("reward"),
     )
     discount = pl.lit(0.95).pow(pl.col("step").cast(pl.Float64))
-    returns = (discount * pl.col("reward")).cum_sum(reverse=True).over("walk") / discount
+    returns = (discount * pl.col("reward")).cum_sum(reverse=True).over(
+        "walk"
+    ) / discount
     return steps.with_columns(R=returns, S=pl.col("reward").sum().over("walk"))
 
 
@@ -165,10 +171,15 @@ def plain_hgpo(steps: pl.LazyFrame, depth: int = 2) -> pl.LazyFrame:
         history = f"history_hash_{k}"
         level = normalised(pl.col("R"), "task", history, ddof=0)
         steps = steps.with_columns(
-            pl.when(pl.col(history).is_not_null()).then(level).otherwise(0).alias(f"A{k}")
+            pl.when(pl.col(history).is_not_null())
+            .then(level)
+            .otherwise(0)
+            .alias(f"A{k}")
         )
     total = pl.sum_horizontal((k + 2.0) * pl.col(f"A{k}") for k in range(depth + 1))
-    weight = pl.sum_horizontal((k + 2.0) * (pl.col(f"A{k}") != 0) for k in range(depth + 1))
+    weight = pl.sum_horizontal(
+        (k + 2.0) * (pl.col(f"A{k}") != 0) for k in range(depth + 1)
+    )
     return steps.with_columns(
         advantage=pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0)
     )
@@ -178,7 +189,9 @@ def plain_rloo(steps: pl.LazyFrame) -> pl.LazyFrame:
     """RLOO."""
     n = pl.len().over("task")
     score = pl.col("S")
-    return steps.with_columns(advantage=(score - score.mean().over("task")) * n / (n - 1))
+    return steps.with_columns(
+        advantage=(score - score.mean().over("task")) * n / (n - 1)
+    )
 
 
 PLAIN: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
@@ -228,7 +241,9 @@ def rows_of(
         )
         rival = None
         if label in official:
-            returns = official.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0
+            returns = (
+                official.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0
+            )
             rival = ("official code", official[label] + returns)
         shown = "readme" if (label, size) == ("HGPO K=2", SHOWN) else ""
         yield Row(
@@ -243,11 +258,16 @@ def rows_of(
 def in_chunks(pattern: str, folder: Path, copies: int = 1) -> Row:
     """Estimate as `hgpo advantages` does, for several copies of a run, in a new process."""
     steps = pl.concat(
-        [pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}")) for n in range(copies)]
+        [
+            pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}"))
+            for n in range(copies)
+        ]
     )
     count: list[int] = []
     taken = seconds(
-        lambda: count.append(write_advantages(steps, [get("hgpo")], folder / "advantages.parquet"))
+        lambda: count.append(
+            write_advantages(steps, [get("hgpo")], folder / "advantages.parquet")
+        )
     )
     note = f"{memory_mb('VmHWM'):.0f} MB of memory"
     return Row(
@@ -282,7 +302,9 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
             "active_masks": np.ones(frame.height),
         },
     )
-    taken = {"step returns": once(lambda: gigpo.compute_step_discounted_returns(batch, 0.95))}
+    taken = {
+        "step returns": once(lambda: gigpo.compute_step_discounted_returns(batch, 0.95))
+    }
     scores = frame.select(pl.col("reward").sum().over("trajectory") * 10).to_series()
     returns = compute(frame.lazy(), "gigpo", mode="mean_norm").collect()["advantage"]
     rewards = torch.tensor(scores.to_numpy().copy()).float()[:, None]
@@ -294,7 +316,9 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
         "traj_index": walks,
     }
     taken["GiGPO"] = once(
-        lambda: gigpo.compute_gigpo_outcome_advantage(rewards.clone(), step_rewards, **given)
+        lambda: gigpo.compute_gigpo_outcome_advantage(
+            rewards.clone(), step_rewards, **given
+        )
     )
     for depth in (2, 4):
         work = partial(

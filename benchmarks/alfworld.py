@@ -58,14 +58,18 @@ def act_all(engine: Engine, commands: Sequence[str]) -> None:
         engine.act(command)
 
 
-def play_again(engine: ALFWorldEngine, game: Game, commands: Sequence[str], repeats: int) -> None:
+def play_again(
+    engine: ALFWorldEngine, game: Game, commands: Sequence[str], repeats: int
+) -> None:
     """Play the same walk many times."""
     for _ in range(repeats):
         engine.play(game)
         act_all(engine, commands)
 
 
-def beside_original(source: ALFWorldSource, ids: Sequence[str], steps: int) -> Iterator[Row]:
+def beside_original(
+    source: ALFWorldSource, ids: Sequence[str], steps: int
+) -> Iterator[Row]:
     """Measure start and step of both engines with the same walks of the same games."""
     from hgpo_envs.alfworld.reference.original import OriginalEngine
 
@@ -79,7 +83,9 @@ def beside_original(source: ALFWorldSource, ids: Sequence[str], steps: int) -> I
         their_start = cpu(partial(original.play, source.read(task)))
         their_steps = cpu(partial(act_all, original, commands))
         # A native start takes microseconds: it is repeated, and subtracted from whole walks.
-        start = cpu(partial(play_again, native, game, (), 10 * REPEATS)) / (10 * REPEATS)
+        start = cpu(partial(play_again, native, game, (), 10 * REPEATS)) / (
+            10 * REPEATS
+        )
         whole = cpu(partial(play_again, native, game, commands, REPEATS)) / REPEATS
         starts.append((start, their_start))
         paces.append(((whole - start) / len(commands), their_steps / len(commands)))
@@ -151,9 +157,13 @@ def resident(pack: Path | None, who: str) -> float:
     live: list[Engine] = []  # which stay in memory
     if who == "native":
         live = [source.engine() for _ in range(LIVE)]
-        states = [engine.start(ids[number % len(ids)]) for number, engine in enumerate(live)]
+        states = [
+            engine.start(ids[number % len(ids)]) for number, engine in enumerate(live)
+        ]
         for _ in range(20):
-            states = [e.act(rng.choice(s.actions)) for e, s in zip(live, states, strict=True)]
+            states = [
+                e.act(rng.choice(s.actions)) for e, s in zip(live, states, strict=True)
+            ]
     if who == "original":
         from hgpo_envs.alfworld.reference.original import OriginalEngine
 

@@ -50,7 +50,9 @@ def walk(
     before = state.actions
     for _ in range(steps):
         command = (
-            _invalid(state, before, rng) if rng.random() < 0.12 else _likely(engine, state, rng)
+            _invalid(state, before, rng)
+            if rng.random() < 0.12
+            else _likely(engine, state, rng)
         )
         before = state.actions
         state = engine.act(command)
@@ -71,7 +73,9 @@ def _likely(engine: ALFWorldEngine, state: State, rng: random.Random) -> str:
     choice = rng.choice(by_verb[verb])
     wanted = _wanted(engine, verb)
     if wanted and rng.random() < 0.6:
-        choice = rng.choice(sorted({c for c in by_verb[verb] if c in wanted}) or [choice])
+        choice = rng.choice(
+            sorted({c for c in by_verb[verb] if c in wanted}) or [choice]
+        )
     return choice + rng.choice(["", "", "", "", " ", "\n"])
 
 
@@ -81,7 +85,10 @@ def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
     game_state = engine.game_state
     held = game_state.held
     here = game.receptacles_at[game_state.location]
-    if any(r in here and game_state.location in game_state.spots[o] for o, r in game_state.emptied):
+    if any(
+        r in here and game_state.location in game_state.spots[o]
+        for o, r in game_state.emptied
+    ):
         yield "look"
     if held != NOTHING and any((held, r) in game_state.emptied for r in here):
         for r in here:
@@ -132,7 +139,9 @@ def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
     if verb != "go":
         return set()
     return {
-        f"go to {game.receptacle_names[r]}" for r in range(len(game.places)) if _leads(engine, r)
+        f"go to {game.receptacle_names[r]}"
+        for r in range(len(game.places))
+        if _leads(engine, r)
     }
 
 
@@ -146,7 +155,8 @@ def _leads(engine: ALFWorldEngine, r: int) -> bool:
     kind = game.receptacle_types[r]
     if held == NOTHING:
         return any(
-            _rare(engine, o) or (game.object_types[o] == goal.object_type != kind) for o in inside
+            _rare(engine, o) or (game.object_types[o] == goal.object_type != kind)
+            for o in inside
         )
     if game.object_types[held] in KNIVES:
         return any(
@@ -211,7 +221,9 @@ def compare(
 
 
 def _answers(action: str | None, shown: State, state: State) -> dict[str, Any]:
-    original, native = ([one.text, list(one.actions), one.won, one.valid] for one in (shown, state))
+    original, native = (
+        [one.text, list(one.actions), one.won, one.valid] for one in (shown, state)
+    )
     return {
         "action": action,
         "observation": shown.text,

@@ -42,7 +42,9 @@ def random_walks(env_id: str, episodes: int) -> list[Walk]:
         while not done:
             words = info["task"].split()
             query = " ".join(rng.sample(words, min(4, len(words))))
-            commands.append(rng.choice(info["admissible_actions"]).replace("<your query>", query))
+            commands.append(
+                rng.choice(info["admissible_actions"]).replace("<your query>", query)
+            )
             *_, terminated, truncated, info = env.step(commands[-1])
             done = terminated or truncated
         found.append((info["task_id"], commands))
@@ -121,7 +123,9 @@ def run(rounds: int = 9) -> Iterator[Row]:
         walks = in_new_process(random_walks, env_id, episodes)
         cold = {}
         for way in ("engine", "gym.make"):
-            taken = [in_new_process(first_time, env_id, walks, way) for _ in range(rounds)]
+            taken = [
+                in_new_process(first_time, env_id, walks, way) for _ in range(rounds)
+            ]
             cold[way] = sum(map(min, zip(*taken, strict=True))) / steps_of(walks)
         warm = replayed(env_id, walks, rounds)
         step = f"{name}: step through `gymnasium.make` with prompt, info and history hashes"

@@ -168,7 +168,10 @@ def run_jobs(commands: list[Job], jobs: int) -> None:
             )
         if code:
             failed.set()
-            print(f"{job.name} ended with {code}" + (f": {job.log} says why" if output else ""))
+            print(
+                f"{job.name} ended with {code}"
+                + (f": {job.log} says why" if output else "")
+            )
         else:
             print(f"{job.name}: {time.perf_counter() - began:,.0f} s")
 
@@ -190,7 +193,9 @@ def warm_started(world: str, folder: Path, config: Config, share: float) -> Path
         start = dataclasses.replace(
             stage, data=data, demonstrations=round(share * stage.demonstrations)
         )
-        model = warm_start(place, config, start, Display(Console(), start.epochs), model)
+        model = warm_start(
+            place, config, start, Display(Console(), start.epochs), model
+        )
     return model
 
 
@@ -223,7 +228,9 @@ def configuration(
     parameters = values["advantage"]["parameters"]
     # HGPO's
     common = {
-        key: value for key, value in parameters.items() if key not in ("history_length", "mode")
+        key: value
+        for key, value in parameters.items()
+        if key not in ("history_length", "mode")
     }
     values["advantage"] = {
         "estimator": variant.estimator.name,
@@ -254,7 +261,8 @@ def shop(path: Path, seed: int) -> str:
 DEMONSTRATED: Final[dict[str, Callable[[Path], tuple[str, ...]]]] = {
     "alfworld": lambda folder: (games(folder / "games.pack", 4_500, seed=7),),
     "webshop": lambda folder: tuple(
-        shop(folder / "catalogues" / str(seed), seed) for seed in range(1, CATALOGUES + 1)
+        shop(folder / "catalogues" / str(seed), seed)
+        for seed in range(1, CATALOGUES + 1)
     ),
 }
 """Functions that create the data of a world's demonstrations in a folder."""
@@ -282,7 +290,9 @@ def trainings(folder: Path, runs: dict[str, Config]) -> list[Job]:
         if is_finished(config, reached):
             stored = load_config(run / CONFIG)
             if fixed_settings(stored) != fixed_settings(config):
-                raise InputError(f"{run} has another configuration; use another --folder or --name")
+                raise InputError(
+                    f"{run} has another configuration; use another --folder or --name"
+                )
             continue
         source = folder / f"{name}.toml"
         write_file(source, to_toml(config).encode())
@@ -291,7 +301,9 @@ def trainings(folder: Path, runs: dict[str, Config]) -> list[Job]:
     return missing
 
 
-def fresh_evaluations(data: str, folder: Path, warm: Path, runs: dict[str, Config]) -> list[Job]:
+def fresh_evaluations(
+    data: str, folder: Path, warm: Path, runs: dict[str, Config]
+) -> list[Job]:
     """Evaluate on fresh tasks: the initial policy with all seeds, each run with its own seed.
 
     `hgpo eval` plays only missing episodes, and rejects a folder with another evaluation.
@@ -308,7 +320,9 @@ def fresh_evaluations(data: str, folder: Path, warm: Path, runs: dict[str, Confi
     return commands
 
 
-def evaluation(config: Config, model: Path, data: str, seeds: list[int], out: Path) -> list[str]:
+def evaluation(
+    config: Config, model: Path, data: str, seeds: list[int], out: Path
+) -> list[str]:
     """Return the command that plays a split with other data, like a run's own evaluation."""
     options = {
         "data": data,
@@ -349,6 +363,10 @@ def played(config: Config, model: Path) -> list[str]:
     }
     return [
         *(f"--{name}={value}" for name, value in arguments.items()),
-        *(f"--env-option={name}={value}" for name, value in options.items() if value is not None),
+        *(
+            f"--env-option={name}={value}"
+            for name, value in options.items()
+            if value is not None
+        ),
         *(f"--policy-option={name}={value}" for name, value in policy.items()),
     ]

@@ -38,7 +38,9 @@ def file_name(estimator: str) -> str:
     return estimator.replace(":", "+")
 
 
-def report(world: str, folder: Path, name: str = "", against: Path | None = None) -> list[Part]:
+def report(
+    world: str, folder: Path, name: str = "", against: Path | None = None
+) -> list[Part]:
     """Return the result of all runs in a folder.
 
     Args:
@@ -63,8 +65,11 @@ def report(world: str, folder: Path, name: str = "", against: Path | None = None
         .sort("estimator")
     )
     configs = {}
-    for path in sorted(folder.glob("*-*.toml")):  # the path of the warm start is irrelevant
-        configs[path.stem] = re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text("utf-8"))
+    # the path of the warm start is irrelevant
+    for path in sorted(folder.glob("*-*.toml")):
+        configs[path.stem] = re.sub(
+            r'(?m)^path = ".*/', 'path = "', path.read_text("utf-8")
+        )
     kept = {
         "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
         "curves": found.to_dicts(),
@@ -97,7 +102,9 @@ def success_rows(title: str, kept: dict[str, Any], shown: str) -> Iterator[Row]:
     if not fresh:
         return
     others = [
-        f"{title_of(name)} {fresh[name]['mean']:.0%}" for name in kept["ends"] if name != "hgpo"
+        f"{title_of(name)} {fresh[name]['mean']:.0%}"
+        for name in kept["ends"]
+        if name != "hgpo"
     ]
     for estimator, (_, _, steps) in kept["ends"].items():
         ours = estimator == "hgpo"
@@ -170,10 +177,17 @@ def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
     }
     for estimator, runs in played.items():
         after = pl.concat(runs.values())
-        figures[estimator] = success(after) | {"lift": dataclasses.asdict(compare(after, before))}
-        figures[estimator]["seeds"] = [success(run)["mean"] for _, run in sorted(runs.items())]
+        figures[estimator] = success(after) | {
+            "lift": dataclasses.asdict(compare(after, before))
+        }
+        figures[estimator]["seeds"] = [
+            success(run)["mean"] for _, run in sorted(runs.items())
+        ]
     others = (
-        {f"{against.name}/{name}": runs for name, runs in fresh_episodes(against).items()}
+        {
+            f"{against.name}/{name}": runs
+            for name, runs in fresh_episodes(against).items()
+        }
         if against
         else {}
     )
@@ -183,10 +197,15 @@ def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
 
 def fresh_episodes(folder: Path) -> dict[str, dict[int, pl.DataFrame]]:
     """Return the episodes on fresh tasks of each estimator by seed; empty unless all runs have been evaluated."""
-    places = {path.parent.name: fresh_folder(folder, path.parent.name) for path in runs_of(folder)}
+    places = {
+        path.parent.name: fresh_folder(folder, path.parent.name)
+        for path in runs_of(folder)
+    }
     if not all(place.exists() for place in places.values()):
         return {}
-    return by_estimator({name: episode_table(scan_steps(place)) for name, place in places.items()})
+    return by_estimator(
+        {name: episode_table(scan_steps(place)) for name, place in places.items()}
+    )
 
 
 def by_estimator(
@@ -219,7 +238,10 @@ def differences(
         common = sorted(every[first].keys() & every[second].keys())
         if not common:
             continue
-        each = [compare(every[first][seed], every[second][seed]).difference for seed in common]
+        each = [
+            compare(every[first][seed], every[second][seed]).difference
+            for seed in common
+        ]
         margin = None
         if len(common) > 1:
             margin = float(
@@ -251,7 +273,9 @@ def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
     The number of points is the smallest number of evaluations of a run; they are evenly spaced up to the shortest run's
     end.
     """
-    runs = found.sort("environment_steps").partition_by("estimator", "seed", as_dict=True)
+    runs = found.sort("environment_steps").partition_by(
+        "estimator", "seed", as_dict=True
+    )
     end = min(run["environment_steps"].max() for run in runs.values())
     steps = np.linspace(0, end, min(run.height for run in runs.values()))
     points = []
@@ -278,7 +302,9 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
     """
     success = pl.col("success")
     seeds = at_equal_steps(found).group_by("estimator", "environment_steps")
-    spread = seeds.agg(success.mean(), success.min().alias("low"), success.max().alias("high"))
+    spread = seeds.agg(
+        success.mean(), success.min().alias("low"), success.max().alias("high")
+    )
     names = (*ESTIMATORS, *found["estimator"].unique(maintain_order=True))
     titles = {name: title_of(name).replace("`", "") for name in names}
     shown = [title for name, title in titles.items() if name in found["estimator"]]

@@ -107,7 +107,9 @@ def fake_model(config: Config, base: Model) -> Model:
     return model.train()
 
 
-def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 128) -> int:
+def fake_peak(
+    config: Config, rows: int, length: int = LENGTH, responses: int = 128
+) -> int:
     """Return the peak of the learner's update in bytes, without the reference model.
 
     Args:
@@ -118,7 +120,9 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
     """
     dtype = compute_dtype(config.model)
     live = LiveBytes()
-    base = meta_model(config.model.path).to(dtype if config.model.lora.rank else torch.float32)
+    base = meta_model(config.model.path).to(
+        dtype if config.model.lora.rank else torch.float32
+    )
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = fake_model(config, base)
         with live:
@@ -156,10 +160,13 @@ def run(rows: int = 32) -> Iterator[Row]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for name in RUNS:
-        config = replace(load_config(name), update={"micro_batch_tokens": rows * LENGTH})
+        config = replace(
+            load_config(name), update={"micro_batch_tokens": rows * LENGTH}
+        )
         plan = plan_memory(config, meta_model(config.model.path), named_card(CARD))
         planned = sum(
-            plan.parts[part][1] for part in ("weights", "gradients", "optimiser", "activations")
+            plan.parts[part][1]
+            for part in ("weights", "gradients", "optimiser", "activations")
         )
         peak = fake_peak(plan.config, rows)  # which has numbers for "auto"
         yield Row(

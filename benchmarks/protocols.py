@@ -45,8 +45,14 @@ def bundled_panel(env: str, split: str, **environment: Any) -> Panel:
     """
     spec = environment_spec(env)
     base = load_panel(f"{spec.name.lower()}-bundled")
-    known = {name: value for name, value in base.environment.items() if name in spec.parameters()}
-    template = settings_for(spec.name, prompt_template=environment.get("prompt_template")).template
+    known = {
+        name: value
+        for name, value in base.environment.items()
+        if name in spec.parameters()
+    }
+    template = settings_for(
+        spec.name, prompt_template=environment.get("prompt_template")
+    ).template
     return replace(
         base,
         name=f"{spec.name.lower()}-{split.replace('_', '-')}",
@@ -65,10 +71,15 @@ def policies() -> dict[str, tuple[str, Panel]]:
     return {
         "random, ALFWorld": ("random", games),
         "explorer, ALFWorld": ("explorer", games),
-        "1/5 explorer, 4/5 random, ALFWorld": ("mixture:explorer=0.2,random=0.8", games),
+        "1/5 explorer, 4/5 random, ALFWorld": (
+            "mixture:explorer=0.2,random=0.8",
+            games,
+        ),
         "tiny-alfworld, ALFWorld": (
             "transformers:tiny-alfworld",
-            replace(of_model, temperature=1.0, max_prompt_tokens=512, max_response_tokens=16),
+            replace(
+                of_model, temperature=1.0, max_prompt_tokens=512, max_response_tokens=16
+            ),
         ),
         "random, WebShop": ("random", goals),
         "explorer, WebShop": ("explorer", goals),
@@ -79,7 +90,9 @@ REPORTED: Final = {64: 0.84, 128: 0.77, 140: 0.52}
 """The success of one checkpoint with so many environments, of 140 games (aiming-lab/SkillRL #68)."""
 
 
-def reach(reported: Mapping[int, float] = REPORTED, tasks: int = POPULATION) -> dict[str, float]:
+def reach(
+    reported: Mapping[int, float] = REPORTED, tasks: int = POPULATION
+) -> dict[str, float]:
     """Return what the number of environments can explain of the success rates of one policy.
 
     Args:
@@ -122,5 +135,9 @@ def run(folder: Path = Path("runs/protocols"), only: str = "") -> Iterator[Part]
         out = folder / title.replace("/", "-").replace(", ", "-").replace(" ", "-")
         reference, played = played_effects(panel, policy, out, progress=False)
         effects = [each._asdict() for each in (*table_effects(reference), *played)]
-        found[title] = {"success": reference.success, "tasks": reference.tasks, "effects": effects}
+        found[title] = {
+            "success": reference.success,
+            "tasks": reference.tasks,
+            "effects": effects,
+        }
     yield Part(figures={"policies": found, "reach": reach()})

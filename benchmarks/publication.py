@@ -59,8 +59,12 @@ def rows(seed: int, number: int = 64) -> Samples:
     """Return rows of random tokens with random advantages."""
     rng = np.random.default_rng(seed)
     steps = {
-        "prompt_token_ids": [rng.integers(0, VOCABULARY, 24).tolist() for _ in range(number)],
-        "response_token_ids": [rng.integers(0, VOCABULARY, 8).tolist() for _ in range(number)],
+        "prompt_token_ids": [
+            rng.integers(0, VOCABULARY, 24).tolist() for _ in range(number)
+        ],
+        "response_token_ids": [
+            rng.integers(0, VOCABULARY, 8).tolist() for _ in range(number)
+        ],
         "advantage": rng.normal(size=number),
     }
     return samples_from_steps(pl.DataFrame(steps))
@@ -78,7 +82,9 @@ def rounded_adapters(model: Model) -> dict[str, Tensor]:
 def log_probabilities(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
     """Return log softmax at all positions, computed in float32 from weights."""
     model = small_model().float()
-    model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
+    model.load_state_dict(
+        {name: value.float() for name, value in weights.items()}, strict=False
+    )
     with torch.no_grad():
         return torch.log_softmax(model(input_ids=ids).logits.double(), -1)
 
@@ -107,12 +113,18 @@ def trained_adapters() -> Iterator[tuple[int, Model]]:
 
 def run() -> Iterator[Row]:
     """Compare the change that each way publishes with the trained one."""
-    base = {name: value.float() for name, value in checkpoint_weights(small_model()).items()}
-    ids = torch.randint(0, VOCABULARY, (16, 32), generator=torch.Generator().manual_seed(9))
+    base = {
+        name: value.float() for name, value in checkpoint_weights(small_model()).items()
+    }
+    ids = torch.randint(
+        0, VOCABULARY, (16, 32), generator=torch.Generator().manual_seed(9)
+    )
     before = log_probabilities(base, ids)
     for iteration, model in trained_adapters():
         exact = checkpoint_weights(model)
-        changed = [name for name, value in exact.items() if not torch.equal(value, base[name])]
+        changed = [
+            name for name, value in exact.items() if not torch.equal(value, base[name])
+        ]
         trained = weight_change(exact, base, changed)
         trained_logprobs = (log_probabilities(exact, ids) - before).flatten()
         for way, weights in (
@@ -146,6 +158,10 @@ def run() -> Iterator[Row]:
                 )
 
 
-def weight_change(weights: dict[str, Tensor], base: dict[str, Tensor], names: list[str]) -> Tensor:
+def weight_change(
+    weights: dict[str, Tensor], base: dict[str, Tensor], names: list[str]
+) -> Tensor:
     """Return the difference of weights as one vector."""
-    return torch.cat([(weights[name].float() - base[name]).flatten().double() for name in names])
+    return torch.cat(
+        [(weights[name].float() - base[name]).flatten().double() for name in names]
+    )

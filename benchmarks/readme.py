@@ -72,7 +72,9 @@ def markdown(head: str, rows: Iterable[Sequence[str]]) -> str:
 
 def short_table() -> str:
     """Return the README's table as Markdown."""
-    rows = [row for name in MEASURED for row in load_rows(name) if row.shown == "readme"]
+    rows = [
+        row for name in MEASURED for row in load_rows(name) if row.shown == "readme"
+    ]
     cells = [(row.what, row.shown_value(), row.comparison()) for row in rows]
     return markdown("| measurement | HGPO | comparison |", cells)
 
@@ -82,14 +84,18 @@ def table() -> str:
     cells = []
     for place, name in enumerate(MEASURED, 1):
         rows = [row for row in load_rows(name) if row.shown]
-        cells += [(row.what, row.shown_value(), row.comparison(), str(place)) for row in rows]
+        cells += [
+            (row.what, row.shown_value(), row.comparison(), str(place)) for row in rows
+        ]
     return markdown("| measurement | HGPO | comparison | command |", cells)
 
 
 def commands() -> str:
     """Return the list of the commands that refresh the kept results, as they were typed."""
     typed = [kept(name)["made"]["command"].removesuffix(" --keep") for name in MEASURED]
-    return "\n".join(f"{place}. `{command} --keep`" for place, command in enumerate(typed, 1))
+    return "\n".join(
+        f"{place}. `{command} --keep`" for place, command in enumerate(typed, 1)
+    )
 
 
 def learning(name: str) -> str:
@@ -152,7 +158,8 @@ def prompt_styles() -> str:
     lines = []
     for world, title in WORLDS.items():
         fresh = {
-            style: figures(f"learning_{world}_{style}")["fresh"] for style in ("memory", "chat")
+            style: figures(f"learning_{world}_{style}")["fresh"]
+            for style in ("memory", "chat")
         }
         gained = [
             f"{percent(fresh[style]['warm-start'])} → {percent(fresh[style]['hgpo'])}"
@@ -172,7 +179,9 @@ def prompt_styles() -> str:
                 f"{100 * sign * each['difference']:+.1f} (± {100 * each['margin_of_seeds']:.1f})"
             )
         lines.append((title, *gained))
-    return markdown("| fresh tasks | memory | chat | chat − memory | A/A, memory |", lines)
+    return markdown(
+        "| fresh tasks | memory | chat | chat − memory | A/A, memory |", lines
+    )
 
 
 def title_of(estimator: str) -> str:
@@ -214,12 +223,17 @@ def serve() -> str:
 def protocols() -> str:
     """Return the effects of protocols in points as Markdown: a line for each protocol, a column for each policy."""
     policies = figures("protocols")["policies"]
-    titles = [f"{title}: {100 * found['success']:.0f}%" for title, found in policies.items()]
+    titles = [
+        f"{title}: {100 * found['success']:.0f}%" for title, found in policies.items()
+    ]
     cells: dict[str, dict[str, str]] = {}
     for title, found in policies.items():
         for each in found["effects"]:
             cells.setdefault(each["protocol"], {})[title] = _effect(each)
-    lines = [(name, *(row.get(title, "") for title in policies)) for name, row in cells.items()]
+    lines = [
+        (name, *(row.get(title, "") for title in policies))
+        for name, row in cells.items()
+    ]
     return markdown(f"| protocol | {' | '.join(titles)} |", lines)
 
 
@@ -228,7 +242,9 @@ def _effect(each: Mapping[str, Any]) -> str:
         return "·" if each["effect"] is not None else "?"
     low, high = (f"{100 * each[name]:+.1f}" for name in ("low", "high"))
     centre = (
-        "" if each["kind"] == "spread" and not each["effect"] else f"{100 * each['effect']:+.1f}, "
+        ""
+        if each["kind"] == "spread" and not each["effect"]
+        else f"{100 * each['effect']:+.1f}, "
     )
     return f"{centre}{low} to {high}".replace("-", "−")
 
@@ -237,15 +253,22 @@ def protocol_sources() -> str:
     """Return what every protocol does and where it was seen as Markdown."""
     named = {}
     for found in figures("protocols")["policies"].values():
-        named |= {each["protocol"]: (each["sentence"], each["source"]) for each in found["effects"]}
+        named |= {
+            each["protocol"]: (each["sentence"], each["source"])
+            for each in found["effects"]
+        }
     return markdown(
-        "| protocol | what it does | seen in |", [(name, *about) for name, about in named.items()]
+        "| protocol | what it does | seen in |",
+        [(name, *about) for name, about in named.items()],
     )
 
 
 def protocols_reach() -> str:
     """Return whether the number of environments explains the numbers of a public issue."""
-    found = {name: f"{100 * value:.0f}" for name, value in figures("protocols")["reach"].items()}
+    found = {
+        name: f"{100 * value:.0f}"
+        for name, value in figures("protocols")["reach"].items()
+    }
     chance = figures("protocols")["reach"]["p"]
     return (
         "One checkpoint was reported with .84, .77 and .52 on 64, 128 and 140 environments (aiming-lab/SkillRL #68), "
@@ -268,12 +291,15 @@ def appworld_costs() -> str:
     found = figures("appworld")
     columns = {_counted(n, "world"): one for n, one in found["worlds"].items()}
     columns |= {
-        _counted(n, "server") + " of the original": one for n, one in found["servers"].items()
+        _counted(n, "server") + " of the original": one
+        for n, one in found["servers"].items()
     }
     names = dict.fromkeys(name for one in columns.values() for name in one)
     lines = [f"| | {' | '.join(columns)} |", f"|---{'|---:' * len(columns)}|"]
     for name in names:
-        values = (f"{one[name]:,.0f}" if name in one else "" for one in columns.values())
+        values = (
+            f"{one[name]:,.0f}" if name in one else "" for one in columns.values()
+        )
         lines.append(f"| {name} | {' | '.join(values)} |")
     return "\n".join(lines)
 
@@ -288,9 +314,7 @@ PAIRS: Final = (
     ("hgpo", f"grpo{OTHER_SEEDS}"),
 )
 
-BIAS: Final = (
-    "| weights of the copy | mean gap of log-probabilities | no correction | token | sequence |"
-)
+BIAS: Final = "| weights of the copy | mean gap of log-probabilities | no correction | token | sequence |"
 REQUESTS: Final = (
     "| steps | open | memory | rollouts | advantages | results | group | transcript | HGPO | compare "
     "| search | contexts |"

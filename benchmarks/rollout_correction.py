@@ -120,7 +120,9 @@ def expected_gradient(
     weight = (
         None
         if level is None
-        else rollout_correction(old, rollout, samples.response_start, level, threshold)[0]
+        else rollout_correction(old, rollout, samples.response_start, level, threshold)[
+            0
+        ]
     )
     learner = Learner(copy.deepcopy(policy), SETTINGS)
     learner.accumulate(samples, np.arange(len(samples)), Fixed(old, rollout_is=weight))
@@ -146,7 +148,11 @@ def run() -> Iterator[Row]:
     for gap in GAPS:
         case = gap if isinstance(gap, str) else f"noise {gap}"
         behaviour = behaviour_of(policy, gap)
-        distance = float(np.abs(logprobs(policy, samples) - logprobs(behaviour, samples)).mean())
+        distance = float(
+            np.abs(logprobs(policy, samples) - logprobs(behaviour, samples)).mean()
+        )
         yield Row("mean gap of log-probabilities", distance, case=case)
         for level in LEVELS:
-            yield Row(f"correction: {level}", bias(policy, behaviour, level), "%", case=case)
+            yield Row(
+                f"correction: {level}", bias(policy, behaviour, level), "%", case=case
+            )

@@ -51,7 +51,9 @@ def policy_for(env: EnvHandle, name: str = "random") -> BatchPolicy:
     return policy
 
 
-def beside(repeats: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+def beside(
+    repeats: int, measures: Mapping[str, Callable[[], float]]
+) -> dict[str, float]:
     """Return the minimum of each measure, in turns."""
     return {name: min(values) for name, values in in_turns(repeats, measures).items()}
 
@@ -61,7 +63,9 @@ class Nowhere:
 
     committed: frozenset[Any] = frozenset()
 
-    def add_group(self, rows: Mapping[str, Sequence[Any]], *, checked: bool = False) -> None:
+    def add_group(
+        self, rows: Mapping[str, Sequence[Any]], *, checked: bool = False
+    ) -> None:
         """Discard rows."""
 
     replace = add_group
@@ -146,7 +150,11 @@ def steps() -> Iterator[Row]:
         )
         floor = ("environment and policy alone", found.pop("alone"))
         for what, value in found.items():
-            shown = "readme" if (name, what) == ("ALFWorld", "collected and written") else ""
+            shown = (
+                "readme"
+                if (name, what) == ("ALFWorld", "collected and written")
+                else ""
+            )
             yield Row(
                 f"Rollouts: {name}, random policy, 256 slots, a step {what}",
                 value,
@@ -202,7 +210,9 @@ class Thinking(AsyncPolicy):
     name = "thinking"
     reproducible = True
 
-    def __init__(self, player: BatchPolicy, concurrency: int, mean_s: float, sigma: float) -> None:
+    def __init__(
+        self, player: BatchPolicy, concurrency: int, mean_s: float, sigma: float
+    ) -> None:
         super().__init__(concurrency)
         self._player = player
         self._mean_s = mean_s
@@ -220,7 +230,8 @@ class Thinking(AsyncPolicy):
     def seconds(self, seed: int) -> float:
         """Draw a log-normal time with the given mean, by the Box-Muller transform of two hashes of the seed."""
         u, v = (
-            ((text_hash(f"{seed}/{name}") % (1 << 64)) + 0.5) / (1 << 64) for name in ("u", "v")
+            ((text_hash(f"{seed}/{name}") % (1 << 64)) + 0.5) / (1 << 64)
+            for name in ("u", "v")
         )
         normal = math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v)
         return self._mean_s * math.exp(self._sigma * normal - self._sigma**2 / 2)
@@ -232,7 +243,12 @@ class Lengths(Nowhere):
     def __init__(self) -> None:
         self.lengths: dict[str, int] = {}
 
-    def add_group(self, rows: Mapping[str, Sequence[Any]], *, checked: bool = False) -> None:  # noqa: ARG002
+    def add_group(
+        self,
+        rows: Mapping[str, Sequence[Any]],
+        *,
+        checked: bool = False,  # noqa: ARG002
+    ) -> None:
         """Count steps."""
         for trajectory, step in zip(rows["trajectory"], rows["step"], strict=True):
             self.lengths[trajectory] = max(self.lengths.get(trajectory, 0), step + 1)
@@ -291,7 +307,8 @@ def lockstep_s(
         for step in range(max(lengths[name] for name in batch)):
             playing = [name for name in batch if lengths[name] > step]
             waited += max(
-                thinking.seconds(text_hash(f"{seeds[name]}/{step}") % (1 << 63)) for name in playing
+                thinking.seconds(text_hash(f"{seeds[name]}/{step}") % (1 << 63))
+                for name in playing
             )
     return waited
 

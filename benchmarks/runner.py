@@ -158,14 +158,18 @@ def quantity(value: float, unit: str) -> str:
 # Measuring
 
 
-def seconds(call: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+def seconds(
+    call: Callable[[], object], clock: Callable[[], float] = time.process_time
+) -> float:
     """Return the seconds of a call; by default, CPU seconds of this process."""
     began = clock()
     call()
     return clock() - began
 
 
-def in_turns(repeats: int, measures: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
+def in_turns(
+    repeats: int, measures: Mapping[str, Callable[[], Any]]
+) -> dict[str, list[Any]]:
     """Measure each of several things `repeats` times, in turns, so that other programs affect all of them alike."""
     values: dict[str, list[Any]] = {name: [] for name in measures}
     for _ in range(repeats):
@@ -174,9 +178,14 @@ def in_turns(repeats: int, measures: Mapping[str, Callable[[], Any]]) -> dict[st
     return values
 
 
-def least(repeats: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+def least(
+    repeats: int, measures: Mapping[str, Callable[[], float]]
+) -> dict[str, float]:
     """Return the minimum of each measure, in turns, after a warm-up."""
-    return {name: min(values[1:]) for name, values in in_turns(repeats + 1, measures).items()}
+    return {
+        name: min(values[1:])
+        for name, values in in_turns(repeats + 1, measures).items()
+    }
 
 
 def in_new_process(work: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - the result of the work
@@ -190,7 +199,10 @@ def memory_mb(kind: str) -> float:
 
     The peak that `resource.getrusage` returns would include that of the process that started this one.
     """
-    files = [Path("/proc/self", name).read_text("utf-8") for name in ("status", "smaps_rollup")]
+    files = [
+        Path("/proc/self", name).read_text("utf-8")
+        for name in ("status", "smaps_rollup")
+    ]
     lines = [line for text in files for line in text.splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
@@ -232,7 +244,10 @@ def load_rows(name: str) -> list[Row]:
     """Return the rows of a kept result."""
     kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["rows"]
     names = {each.name for each in dataclasses.fields(Row)}
-    return [Row(**{key: value for key, value in row.items() if key in names}) for row in kept]
+    return [
+        Row(**{key: value for key, value in row.items() if key in names})
+        for row in kept
+    ]
 
 
 def made() -> dict[str, Any]:
@@ -253,7 +268,9 @@ def made() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": {
-            package: found for package in PACKAGES if (found := installed_version(package))
+            package: found
+            for package in PACKAGES
+            if (found := installed_version(package))
         },
     }
 
@@ -272,7 +289,11 @@ def _cpu() -> str:
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        (
+            line.partition(":")[2].strip()
+            for line in lines
+            if line.startswith("model name")
+        ),
         platform.machine(),
     )
 
@@ -297,14 +318,21 @@ def benchmarks() -> dict[str, str]:
     return {
         name: (ast.get_docstring(tree) or "").partition("\n")[0]
         for name, tree in trees.items()
-        if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body)
+        if any(
+            isinstance(node, ast.FunctionDef) and node.name == "run"
+            for node in tree.body
+        )
     }
 
 
-def make_parser(description: str | None, name: str | None = None) -> argparse.ArgumentParser:
+def make_parser(
+    description: str | None, name: str | None = None
+) -> argparse.ArgumentParser:
     """Return a parser with the docstring of a benchmark as its help, and with the flag `--keep`."""
     style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(name, description=description, formatter_class=style)
+    parser = argparse.ArgumentParser(
+        name, description=description, formatter_class=style
+    )
     add_keep(parser)
     return parser
 
@@ -346,7 +374,9 @@ def main() -> None:
     if name not in benchmarks():
         for each, purpose in benchmarks().items():
             print(f"{each:20} {purpose}")
-        sys.exit(f"\nexpected the name of a benchmark, received {name!r}" if name else 0)
+        sys.exit(
+            f"\nexpected the name of a benchmark, received {name!r}" if name else 0
+        )
     module = importlib.import_module(f"benchmarks.{name}")
     parser = make_parser(module.__doc__, f"python -m benchmarks {name}")
     for parameter in inspect.signature(module.run).parameters.values():

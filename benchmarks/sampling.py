@@ -62,7 +62,9 @@ def requests() -> list[list[list[int]]]:
         distinct = REQUESTS // GROUP if number == 0 else REQUESTS
         lengths = np.minimum(70 + rng.gamma(0.6, 25.0, distinct), 250).astype(int)
         prompts = [rng.integers(3, 800, length).tolist() for length in lengths]
-        calls.append([prompt for prompt in prompts for _ in range(REQUESTS // distinct)])
+        calls.append(
+            [prompt for prompt in prompts for _ in range(REQUESTS // distinct)]
+        )
     return calls
 
 
@@ -91,7 +93,9 @@ def generate(model: Model, prompts: list[list[int]]) -> None:
     for batch in batches(prompts):
         width = len(batch[0])
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in batch])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
+        mask = torch.tensor(
+            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch]
+        )
         sampling = {
             "do_sample": True,
             "top_k": 0,
@@ -117,7 +121,9 @@ def run(rounds: int = 7) -> Iterator[Row]:
             "continuous batching": lambda: seconds(
                 lambda: [sample(model, prompts) for prompts in calls]
             ),
-            "generate": lambda: seconds(lambda: [generate(model, prompts) for prompts in calls]),
+            "generate": lambda: seconds(
+                lambda: [generate(model, prompts) for prompts in calls]
+            ),
         },
     )
     yield Row(

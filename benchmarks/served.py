@@ -107,7 +107,9 @@ def make_client(port: int) -> ServerPolicy:
         "check_model": False,
         "concurrency": CONCURRENCY,
     }
-    policy: Any = make_policy("openai:m", PolicyContext("ALFWorld", "response", options))
+    policy: Any = make_policy(
+        "openai:m", PolicyContext("ALFWorld", "response", options)
+    )
     return policy
 
 
@@ -126,7 +128,9 @@ def request(number: int) -> Request:
     )
 
 
-async def concurrently(count: int, ask: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+async def concurrently(
+    count: int, ask: Callable[[int], Coroutine[Any, Any, None]]
+) -> None:
     numbers = iter(range(count))
 
     async def work() -> None:
@@ -152,14 +156,18 @@ def with_aiohttp(port: int, count: int) -> int:
     """Ask with aiohttp alone; return the number of replies."""
 
     async def run() -> None:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0)
+        ) as session:
 
             async def ask(number: int) -> None:
                 async with session.post(
                     f"http://127.0.0.1:{port}/v1/chat/completions",
                     data=body(number),
                 ) as response:
-                    orjson.loads(await response.read())["choices"][0]["message"]["content"]
+                    orjson.loads(await response.read())["choices"][0]["message"][
+                        "content"
+                    ]
 
             await concurrently(count, ask)
 
@@ -194,13 +202,17 @@ def play(loop: str, port: int, count: int) -> tuple[float, float]:
     began = time.process_time()
     wall = time.perf_counter()
     replies = LOOPS[loop](port, count)
-    return (time.process_time() - began) / replies, (time.perf_counter() - wall) / replies
+    return (time.process_time() - began) / replies, (
+        time.perf_counter() - wall
+    ) / replies
 
 
 def run(rounds: int = 5, replies: int = 4_000) -> Iterator[Row]:
     """Measure rounds of `replies` replies."""
     server, port = start_server()
-    found = in_turns(rounds + 1, {name: partial(play, name, port, replies) for name in LOOPS})
+    found = in_turns(
+        rounds + 1, {name: partial(play, name, port, replies) for name in LOOPS}
+    )
     server.terminate()
     # The first round warms up. Of the others, the least counts.
     times = {

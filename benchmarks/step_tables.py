@@ -63,12 +63,17 @@ def with_tokens(steps: pl.DataFrame) -> pl.DataFrame:
     draw = random.Random(0)
 
     def ids(text: str) -> list[int]:
-        return [zlib.crc32(word.encode()) % 150_000 for word in re.findall(r"\w+|[^\w\s]", text)]
+        return [
+            zlib.crc32(word.encode()) % 150_000
+            for word in re.findall(r"\w+|[^\w\s]", text)
+        ]
 
     response = [ids(text) for text in steps["response"]]
     logprobs = [[-draw.expovariate(4) for _ in tokens] for tokens in response]
     return steps.with_columns(
-        prompt_token_ids=pl.Series([ids(text) for text in steps["prompt"]], dtype=schema.TOKENS),
+        prompt_token_ids=pl.Series(
+            [ids(text) for text in steps["prompt"]], dtype=schema.TOKENS
+        ),
         response_token_ids=pl.Series(response, dtype=schema.TOKENS),
         response_logprobs=pl.Series(logprobs, dtype=pl.List(pl.Float32)),
     )
@@ -79,7 +84,9 @@ def encoding(name: str, frame: pl.DataFrame) -> Row:
     table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.newest())
     calls = {
         "ours": lambda: shards.encode(frame, {}),
-        "pyarrow": lambda: pq.write_table(table, pa.BufferOutputStream(), compression="zstd"),
+        "pyarrow": lambda: pq.write_table(
+            table, pa.BufferOutputStream(), compression="zstd"
+        ),
     }
     ours, theirs = fastest(calls, time.process_time)
     what = f"Step table: encoding of a row of a rollout{name}"
@@ -103,9 +110,12 @@ def verification(run: Path, one_shard: Path) -> Iterator[Row]:
         "s",
         floor=("reading all columns", reading),
     )
-    large, small = (in_new_process(peak_of_verification, folder) for folder in (run, one_shard))
+    large, small = (
+        in_new_process(peak_of_verification, folder) for folder in (run, one_shard)
+    )
     rows, few = (
-        scan_steps(folder).select(pl.len()).collect().item() for folder in (run, one_shard)
+        scan_steps(folder).select(pl.len()).collect().item()
+        for folder in (run, one_shard)
     )
     yield Row(
         f"Step table: peak memory of verify, {rows:,} rows",
@@ -179,7 +189,9 @@ def formats(steps: pl.DataFrame) -> Iterator[Row]:
     """Compare a step table with JSON lines of the same rows."""
     given = steps.drop("run", *(DERIVED & set(steps.columns)))
     shapes = {
-        "numbers and state": [name for name in given.columns if name not in TEXTS | TOKENS]
+        "numbers and state": [
+            name for name in given.columns if name not in TEXTS | TOKENS
+        ]
         + ["state"],
         "texts": [name for name in given.columns if name not in TOKENS],
         "texts and tokens": given.columns,

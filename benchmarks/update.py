@@ -88,7 +88,8 @@ def run(
     with torch.device("cuda" if cuda else "cpu"):
         model = type(model)._from_config(model.config, attn_implementation="sdpa")  # noqa: SLF001
     found = {
-        each: measured(lambda each=each: ours(model, settings, samples, each)) for each in VARIANTS
+        each: measured(lambda each=each: ours(model, settings, samples, each))
+        for each in VARIANTS
     }  # type: ignore[misc]
     of_trl = ("TRL's", measured(lambda: trl(model, samples)).alone) if rival else None
     for variant, speed in found.items():
@@ -124,8 +125,12 @@ def rows_of_alfworld(number: int, vocabulary: int) -> Samples:
     lengths = rng.choice(prompts, number)
     answers = rng.integers(40, 160, number)
     steps = {
-        "prompt_token_ids": [rng.integers(0, vocabulary, length).tolist() for length in lengths],
-        "response_token_ids": [rng.integers(0, vocabulary, length).tolist() for length in answers],
+        "prompt_token_ids": [
+            rng.integers(0, vocabulary, length).tolist() for length in lengths
+        ],
+        "response_token_ids": [
+            rng.integers(0, vocabulary, length).tolist() for length in answers
+        ],
         "advantage": rng.normal(size=number),
     }
     return samples_from_steps(pl.DataFrame(steps))
@@ -218,7 +223,9 @@ def trl(model: Model, samples: Samples) -> Speed:
         def reward(completions: list[str], **_: Any) -> list[float]:
             return [0.0] * len(completions)
 
-        trainer = GRPOTrainer(model, reward, arguments, prompts, processing_class=tokenizer)
+        trainer = GRPOTrainer(
+            model, reward, arguments, prompts, processing_class=tokenizer
+        )
         trainer.current_gradient_accumulation_steps = 1  # which `train` sets
         model.gradient_checkpointing_enable({"use_reentrant": False})
         assert model.is_gradient_checkpointing
@@ -247,7 +254,9 @@ def trl(model: Model, samples: Samples) -> Speed:
     )
 
 
-def trl_inputs(samples: Samples, rows: np.ndarray, device: torch.device) -> dict[str, Any]:
+def trl_inputs(
+    samples: Samples, rows: np.ndarray, device: torch.device
+) -> dict[str, Any]:
     """Return rows as TRL's trainer arranges them: prompts padded on the left, completions on the right."""
     prompts = samples.prompt_length[rows]
     answers = samples.response_length[rows]
@@ -267,5 +276,9 @@ def trl_inputs(samples: Samples, rows: np.ndarray, device: torch.device) -> dict
         "completion_mask": completion_mask,
         "advantages": samples.advantage[rows].astype(np.float32),
     }
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-    return tensors | {"num_items_in_batch": torch.tensor(int(answers.sum()), device=device)}
+    tensors = {
+        name: torch.from_numpy(array).to(device) for name, array in arrays.items()
+    }
+    return tensors | {
+        "num_items_in_batch": torch.tensor(int(answers.sum()), device=device)
+    }

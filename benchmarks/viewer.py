@@ -34,7 +34,11 @@ from hgpo_train.rollout.run import collect_groups
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GIVEN = [column.name for column in schema.columns() if not column.derived and column.name != "run"]
+GIVEN = [
+    column.name
+    for column in schema.columns()
+    if not column.derived and column.name != "run"
+]
 RENAMED = ("task_id", "trajectory", "prompt", "response")
 """Columns that differ in each repetition, so that files do not contain the same long texts many times."""
 PROBE = r"""
@@ -61,7 +65,9 @@ def collected(folder: Path) -> pl.DataFrame:
         PolicyContext("ALFWorld", "response", {}),
     )
     with StepWriter(folder) as writer:
-        collect_groups(handle, policy, writer, RolloutSpec(tasks=64, group_size=8, seed=1))
+        collect_groups(
+            handle, policy, writer, RolloutSpec(tasks=64, group_size=8, seed=1)
+        )
     return scan_steps(folder).select(GIVEN).collect()
 
 
@@ -73,7 +79,10 @@ def repeated(rows: pl.DataFrame, folder: Path, steps: int) -> Path:
         turn = 0
         while written < steps:
             for group in groups:
-                named = ((pl.lit(f"{turn:04d}/") + pl.col(name)).alias(name) for name in RENAMED)
+                named = (
+                    (pl.lit(f"{turn:04d}/") + pl.col(name)).alias(name)
+                    for name in RENAMED
+                )
                 writer.add_group(group.with_columns(named))
                 written += group.height
             turn += 1
@@ -85,7 +94,9 @@ def opened(run: Path) -> tuple[float, float]:
     found = []
     for _ in range(3):
         command = [sys.executable, "-c", PROBE, str(run)]
-        printed = subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout
+        printed = subprocess.run(
+            command, capture_output=True, check=True, cwd=ROOT
+        ).stdout
         found.append([float(word) for word in printed.split()])
     cpu, memory = map(statistics.median, zip(*found, strict=True))
     return cpu, memory
@@ -105,7 +116,8 @@ def measured(run: Path, count: int) -> Iterator[Row]:
     draw = random.Random(0)
     groups = [draw.randrange(index.groups.height) for _ in range(count)]
     rollouts = [
-        index.episodes.row(draw.randrange(index.episodes.height), named=True) for _ in range(count)
+        index.episodes.row(draw.randrange(index.episodes.height), named=True)
+        for _ in range(count)
     ]
     every_other = b"\x55" * (index.episodes.height // 8)
     requests = {
@@ -113,9 +125,12 @@ def measured(run: Path, count: int) -> Iterator[Row]:
         "advantages": ["estimates"],
         "results": [f"results?rows={base64.urlsafe_b64encode(every_other).decode()}"],
         "group": [f"groups/{group}" for group in groups],
-        "transcript": [f"steps/{one['row']}/{min(50, one['length'])}" for one in rollouts],
+        "transcript": [
+            f"steps/{one['row']}/{min(50, one['length'])}" for one in rollouts
+        ],
         "HGPO": [
-            f"groups/{group}/estimates?estimator=hgpo&set=history_length=4" for group in groups
+            f"groups/{group}/estimates?estimator=hgpo&set=history_length=4"
+            for group in groups
         ],
         "compare": ["against/0"],
         "search": ["search?text=a desk lamp 1"],
@@ -132,14 +147,20 @@ def measured(run: Path, count: int) -> Iterator[Row]:
     get("groups/0/estimates")  # the estimators' imports
     for what, paths in requests.items():
         times = sorted(seconds(lambda path=path: get(path)) for path in paths)  # type: ignore[misc]
-        rare = quantity(times[int(0.95 * (len(times) - 1))], "s") if len(times) > 1 else ""
+        rare = (
+            quantity(times[int(0.95 * (len(times) - 1))], "s") if len(times) > 1 else ""
+        )
         yield Row(what, statistics.median(times), "s", note=rare, case=case)
 
 
-def run(steps: tuple[int, ...] = (10_000, 100_000, 1_000_000), requests: int = 50) -> Iterator[Row]:
+def run(
+    steps: tuple[int, ...] = (10_000, 100_000, 1_000_000), requests: int = 50
+) -> Iterator[Row]:
     """Measure runs of these numbers of steps, by `requests` random groups and rollouts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = collected(folder / "rollout")
         for number in steps:
-            yield from measured(repeated(rows, folder / f"run-{number}", number), requests)
+            yield from measured(
+                repeated(rows, folder / f"run-{number}", number), requests
+            )

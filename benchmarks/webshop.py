@@ -51,7 +51,9 @@ def walks(source: WebShopSource, episodes: int) -> Walks:
         commands: list[str] = []
         while not state.terminated and len(commands) < 15:
             if state.info["page_type"] == "index" or choose.random() < 0.05:
-                command = f"search[{' '.join(choose.sample(words, min(5, len(words))))}]"
+                command = (
+                    f"search[{' '.join(choose.sample(words, min(5, len(words))))}]"
+                )
             else:
                 command = choose.choice(
                     [action for action in state.actions if action.startswith("click[")]
@@ -136,13 +138,17 @@ def run(
         for folder in folders:
             source = WebShopSource(folder, goals=goals)
             listed = walks(source, episodes)
-            fresh = WebShopSource(folder, goals=goals, price_seed=1)  # its caches are empty
+            # its caches are empty
+            fresh = WebShopSource(folder, goals=goals, price_seed=1)
             kinds: list[str] = []
             cold = play(fresh.engine(), listed, time.process_time, kinds)
             warm = play(source.engine(), listed, time.process_time, kinds)
             theirs = {}
-            if checkout:  # its clock has a resolution of 10 ms, so only means are useful
-                original = OriginalSource(checkout, goals=goals, python=python, nouns=nouns)
+            # its clock has a resolution of 10 ms, so only means are useful
+            if checkout:
+                original = OriginalSource(
+                    checkout, goals=goals, python=python, nouns=nouns
+                )
                 clock = process_clock(original.process.pid)
                 play(original.engine(), listed[: len(listed) // 4], clock, kinds)
                 theirs = play(original.engine(), listed, clock, kinds)

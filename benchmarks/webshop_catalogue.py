@@ -52,7 +52,9 @@ def queries(catalogue: Catalogue, count: int) -> dict[str, list[str]]:
         first = chosen.randrange(max(1, len(words) - length + 1))
         return " ".join(words[first : first + length])
 
-    titles = [catalogue.product(chosen.randrange(len(catalogue))).title for _ in range(count)]
+    titles = [
+        catalogue.product(chosen.randrange(len(catalogue))).title for _ in range(count)
+    ]
     whole = [chosen.choice(instructions) for _ in range(count)]
     return {
         "words of titles": [some(title) for title in titles],
@@ -61,7 +63,9 @@ def queries(catalogue: Catalogue, count: int) -> dict[str, list[str]]:
     }
 
 
-def exhaustive(index: Index, query: str, size: int) -> tuple[list[int], NDArray[np.float32]]:
+def exhaustive(
+    index: Index, query: str, size: int
+) -> tuple[list[int], NDArray[np.float32]]:
     """Measure the lower bound: reading every posting of every term."""
     totals = np.zeros(size)
     for postings in index.lists(query):
@@ -84,7 +88,9 @@ def measured(folder: Path, count: int) -> list[Row]:
             expected, exact = exhaustive(catalogue.index, text, len(catalogue))
             if found.tolist() != expected or scores.tolist() != exact.tolist():
                 raise SystemExit(f"the ranking of {text!r} is not that of all postings")
-            floor.append(seconds(partial(exhaustive, catalogue.index, text, len(catalogue))))
+            floor.append(
+                seconds(partial(exhaustive, catalogue.index, text, len(catalogue)))
+            )
         every = ("the sum of all postings", float(np.percentile(floor, 95)))
         note = f"median {quantity(float(np.median(times)), 's')}"
         what = f"search by {kind}, 95th percentile"

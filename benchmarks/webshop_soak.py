@@ -56,8 +56,14 @@ def command(choose: random.Random, info: dict[str, Any], step: int) -> str:
     words = info["task"].split()
     if step == 0 or choose.random() < 0.08:
         return f"search[{' '.join(choose.sample(words, min(4, len(words))))}]"
-    offered = [action for action in info["admissible_actions"] if action.startswith("click[")]
-    return choose.choice(offered) if offered and choose.random() < 0.97 else "click[nowhere]"
+    offered = [
+        action for action in info["admissible_actions"] if action.startswith("click[")
+    ]
+    return (
+        choose.choice(offered)
+        if offered and choose.random() < 0.97
+        else "click[nowhere]"
+    )
 
 
 class Player:
@@ -74,7 +80,9 @@ class Player:
         self.episode = episode
         self.step = 0
         self.digest = xxhash.xxh3_64()
-        observation, self.info = self.env.reset(options={"task": self.choose.randrange(self.tasks)})
+        observation, self.info = self.env.reset(
+            options={"task": self.choose.randrange(self.tasks)}
+        )
         self._take(observation, 0.0)
 
     def advance(self) -> str | None:
@@ -112,9 +120,13 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def work(seconds: float, digests: list[str], number: int, environments: int) -> list[Load]:
+def work(
+    seconds: float, digests: list[str], number: int, environments: int
+) -> list[Load]:
     """Play a part of the environments until the time is over; return reports of about every second."""
-    different = sum(found != known for found, known in zip(reference(), digests, strict=True))
+    different = sum(
+        found != known for found, known in zip(reference(), digests, strict=True)
+    )
     begun = reported = time.monotonic()
     players = [Player() for _ in range(environments)]
     choose = random.Random(f"process {number}")
@@ -145,7 +157,9 @@ def work(seconds: float, digests: list[str], number: int, environments: int) -> 
     return loads
 
 
-def soak(seconds: float, processes: int, environments: int) -> tuple[list[list[Load]], int]:
+def soak(
+    seconds: float, processes: int, environments: int
+) -> tuple[list[list[Load]], int]:
     """Run the processes; return their reports by process, and the number of file handles left in this process."""
     digests = reference()
     resource_tracker.ensure_running()
@@ -155,7 +169,9 @@ def soak(seconds: float, processes: int, environments: int) -> tuple[list[list[L
         for number in range(processes)
     ]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        reports = list(pool.map(partial(work, seconds, digests), range(processes), parts))
+        reports = list(
+            pool.map(partial(work, seconds, digests), range(processes), parts)
+        )
     del pool
     gc.collect()
     return reports, open_files() - files
@@ -172,14 +188,20 @@ def memory(loads: list[Load], seconds: float) -> tuple[float, float]:
     after = fmean(load.private_mb for load in settled[-third:])
     first = settled[0]
     last = settled[-1]
-    if after - before > max(2.0, 0.02 * before) or last.files > first.files or last.different:
+    if (
+        after - before > max(2.0, 0.02 * before)
+        or last.files > first.files
+        or last.different
+    ):
         raise SystemExit(
             f"expected constant memory and files, and no different episode; received {first}, then {last}"
         )
     return before, after
 
 
-def run(minutes: float = 10.0, processes: int = 8, environments: int = 64) -> Iterator[Row]:
+def run(
+    minutes: float = 10.0, processes: int = 8, environments: int = 64
+) -> Iterator[Row]:
     """Play `environments` environments in processes."""
     seconds = minutes * 60
     reports, left = soak(seconds, processes, environments)

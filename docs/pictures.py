@@ -35,7 +35,10 @@ def main() -> None:
 
 def draw_quickstart(target: Path) -> None:
     """Run the quick start in a temporary folder and store its output as an SVG."""
-    with tempfile.TemporaryDirectory() as folder, Path("/dev/null").open("w") as nowhere:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Path("/dev/null").open("w") as nowhere,
+    ):
         console = Console(record=True, width=96, file=nowhere)
         found = quickstart(Path(folder) / "quickstart")
         show(console, found, Path("runs/quickstart"))
@@ -45,13 +48,15 @@ def draw_quickstart(target: Path) -> None:
 def draw_learning(target: Path) -> None:
     """Draw success over environment steps, mean and range of the seeds, from the kept results."""
     charts = [
-        curves_chart(pl.DataFrame(figures(f"learning_{name}")["curves"]), title).properties(
-            width=330, height=240
-        )
+        curves_chart(
+            pl.DataFrame(figures(f"learning_{name}")["curves"]), title
+        ).properties(width=330, height=240)
         for name, title in WORLDS.items()
     ]
     row = alt.hconcat(*charts)
-    row.configure(background="white").configure_legend(orient="bottom").save(str(target))
+    row.configure(background="white").configure_legend(orient="bottom").save(
+        str(target)
+    )
 
 
 def draw_protocols(target: Path) -> None:
@@ -59,7 +64,10 @@ def draw_protocols(target: Path) -> None:
     rows = []
     for title in SHOWN:
         found = figures("protocols")["policies"][title]
-        rows += [each | {"policy": f"{title}, {found['success']:.0%}"} for each in found["effects"]]
+        rows += [
+            each | {"policy": f"{title}, {found['success']:.0%}"}
+            for each in found["effects"]
+        ]
     save_chart(protocols_chart(pl.DataFrame(rows, infer_schema_length=None)), target)
 
 

@@ -22,11 +22,22 @@ RUNS = {f"HGPO, K = {k}": ("hgpo", {"history_length": k}) for k in (0, 1, 2, 4)}
 
 
 def collect_steps(
-    folder: Path, env_id: str = "HGPO/ALFWorld-v0", *, tasks: int = 8, group_size: int = 8
+    folder: Path,
+    env_id: str = "HGPO/ALFWorld-v0",
+    *,
+    tasks: int = 8,
+    group_size: int = 8,
 ) -> None:
     """Collect groups of rollouts into a step table, with a mixture of a scripted expert and random actions."""
     policy = "mixture:expert=0.3,random=0.7"
-    collect(env_id, policy, folder, tasks=tasks, group_size=group_size, action_format="command")
+    collect(
+        env_id,
+        policy,
+        folder,
+        tasks=tasks,
+        group_size=group_size,
+        action_format="command",
+    )
 
 
 def recompute(folder: Path) -> pl.DataFrame:

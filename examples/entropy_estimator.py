@@ -15,4 +15,6 @@ def entropy_grpo(steps: pl.LazyFrame, *, strength: float = 0.5) -> pl.LazyFrame:
     """Give more weight to steps at which the policy hesitated, relative to the task's mean."""
     steps = grpo.function(steps)
     hesitation = pl.col("entropy") / pl.col("entropy").mean().over(within())
-    return steps.with_columns(advantage=pl.col("advantage") * (1 + strength * (hesitation - 1)))
+    return steps.with_columns(
+        advantage=pl.col("advantage") * (1 + strength * (hesitation - 1))
+    )

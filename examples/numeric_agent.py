@@ -57,7 +57,9 @@ class NumericEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.observation_space = gymnasium.spaces.Box(0, 1, (3 * words,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(actions)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> Any:
         self._played: list[str] = []
         if seed is not None:
             self._draw = np.random.default_rng(seed)
@@ -79,10 +81,13 @@ class NumericEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def action_masks(self) -> NDArray[np.bool_]:
         """Return which numbers are commands of the state."""
         mask = np.zeros(self._actions, bool)
-        mask[list(self._commands) or 0] = True  # after the end there are none, and a mask needs one
+        # after the end there are none, and a mask needs one
+        mask[list(self._commands) or 0] = True
         return mask
 
-    def _numbers(self, observation: dict[str, Any], info: dict[str, Any]) -> NDArray[np.float32]:
+    def _numbers(
+        self, observation: dict[str, Any], info: dict[str, Any]
+    ) -> NDArray[np.float32]:
         self._commands: dict[int, str] = {}
         for command in info["admissible_actions"][: self._actions]:
             number = text_hash(command) % self._actions
@@ -96,7 +101,12 @@ class NumericEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 def bag_of_words(text: str, size: int) -> NDArray[np.float32]:
     """Return which hashed words a text has. A number belongs to the word before it: ``drawer 2``."""
     bag = np.zeros(size, np.float32)
-    bag[[text_hash(word) % size for word in re.findall(r"[a-z]+(?: \d+)?", text.lower())]] = 1
+    bag[
+        [
+            text_hash(word) % size
+            for word in re.findall(r"[a-z]+(?: \d+)?", text.lower())
+        ]
+    ] = 1
     return bag
 
 
@@ -109,7 +119,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--tasks", type=int, default=4, help="number of tasks, the first of the training split"
+        "--tasks",
+        type=int,
+        default=4,
+        help="number of tasks, the first of the training split",
     )
     parser.add_argument("--steps", type=int, default=20_000, help="environment steps")
     options = parser.parse_args()

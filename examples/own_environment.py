@@ -25,7 +25,8 @@ from hgpo_envs.errors import InputError, UnknownTask, unknown
 gymnasium.register_envs(minigrid)
 # in minigrid's order
 ACTIONS = ["turn left", "turn right", "go forward", "pick up", "drop", "open"]
-SPLITS = {"train": range(10_000), "test": range(10_000, 10_100)}  # the seeds of each level
+# the seeds of each level
+SPLITS = {"train": range(10_000), "test": range(10_000, 10_100)}
 
 TEMPLATE = """
 Your task: {{ task }}
@@ -66,7 +67,9 @@ class BabyAIEngine:
             float(reward), terminated=terminated, truncated=truncated and not terminated
         )
 
-    def _show(self, reward: float, *, terminated: bool = False, truncated: bool = False) -> State:
+    def _show(
+        self, reward: float, *, terminated: bool = False, truncated: bool = False
+    ) -> State:
         self.state = State(
             text=describe(self.env),
             actions=[]
@@ -107,13 +110,21 @@ def describe(env: Any) -> str:
         thing = grid.get(column, row)
         forward = last - row
         right = column - middle
-        if thing is None or not visible[column, row] or (thing.type == "wall" and right):
+        if (
+            thing is None
+            or not visible[column, row]
+            or (thing.type == "wall" and right)
+        ):
             continue
-        words = [word for word in ("locked", "open") if getattr(thing, f"is_{word}", False)]
+        words = [
+            word for word in ("locked", "open") if getattr(thing, f"is_{word}", False)
+        ]
         name = " ".join(["a", *words, thing.color, thing.type])
         ways = [f"{forward} forward"] if forward else []
         ways += [f"{abs(right)} {'right' if right > 0 else 'left'}"] if right else []
-        lines.append(f"You see {name} {' and '.join(ways)}." if ways else f"You carry {name}.")
+        lines.append(
+            f"You see {name} {' and '.join(ways)}." if ways else f"You carry {name}."
+        )
     return "\n".join(lines) or "You see nothing."
 
 
@@ -133,20 +144,35 @@ class BabyAISource:
     def ids(self, split: str) -> list[str]:
         if split not in (*SPLITS, "all"):
             raise InputError(unknown("split", split, (*SPLITS, "all")))
-        seeds = [seed for name, seeds in SPLITS.items() if split in (name, "all") for seed in seeds]
+        seeds = [
+            seed
+            for name, seeds in SPLITS.items()
+            if split in (name, "all")
+            for seed in seeds
+        ]
         return [f"{level}-{seed}" for seed in seeds for level in self._levels]
 
     def task(self, task_id: str) -> Task:
         level, _, seed = task_id.rpartition("-")
         split = next(
-            (name for name, seeds in SPLITS.items() if seed.isdecimal() and int(seed) in seeds),
+            (
+                name
+                for name, seeds in SPLITS.items()
+                if seed.isdecimal() and int(seed) in seeds
+            ),
             None,
         )
         if level not in self._levels or split is None:
-            raise UnknownTask(f"expected a task such as {self._levels[0]}-0, received {task_id!r}")
+            raise UnknownTask(
+                f"expected a task such as {self._levels[0]}-0, received {task_id!r}"
+            )
         self._engine.start(task_id)
         return Task(
-            task_id, split, self._engine.env.mission, level, {"minigrid": version("minigrid")}
+            task_id,
+            split,
+            self._engine.env.mission,
+            level,
+            {"minigrid": version("minigrid")},
         )
 
     def engine(self) -> BabyAIEngine:

@@ -34,7 +34,9 @@ def hgpo_leave_one_out(
     """HGPO with a leave-one-out baseline: A_k = R - mean of the group's others = (R - mean G_k) · n / (n - 1)."""
     levels = {}
     for k in range(history_length + 1):
-        steps = normalise(steps, f"k{k}", "return", within(f"history_hash_{k}"), mode="mean_norm")
+        steps = normalise(
+            steps, f"k{k}", "return", within(f"history_hash_{k}"), mode="mean_norm"
+        )
         n = pl.col(f"size_k{k}")
         steps = steps.with_columns((pl.col(f"k{k}") * n / (n - 1)).alias(f"k{k}"))
         levels[f"k{k}"] = (k + 2) ** alpha

@@ -47,7 +47,10 @@ class CuriousPolicy(BatchPolicy):
             actions.sort(key=lambda action: taken[state.text, action])
         taken[state.text, actions[0]] += 1
         return format_action(
-            actions[0], self._context.action_format, state.actions, self._context.benchmark
+            actions[0],
+            self._context.action_format,
+            state.actions,
+            self._context.benchmark,
         )
 
 

@@ -27,20 +27,33 @@ def main() -> None:
     parser.add_argument("config", help="configuration, as for hgpo train")
     parser.add_argument("--out", type=Path, required=True, help="output folder")
     parser.add_argument(
-        "--policy", default="mixture:expert=0.9,outdated=0.1", help="policy of the demonstrations"
+        "--policy",
+        default="mixture:expert=0.9,outdated=0.1",
+        help="policy of the demonstrations",
     )
-    parser.add_argument("--demonstrations", type=int, default=600, help="number of demonstrations")
-    parser.add_argument("--epochs", type=int, default=3, help="passes over the demonstrations")
+    parser.add_argument(
+        "--demonstrations", type=int, default=600, help="number of demonstrations"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="passes over the demonstrations"
+    )
     parser.add_argument("--layers", type=int, default=4, help="layers of the model")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="A.B=C", help="override, as for hgpo train"
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="override, as for hgpo train",
     )
     given = parser.parse_args()
 
     config = load_config(given.config, given.set)
     shape = TinyShape(layers=given.layers)
     start = WarmStart(
-        policy=given.policy, demonstrations=given.demonstrations, epochs=given.epochs, shape=shape
+        policy=given.policy,
+        demonstrations=given.demonstrations,
+        epochs=given.epochs,
+        shape=shape,
     )
     display = Display(Console(), start.epochs)
     with display.live():

@@ -50,16 +50,16 @@ class Household:
         observation, reward, terminated, truncated, info = self._env.step(command)
         self._reward += float(reward)
         self._ended = terminated or truncated
-        return "The episode has ended." if self._ended else self._shown(observation, info)
+        return (
+            "The episode has ended." if self._ended else self._shown(observation, info)
+        )
 
     def get_reward(self) -> float:
         """Return the reward of the conversation."""
         return self._reward
 
     def _shown(self, observation: dict[str, Any], info: dict[str, Any]) -> str:
-        return (
-            f"{observation['state']}\nAdmissible commands: {', '.join(info['admissible_actions'])}"
-        )
+        return f"{observation['state']}\nAdmissible commands: {', '.join(info['admissible_actions'])}"
 
 
 def rows(tasks: Sequence[str]) -> Dataset:
@@ -73,12 +73,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help="name or folder of a model whose chat template has tools")
+    parser.add_argument(
+        "model", help="name or folder of a model whose chat template has tools"
+    )
     parser.add_argument("--out", required=True, help="output folder")
     parser.add_argument("--steps", type=int, default=100, help="optimisation steps")
-    parser.add_argument("--group-size", type=int, default=8, help="conversations per task and step")
     parser.add_argument(
-        "--tokens", type=int, default=8192, help="length of a conversation after its prompt"
+        "--group-size", type=int, default=8, help="conversations per task and step"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=8192,
+        help="length of a conversation after its prompt",
     )
     options = parser.parse_args()
 

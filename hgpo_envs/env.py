@@ -39,7 +39,9 @@ def observation_space(history_depth: int) -> spaces.Dict:
         {
             "state": UnicodeText(STATE_CHARACTERS),
             "prompt": UnicodeText(PROMPT_CHARACTERS),
-            "history_hash": spaces.Box(_INT64.min, _INT64.max, (history_depth + 1,), np.int64),
+            "history_hash": spaces.Box(
+                _INT64.min, _INT64.max, (history_depth + 1,), np.int64
+            ),
         }
     )
 
@@ -89,7 +91,9 @@ def open_tasks(
     return shared, tasks, settings
 
 
-def check_options(options: dict[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
+def check_options(
+    options: dict[str, Any] | None, known: tuple[str, ...]
+) -> dict[str, Any]:
     """Return a copy of the reset options. Raises InputError for an unknown option, instead of ignoring it."""
     for name in options or {}:
         check_known("reset option", name, known)
@@ -245,7 +249,9 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             self._sampler = TaskSampler(self.sampling, self.tasks, drawn_seed)
         episode = self.episode
         episode.start(
-            self._sampler.draw() if task is None else checked_task(self.shared, self.split, task)
+            self._sampler.draw()
+            if task is None
+            else checked_task(self.shared, self.split, task)
         )
         hashes = self._chain.start(episode.state_hash)
         if self.render_mode == "human":
@@ -256,7 +262,9 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             "history_hash": hashes,
         }, episode.info()
 
-    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: str
+    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute a command or a response. No text raises an error.
 
         Returns:
@@ -276,8 +284,18 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         hashes = self._chain.advance(episode.state_hash)
         if self.render_mode == "human":
             self._print()
-        observation = {"state": state.text, "prompt": episode.prompt(), "history_hash": hashes}
-        return observation, state.reward, episode.terminated, episode.truncated, episode.info()
+        observation = {
+            "state": state.text,
+            "prompt": episode.prompt(),
+            "history_hash": hashes,
+        }
+        return (
+            observation,
+            state.reward,
+            episode.terminated,
+            episode.truncated,
+            episode.info(),
+        )
 
     def close(self) -> None:
         """End what the engine has outside this process, such as AppWorld's worlds, and close a source without users."""
@@ -293,7 +311,12 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        for name in ("observation_space", "action_space", "_np_random", "_np_random_seed"):
+        for name in (
+            "observation_space",
+            "action_space",
+            "_np_random",
+            "_np_random_seed",
+        ):
             other.__dict__.pop(name, None)
         other.episode = self.episode.fork()
         other._chain = copy.copy(self._chain)
@@ -312,7 +335,10 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
     def _print(self) -> None:
         # characters that it does not have become question marks
         encoding = sys.stdout.encoding or "utf-8"
-        print(render_step(self.episode).encode(encoding, "replace").decode(encoding), flush=True)
+        print(
+            render_step(self.episode).encode(encoding, "replace").decode(encoding),
+            flush=True,
+        )
 
 
 def render_step(episode: Episode) -> str:
@@ -335,7 +361,9 @@ def render_step(episode: Episode) -> str:
         ]
     else:
         endings = {True: "won", False: "ended without success", None: "ended"}
-        ending = endings[state.won] if episode.terminated else "stopped by the step limit"
+        ending = (
+            endings[state.won] if episode.terminated else "stopped by the step limit"
+        )
         lines = [
             f"[{episode.steps_taken}] > {episode.action}{'' if episode.action_valid else '   (invalid)'}",
             state.text,
@@ -345,5 +373,8 @@ def render_step(episode: Episode) -> str:
         ]
     text = "\n".join(lines)
     return "".join(
-        [letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text]
+        [
+            letter if letter.isprintable() or letter == "\n" else "\ufffd"
+            for letter in text
+        ]
     )

@@ -84,11 +84,10 @@ HASH_SEEDS: Final = ("1", "2", "3")
 # what an action leaves open, such as WebShop's search[<your query>]
 _OPEN: Final = re.compile(r"<[^<>]*>")
 _WORD: Final = re.compile(r"[^\W_]+")
-_CALLING: Final = 0.9  # the share of calls where there are tools; the others are messages
+# the share of calls where there are tools; the others are messages
+_CALLING: Final = 0.9
 _SPLITS: Final = ("train", "valid", "validation", "dev", "test", "eval")
-_CHILD: Final = (
-    "import pickle, sys; {path}; from hgpo_envs.env_checker import replay_here; replay_here()"
-)
+_CHILD: Final = "import pickle, sys; {path}; from hgpo_envs.env_checker import replay_here; replay_here()"
 
 
 def check_environment(
@@ -121,11 +120,15 @@ def check_environment(
     generators = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
     try:
         for name, check in _CHECKS.items():
-            if (spec.stochastic and name in _REPEATING) or (name == "tools" and not play.tools):
+            if (spec.stochastic and name in _REPEATING) or (
+                name == "tools" and not play.tools
+            ):
                 continue
             found = _guarded(name, check, play)
             if found.verdict != "pass" and name in spec.accepted:
-                found = Finding(name, "pass", f"accepted ({spec.accepted[name]}): {found.message}")
+                found = Finding(
+                    name, "pass", f"accepted ({spec.accepted[name]}): {found.message}"
+                )
             yield found
             # Tools that no call can fit, or an engine that fails, would only lead to further findings of the same.
             if (name == "tools" and found.verdict == "fail") or (
@@ -134,7 +137,9 @@ def check_environment(
                 return
         if spec.stochastic:
             yield Finding(
-                "replay", "pass", "not compared: the environment is declared to be stochastic"
+                "replay",
+                "pass",
+                "not compared: the environment is declared to be stochastic",
             )
     finally:
         random.setstate(generators[0])
@@ -152,7 +157,8 @@ def _spec_of(source: TaskSource) -> EnvironmentSpec:
 
 def _guarded(name: str, check: Check, play: Play) -> Finding:
     """Return a check's finding, also if it raises an error or an engine does not answer."""
-    play = replace(play)  # with its own place, which a check that never returns may still change
+    # with its own place, which a check that never returns may still change
+    play = replace(play)
     results: list[Finding] = []
 
     def run() -> None:
@@ -163,8 +169,14 @@ def _guarded(name: str, check: Check, play: Play) -> Finding:
         except BaseException as error:  # noqa: BLE001 - of the adapter, SystemExit too
             kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
             place = f"{play.where}: " if play.where else ""
-            advice = "" if play.since == math.inf else "; every task and text must be answered"
-            found = Finding(name, "fail", f"{place}{kind}{one_line(error, 300)}{advice}")
+            advice = (
+                ""
+                if play.since == math.inf
+                else "; every task and text must be answered"
+            )
+            found = Finding(
+                name, "fail", f"{place}{kind}{one_line(error, 300)}{advice}"
+            )
         results.append(found)
 
     # which does not keep the process alive if it never returns
@@ -250,14 +262,16 @@ def _plays(play: Play) -> str:
     play.rollouts += [rollout for rollout in rollouts if rollout.commands]
     for rollout in rollouts:
         if not rollout.commands:
-            raise Flaw(f"task {rollout.task} ends at its start, and all rollouts of it fail")
+            raise Flaw(
+                f"task {rollout.task} ends at its start, and all rollouts of it fail"
+            )
     commands = [command for rollout in rollouts for command in rollout.commands]
-    message = (
-        f"{len(rollouts)} rollouts of {counted(len(play.chosen), 'task')}, {len(commands)} steps"
-    )
+    message = f"{len(rollouts)} rollouts of {counted(len(play.chosen), 'task')}, {len(commands)} steps"
     called = {call.name for command in commands for call in tool_calls(command) or ()}
     if missing := [name for name in play.tools if name not in called]:
-        raise Doubt(f"{message}; never called: {', '.join(missing)}; play more episodes")
+        raise Doubt(
+            f"{message}; never called: {', '.join(missing)}; play more episodes"
+        )
     has_actions = any(state.actions for rollout in rollouts for state in rollout.states)
     if not (has_actions or play.tools or play.commands or play.spec.players):
         raise Doubt(
@@ -281,7 +295,11 @@ def _rollout(
     while True:
         rollout.given.append(state)
         rollout.states.append(replace(state, actions=list(state.actions)))
-        if state.terminated or state.truncated or len(rollout.commands) >= play.settings.max_steps:
+        if (
+            state.terminated
+            or state.truncated
+            or len(rollout.commands) >= play.settings.max_steps
+        ):
             break
         command = choose(state)
         if command is None:
@@ -313,16 +331,24 @@ def _chooser(
 
         def draw(state: State) -> str:
             if state.actions:
-                return str(_OPEN.sub(rng.choice(words), rng.choice(list(state.actions))))
+                return str(
+                    _OPEN.sub(rng.choice(words), rng.choice(list(state.actions)))
+                )
             if spec.tools and rng.random() < _CALLING:
-                return random_call(spec.tools, rng, [*words, *_WORD.findall(state.text)])
+                return random_call(
+                    spec.tools, rng, [*words, *_WORD.findall(state.text)]
+                )
             return rng.choice(["look", *words])
 
         return draw
-    return _scripted(min(spec.players, key=("explorer", "expert").index), spec.name, task, engine)
+    return _scripted(
+        min(spec.players, key=("explorer", "expert").index), spec.name, task, engine
+    )
 
 
-def _scripted(name: str, benchmark: str, task: Task, engine: Engine) -> Callable[[State], str]:
+def _scripted(
+    name: str, benchmark: str, task: Task, engine: Engine
+) -> Callable[[State], str]:
     """Return a scripted player as a function of the state."""
     player = make_player(name, benchmark)
     started = False
@@ -339,7 +365,10 @@ def _scripted(name: str, benchmark: str, task: Task, engine: Engine) -> Callable
 
 
 _SAME: Final = {
-    "replay": ("the same commands in new engines", "states must depend on the commands alone"),
+    "replay": (
+        "the same commands in new engines",
+        "states must depend on the commands alone",
+    ),
     "many at a time": ("engines in turn", "engines share what must be their own alone"),
     "one engine again": (
         "the same commands in one engine, one episode after the other,",
@@ -366,7 +395,9 @@ def _same(play: Play, check: str) -> str:
     return f"{way} give equal states"
 
 
-def _differences(play: Play, rollout: Rollout, engine: Engine | None = None) -> Iterator[str]:
+def _differences(
+    play: Play, rollout: Rollout, engine: Engine | None = None
+) -> Iterator[str]:
     """Play a rollout again; yield for every state how it differs, or an empty text."""
     for step, state in enumerate(play.states(rollout, engine)):
         difference = difference_of(rollout.states[step], state)
@@ -391,7 +422,9 @@ def _elsewhere(play: Play) -> str:
         )
         lines = child.stdout.decode(errors="replace").splitlines()
         if child.returncode or not lines:
-            reason = (child.stderr.decode(errors="replace").splitlines() or ["no answer"])[-1]
+            reason = (
+                child.stderr.decode(errors="replace").splitlines() or ["no answer"]
+            )[-1]
             raise Doubt(
                 f"not compared: another process cannot open the task source ({one_line(reason, 200)}), "
                 "so that --workers cannot either"
@@ -424,7 +457,11 @@ def _distinct(play: Play) -> str:
             except (KeyError, InputError):
                 continue
     # 2. Tasks with equal starts are played, because most tasks differ at their start and playing takes time.
-    starts = {task_id: _reaction(play, task_id, [[]]) for ids in splits.values() for task_id in ids}
+    starts = {
+        task_id: _reaction(play, task_id, [[]])
+        for ids in splits.values()
+        for task_id in ids
+    }
     times = Counter(starts.values())
     commands = [rollout.commands for rollout in play.rollouts[::ROLLOUTS]]
     reactions = {
@@ -464,10 +501,14 @@ def _alike(play: Play, ids: Sequence[str]) -> int:
     for number in range(2 * ENOUGH):
         task_id = ids[-(number % 2)]  # the first and the last, in turns
         engine = play.shared.source.engine()
-        choose: Callable[[State], str | None] = _chooser(play, engine, task_id, rng, number // 2)
+        choose: Callable[[State], str | None] = _chooser(
+            play, engine, task_id, rng, number // 2
+        )
         if number // 2 < len(play.spec.players):
             name = sorted(play.spec.players)[number // 2]
-            choose = _scripted(name, play.spec.name, play.shared.source.task(task_id), engine)
+            choose = _scripted(
+                name, play.spec.name, play.shared.source.task(task_id), engine
+            )
         rollout = _rollout(play, task_id, engine, choose)
         commands = rollout.commands
         if tuple(commands) in plans:
@@ -497,7 +538,9 @@ def _reaction(play: Play, task_id: str, plays: Sequence[list[str]]) -> str:
 def _kept(play: Play) -> str:
     """Check that the states that an engine returned were not changed later."""
     for rollout in play.rollouts:
-        for step, (before, after) in enumerate(zip(rollout.states, rollout.given, strict=True)):
+        for step, (before, after) in enumerate(
+            zip(rollout.states, rollout.given, strict=True)
+        ):
             if difference := difference_of(before, after):
                 raise Flaw(
                     f"{where(rollout, step)}: {difference}, when the episode went on; "
@@ -582,7 +625,9 @@ def _after_the_end(play: Play) -> str:
         place = f"task {rollout.task}, {command!r:.40} after the end"
         after = play.ask(place, engine.act, command)
         if not after.terminated or after.won != last.won:
-            raise Doubt(f"{place} continues after the end; expected the same last state")
+            raise Doubt(
+                f"{place} continues after the end; expected the same last state"
+            )
     return "a task that has ended stays so"
 
 
@@ -595,7 +640,9 @@ def _conforms(play: Play) -> str:
         try:
             check_env(play.env, skip_render_check=True)
         except Exception as error:  # assertions and any error of the adapter
-            raise Flaw(f"check_env: {type(error).__name__}: {one_line(error, 300)}") from error
+            raise Flaw(
+                f"check_env: {type(error).__name__}: {one_line(error, 300)}"
+            ) from error
     if caught:
         raise Doubt(f"check_env: {one_line(caught[0].message, 300)}")
     return "check_env finds nothing"

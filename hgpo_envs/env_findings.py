@@ -181,8 +181,12 @@ def values(play: Play) -> str:
                 f"task {rollout.task}: the first state has the reward {reward:g}, which no action earns and no "
                 "table holds; give it with the first step"
             )
-    if not any(state.text.strip() for rollout in play.rollouts for state in rollout.states):
-        raise Doubt("no state has a text, so that prompts do not say what happens; see State.text")
+    if not any(
+        state.text.strip() for rollout in play.rollouts for state in rollout.states
+    ):
+        raise Doubt(
+            "no state has a text, so that prompts do not say what happens; see State.text"
+        )
     return "texts, flags and numbers of every state have their types"
 
 
@@ -204,7 +208,9 @@ def flaw_of(state: State) -> str:
     for name, types in _TYPES.items():
         value = getattr(state, name)
         if not isinstance(value, types):
-            return f"{name}: expected {types[0].__name__}, received {type(value).__name__}"
+            return (
+                f"{name}: expected {types[0].__name__}, received {type(value).__name__}"
+            )
     if not all(isinstance(action, str) for action in state.actions):
         return "actions: expected texts"
     for text in (state.text, state.key or "", *state.actions):
@@ -238,7 +244,9 @@ def difference_of(first: State, second: State) -> str:
     return ""
 
 
-def _steps(rollouts: Sequence[Rollout]) -> Iterator[tuple[Rollout, int, State, str, State]]:
+def _steps(
+    rollouts: Sequence[Rollout],
+) -> Iterator[tuple[Rollout, int, State, str, State]]:
     """Yield each step as its rollout, number, state, command and next state."""
     for rollout in rollouts:
         for step, command in enumerate(rollout.commands):
@@ -267,7 +275,9 @@ def actions(play: Play) -> str:
             most_common = Counter(state.actions).most_common(1) or [("", 0)]
             action, times = most_common[0]
             if times > 1:
-                raise Doubt(f"{place}: {action!r:.60} is listed twice; list each action once")
+                raise Doubt(
+                    f"{place}: {action!r:.60} is listed twice; list each action once"
+                )
     for rollout, step, state, command, after in _steps(play.rollouts):
         if command in state.actions and after.valid is False:
             raise Flaw(
@@ -317,7 +327,11 @@ def _obey(play: Play, action: str, listed: Sequence[str]) -> None:
         action_format="response",
         info=play.rollouts[0].states[0].info,
     )
-    forms = [match for match in _ASKED.finditer(prompt) if match[1] not in ("think", "tool_call")]
+    forms = [
+        match
+        for match in _ASKED.finditer(prompt)
+        if match[1] not in ("think", "tool_call")
+    ]
     calls = play.spec.takes_calls
     if not forms or (calls and not tool_calls(action)):
         return
@@ -348,11 +362,15 @@ def success(play: Play) -> str:
         last = rollout.states[-1]
         task = f"task {rollout.task}"
         if any(state.won for state in rollout.states[:-1]):
-            raise Doubt(f"{task}: won before the end; terminate when the task is solved")
+            raise Doubt(
+                f"{task}: won before the end; terminate when the task is solved"
+            )
         if last.terminated and not last.won and last.score >= 1:
             raise Doubt(f"{task}: ended with score 1, but not won; set State.won")
         if last.terminated and last.won and not last.score and not rollout.reward:
-            raise Doubt(f"{task}: won with return 0 and score 0; give a solved task a reward")
+            raise Doubt(
+                f"{task}: won with return 0 and score 0; give a solved task a reward"
+            )
     if won and others and max(rollout.reward for rollout in won) < min(others):
         raise Doubt(
             f"task {won[0].task}: won with a return below those of all episodes that were not won; see State.reward"
@@ -363,7 +381,11 @@ def success(play: Play) -> str:
 def limit(play: Play) -> str:
     """Check that an environment's limit of its own is the specification's."""
     most = play.settings.max_steps
-    lengths = [len(rollout.commands) for rollout in play.rollouts if rollout.states[-1].truncated]
+    lengths = [
+        len(rollout.commands)
+        for rollout in play.rollouts
+        if rollout.states[-1].truncated
+    ]
     longest = max([length for length in lengths if length < most], default=0)
     if longest:
         raise Doubt(
@@ -379,7 +401,9 @@ def repetition(play: Play) -> str:
 
     def keyed(function: Callable[[str], str]) -> Callable[[State], str]:
         return lambda state: (
-            answer_of("state key", function, state.text, str) if state.key is None else state.key
+            answer_of("state key", function, state.text, str)
+            if state.key is None
+            else state.key
         )
 
     key = keyed(play.settings.state_key or str)
@@ -390,7 +414,9 @@ def repetition(play: Play) -> str:
     for name, function in STATE_KEYS.items():
         more = _shared(rollouts, keyed(function))
         if more > share + _GAIN and not _merged(rollouts, keyed(function)):
-            raise Doubt(f"{seen}, {more:.0%} with {name}: set state_key={name!r}, or State.key")
+            raise Doubt(
+                f"{seen}, {more:.0%} with {name}: set state_key={name!r}, or State.key"
+            )
     if share < _RARE:
         raise Doubt(
             f"{seen}; groups of one step have no advantage: give State.key without what changes at every step"
@@ -400,7 +426,9 @@ def repetition(play: Play) -> str:
 
 def _shared(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> float:
     """Return the share of steps whose key another step of the task has too."""
-    counts = Counter((rollout.task, key(state)) for rollout, _, state, _, _ in _steps(rollouts))
+    counts = Counter(
+        (rollout.task, key(state)) for rollout, _, state, _, _ in _steps(rollouts)
+    )
     return sum(count for count in counts.values() if count > 1) / max(counts.total(), 1)
 
 

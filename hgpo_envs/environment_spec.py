@@ -52,7 +52,9 @@ def check_backend(backend: str, data: object) -> None:
     """Raise InputError unless the backend is known and the data are a path, or None for the bundled set."""
     check_known("backend", backend, BACKENDS)
     if data is not None and not isinstance(data, str):
-        raise InputError(f"data: expected a path or None for the bundled set, received {data!r}")
+        raise InputError(
+            f"data: expected a path or None for the bundled set, received {data!r}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +149,9 @@ class EnvironmentSpec:
     @property
     def takes_calls(self) -> bool:
         """Whether an action is a call of a tool, rather than a text in a tag or in the form of `format_response`."""
-        is_usual = self.parse_response in (parse, parse_tool_calls) or not self.action_tag
+        is_usual = (
+            self.parse_response in (parse, parse_tool_calls) or not self.action_tag
+        )
         return bool(self.tools) and self.format_response is None and is_usual
 
     @property
@@ -155,7 +159,11 @@ class EnvironmentSpec:
         """`parse_response`, or the default for the specification's tools or tag."""
         if self.parse_response is not parse:
             return self.parse_response
-        return parse_tool_calls if self.takes_calls else _tag_parser(self.action_tag or "action")
+        return (
+            parse_tool_calls
+            if self.takes_calls
+            else _tag_parser(self.action_tag or "action")
+        )
 
     def respond(self, action: str) -> str:
         """Return a response, without thoughts, from which `parser` reads an action."""
@@ -258,9 +266,13 @@ def add_spec(spec: EnvironmentSpec) -> None:
         raise InputError(
             f"another environment {spec.id!r} is registered already; choose another id"
         )
-    first = next((other for other in environment_ids() if name_in(other) == spec.name), spec.id)
+    first = next(
+        (other for other in environment_ids() if name_in(other) == spec.name), spec.id
+    )
     if first != spec.id:
-        raise InputError(f"{spec.id!r} has the same name as {first!r}; choose another name")
+        raise InputError(
+            f"{spec.id!r} has the same name as {first!r}; choose another name"
+        )
     _added[spec.id] = spec
 
 
@@ -295,14 +307,18 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
             raise NotInstalled(
-                env_id, f"hgpo-{folder}", install_command(folder=f"integrations/{folder}")
+                env_id,
+                f"hgpo-{folder}",
+                install_command(folder=f"integrations/{folder}"),
             )
         raise InputError(unknown("environment", env_id, environment_ids()))
     point = installed(ENTRY_POINTS)[env_id]
     spec = load(point)
     origin = f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"
     if not isinstance(spec, EnvironmentSpec):
-        raise InputError(f"{origin}: expected an EnvironmentSpec, received {type(spec).__name__}")
+        raise InputError(
+            f"{origin}: expected an EnvironmentSpec, received {type(spec).__name__}"
+        )
     if spec.id != env_id:
         raise InputError(
             f"{origin}: received the id {spec.id!r}; the entry point must have it as its name"
@@ -345,7 +361,9 @@ def make_player(name: str, benchmark: str) -> Player:
     """
     spec = spec_named(benchmark)
     if spec is None:
-        raise InputError(unknown("benchmark", benchmark, map(name_in, environment_ids())))
+        raise InputError(
+            unknown("benchmark", benchmark, map(name_in, environment_ids()))
+        )
     check_known(f"{benchmark} player", name, spec.players)
     player = spec.players[name]
     created: Player = (resolve_name(player) if isinstance(player, str) else player)()
@@ -361,7 +379,8 @@ def _installed_ids() -> tuple[str, ...]:
             name_in(env_id)
         except InputError as error:
             warnings.warn(
-                f"{ENTRY_POINTS} of the distribution {distribution(point)}: {error}", stacklevel=2
+                f"{ENTRY_POINTS} of the distribution {distribution(point)}: {error}",
+                stacklevel=2,
             )
         else:
             ids.append(env_id)

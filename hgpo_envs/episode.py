@@ -66,16 +66,25 @@ class Settings(EpisodeOptions):
     """`EnvironmentSpec.memory`; None shows the last `history_length` pairs."""
 
     def __post_init__(self) -> None:
-        for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1)):
+        for name, least in (
+            ("history_length", 0),
+            ("history_depth", 0),
+            ("max_steps", 1),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(
                     f"{name}: expected an integer of at least {least}, received {value!r}"
                 )
-        for name, known in (("action_format", ACTION_FORMATS), ("prompt_style", PROMPT_STYLES)):
+        for name, known in (
+            ("action_format", ACTION_FORMATS),
+            ("prompt_style", PROMPT_STYLES),
+        ):
             check_known(name, getattr(self, name), known)
         if not isinstance(self.system_prompt, str):
-            raise InputError(f"system_prompt: expected a text, received {self.system_prompt!r}")
+            raise InputError(
+                f"system_prompt: expected a text, received {self.system_prompt!r}"
+            )
         if not (self.memory is None or callable(self.memory)):
             raise InputError(
                 f"memory: expected a function of the past pairs and the state, received {self.memory!r}"
@@ -107,11 +116,21 @@ def settings_for(
                 f"action_format: expected 'command' or 'response' for {benchmark}, received 'number': "
                 "it has no list of admissible actions to number"
             )
-        key = state_key(spec.state_key) if isinstance(spec.state_key, str) else spec.state_key
-        values = {"parse_response": spec.parser, "state_key": key, "tools": spec.tools} | values
+        key = (
+            state_key(spec.state_key)
+            if isinstance(spec.state_key, str)
+            else spec.state_key
+        )
+        values = {
+            "parse_response": spec.parser,
+            "state_key": key,
+            "tools": spec.tools,
+        } | values
         memory = spec.memory if memory is None else memory
     remember: Any = (
-        import_object(memory, "a memory function") if isinstance(memory, str) else memory
+        import_object(memory, "a memory function")
+        if isinstance(memory, str)
+        else memory
     )
     template = load_template(prompt_template, benchmark)
     return Settings(
@@ -218,7 +237,11 @@ class Episode:
         self.observe(command, well_formed, self.engine.act(command))
 
     def read(
-        self, text: str, message: Mapping[str, Any] | None = None, *, cut_off: bool = False
+        self,
+        text: str,
+        message: Mapping[str, Any] | None = None,
+        *,
+        cut_off: bool = False,
     ) -> tuple[str, bool | None]:
         """Parse a text by the action format.
 
@@ -242,12 +265,17 @@ class Episode:
             )
         text = clean_text(text)
         if settings.action_format == "response":
-            response = answer_of("parse_response", settings.parse_response, text, Response)
-            command = clean_text(response.action[:longest])  # JSON can escape a lone surrogate
+            response = answer_of(
+                "parse_response", settings.parse_response, text, Response
+            )
+            # JSON can escape a lone surrogate
+            command = clean_text(response.action[:longest])
             return admissible(command, self.state.actions), response.valid
         text = text[:longest]
         return (
-            numbered(text, self.state.actions) if settings.action_format == "number" else text
+            numbered(text, self.state.actions)
+            if settings.action_format == "number"
+            else text
         ), None
 
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:
@@ -257,10 +285,14 @@ class Episode:
         self._pairs.append(Pair(self.steps_taken, self.state.text, command))
         self.state = state
         self.action = command
-        self.action_valid = state.valid is not False if well_formed is None else well_formed
+        self.action_valid = (
+            state.valid is not False if well_formed is None else well_formed
+        )
         self.terminated = state.terminated
         self.done = (
-            state.terminated or state.truncated or self.steps_taken >= self.settings.max_steps
+            state.terminated
+            or state.truncated
+            or self.steps_taken >= self.settings.max_steps
         )
         self.truncated = self.done and not state.terminated
 
@@ -369,7 +401,11 @@ class Episode:
         no two different states have the same key.
         """
         key = getattr(self._engine, "key", None)
-        return key() if key is not None else tuple([command for command, _ in self._journal])
+        return (
+            key()
+            if key is not None
+            else tuple([command for command, _ in self._journal])
+        )
 
     def key(self) -> Hashable:
         """Return a value that identifies the episode's state: task, hidden state, visible history and step number.
@@ -385,7 +421,12 @@ class Episode:
         )
 
     def _recipe(self) -> tuple[SharedSource, Settings, str | None, list[_Played]]:
-        return self.shared, self.settings, self.task.id if self.started else None, self._journal
+        return (
+            self.shared,
+            self.settings,
+            self.task.id if self.started else None,
+            self._journal,
+        )
 
     def __reduce__(self) -> tuple[Callable[..., Episode], tuple[Any, ...]]:
         return _replayed, self._recipe()
@@ -396,7 +437,10 @@ _Played = tuple[str, bool | None]
 
 
 def _replayed(
-    shared: SharedSource, settings: Settings, task_id: str | None, journal: list[_Played]
+    shared: SharedSource,
+    settings: Settings,
+    task_id: str | None,
+    journal: list[_Played],
 ) -> Episode:
     """Return an episode in which some commands were played, in a new engine."""
     episode = Episode(shared, settings)

@@ -36,4 +36,6 @@ class EpisodeOptions:
 
     def episode_options(self) -> dict[str, Any]:
         """Return these options as keyword arguments of an environment."""
-        return {field.name: getattr(self, field.name) for field in fields(EpisodeOptions)}
+        return {
+            field.name: getattr(self, field.name) for field in fields(EpisodeOptions)
+        }

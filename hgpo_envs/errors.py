@@ -51,7 +51,9 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:limit]) or 'none'}{rest}"
 
 
-def check_known(kind: str, value: object, known: Iterable[object], *, limit: int = 12) -> None:
+def check_known(
+    kind: str, value: object, known: Iterable[object], *, limit: int = 12
+) -> None:
     """Raise InputError with the line of `unknown` unless a value is a known one. 1 is not True."""
     names = list(known)
     # Only names of the value's type are compared with it: an array compares its elements, and 1 equals True.
@@ -70,4 +72,6 @@ def one_line(text: object, most: int = 100) -> str:
     'no such thing'
     """
     line = " ".join(str(text).split())
-    return "".join([letter if letter.isprintable() else "\ufffd" for letter in line[:most]])
+    return "".join(
+        [letter if letter.isprintable() else "\ufffd" for letter in line[:most]]
+    )

@@ -66,7 +66,8 @@ class GymnasiumEngine:
         if not (self._last.terminated or self._last.truncated):
             listed = self._last.actions
             self._last = self._state(
-                *self._env.step(command), admissible=command in listed if len(listed) else None
+                *self._env.step(command),
+                admissible=command in listed if len(listed) else None,
             )
         return self._last
 
@@ -96,7 +97,9 @@ class GymnasiumEngine:
         earned = min(max(self._return, 0.0), 1.0)
         actions: Any = _first(info, _ACTION_KEYS, ())
         text: Any = (
-            _first(observation, _TEXT_KEYS) if isinstance(observation, Mapping) else observation
+            _first(observation, _TEXT_KEYS)
+            if isinstance(observation, Mapping)
+            else observation
         )
         return State(
             text=text,
@@ -115,7 +118,8 @@ class GymnasiumEngine:
             reached = self._return >= self._threshold or math.isclose(
                 self._return, self._threshold, rel_tol=1e-6
             )
-            return bool(ended or stopped) and reached  # sums of rewards such as 0.1 are not exact
+            # sums of rewards such as 0.1 are not exact
+            return bool(ended or stopped) and reached
         is_solved = bool(ended) and last >= _SOLVED
         doubt = ""
         if is_solved and self._is_often_paid:
@@ -132,7 +136,9 @@ class GymnasiumEngine:
         return is_solved
 
 
-def _first(values: Mapping[str, Any], keys: Iterable[str], default: object = None) -> Any:  # noqa: ANN401 - any value
+def _first(
+    values: Mapping[str, Any], keys: Iterable[str], default: object = None
+) -> Any:  # noqa: ANN401 - any value
     """Return the value of the first key that is there."""
     return next((values[key] for key in keys if key in values), default)
 

@@ -85,7 +85,9 @@ def link(chain: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]
     return mixed.view(np.int64) ^ item
 
 
-def start(state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH) -> NDArray[np.int64]:
+def start(
+    state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH
+) -> NDArray[np.int64]:
     """Return the history hashes of first steps.
 
     Args:
@@ -100,7 +102,9 @@ def start(state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH) -> NDArray[
     return hashes
 
 
-def advance(hashes: NDArray[np.int64], state_hash: NDArray[np.int64]) -> NDArray[np.int64]:
+def advance(
+    hashes: NDArray[np.int64], state_hash: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Return the history hashes of the next steps.
 
     Args:
@@ -113,7 +117,9 @@ def advance(hashes: NDArray[np.int64], state_hash: NDArray[np.int64]) -> NDArray
     before = hashes[:, :-1]
     following = np.empty_like(hashes)
     following[:, 0] = link(np.zeros(1, np.int64), state_hash)
-    following[:, 1:] = np.where(before == UNDEFINED, UNDEFINED, link(before, state_hash[:, None]))
+    following[:, 1:] = np.where(
+        before == UNDEFINED, UNDEFINED, link(before, state_hash[:, None])
+    )
     return following
 
 
@@ -136,7 +142,9 @@ class Chain:
 
     def __init__(self, depth: int = DEFAULT_DEPTH) -> None:
         self._size = depth + 1
-        ones = [sum(1 << 128 * k for k in range(count)) for count in range(1, depth + 2)]
+        ones = [
+            sum(1 << 128 * k for k in range(count)) for count in range(1, depth + 2)
+        ]
         # for each number of depths
         self._constants = [(one, one * int(_GOLDEN), one * _MASK) for one in ones]
         self._values = self._steps = 0
@@ -151,7 +159,8 @@ class Chain:
         size = self._size
         steps = self._steps
         ones, golden, low = self._constants[steps if steps < size else -1]
-        before = self._values << 128  # depth k is computed from depth k - 1, depth 0 from 0
+        # depth k is computed from depth k - 1, depth 0 from 0
+        before = self._values << 128
         values = self._values = _mix_packed((before + golden) & low, low) ^ ones * (
             state_hash & _MASK
         )

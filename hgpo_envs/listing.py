@@ -7,7 +7,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from hgpo_envs.environment_spec import NotInstalled, environment_ids, environment_spec, provider
+from hgpo_envs.environment_spec import (
+    NotInstalled,
+    environment_ids,
+    environment_spec,
+    provider,
+)
 from hgpo_envs.errors import one_line
 from hgpo_envs.registration import default_arguments
 from hgpo_envs.task_wordings import wording_of
@@ -75,14 +80,17 @@ def _listed(env_id: str) -> ListedEnvironment:
         return ListedEnvironment(env_id, provider(env_id), error=one_line(error, 300))
     own = [] if spec.needs_data else [None]
     found = [
-        _found(spec, place) for place in [*own, *(place for place in places if place.exists())]
+        _found(spec, place)
+        for place in [*own, *(place for place in places if place.exists())]
     ]
     return ListedEnvironment(
         env_id, provider(env_id), arguments, tuple(found), tuple(map(str, places))
     )
 
 
-def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[str, ...]]:
+def official_data(
+    spec: EnvironmentSpec, split: str
+) -> tuple[str | None, tuple[str, ...]]:
     """Return the first of a benchmark's usual places whose data has tasks in a split, or None; and all places."""
     places = _data_places(spec)
     looked = tuple(map(str, places))
@@ -97,7 +105,9 @@ def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[
 
 def _data_places(spec: EnvironmentSpec) -> list[Path]:
     places = (
-        resolve_name(spec.data_places) if isinstance(spec.data_places, str) else spec.data_places
+        resolve_name(spec.data_places)
+        if isinstance(spec.data_places, str)
+        else spec.data_places
     )
     return list(dict.fromkeys(map(Path, places())))
 
@@ -106,12 +116,20 @@ def _found(spec: EnvironmentSpec, place: Path | None) -> FoundData:
     path = None if place is None else str(place)
     try:
         source = spec.open_source(**({} if path is None else {"data": path})).source
-        splits = spec.splits or dict.fromkeys(("train", spec.evaluation_split or "train"))
+        splits = spec.splits or dict.fromkeys(
+            ("train", spec.evaluation_split or "train")
+        )
         ids = {split: source.ids(split) for split in splits}
         sizes = {split: len(tasks) for split, tasks in ids.items()}
         # Describing a task can take long, so it is done only where there is something to see.
-        firsts = [source.task(tasks[0]) for tasks in ids.values() if spec.wordings and len(tasks)]
-        wordings = dict.fromkeys([wording_of(spec.id, task.versions) for task in firsts])
+        firsts = [
+            source.task(tasks[0])
+            for tasks in ids.values()
+            if spec.wordings and len(tasks)
+        ]
+        wordings = dict.fromkeys(
+            [wording_of(spec.id, task.versions) for task in firsts]
+        )
         return FoundData(path, sizes, tuple(filter(None, wordings)))
     except Exception as error:  # noqa: BLE001 - damaged data, or the code of another package
         return FoundData(path, error=one_line(error, 300))

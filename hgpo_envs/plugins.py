@@ -123,7 +123,9 @@ def import_object(text: str, expected: str) -> object:
         ) from error
 
 
-def check_code_in_file(named: Mapping[str, object], file: object, allow: Collection[str]) -> None:
+def check_code_in_file(
+    named: Mapping[str, object], file: object, allow: Collection[str]
+) -> None:
     """Check the code that a file of a run names, before any of it is imported or started: the run can be a stranger's.
 
     Args:
@@ -143,7 +145,9 @@ def check_code_in_file(named: Mapping[str, object], file: object, allow: Collect
             )
 
 
-def answer_of(name: str, function: Callable[[A], object], argument: A, kind: type[T]) -> T:
+def answer_of(
+    name: str, function: Callable[[A], object], argument: A, kind: type[T]
+) -> T:
     """Return a user's function of a value. Raises InputError if it fails, or returns anything but a `kind`."""
     cause: Exception | None = None
     try:

@@ -148,7 +148,9 @@ class PromptTemplate:
         self.name = name
         self.trusted = trusted
         self.answer = answer
-        self.fingerprint = xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))
+        self.fingerprint = xxhash.xxh3_64_hexdigest(
+            text.encode("utf-8", "surrogatepass")
+        )
         try:
             used = jinja2.meta.find_undeclared_variables(_SANDBOX.parse(text))
             # A macro has the fields as its arguments, which takes half of the time of a context. The line break ends a
@@ -169,9 +171,13 @@ class PromptTemplate:
             ) from error
         self.renders_turns = "prompt_style" in used
         for field in sorted(used - set(FIELDS) - set(_SANDBOX.globals)):
-            raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
+            raise InputError(
+                f"prompt template {name}: {unknown('field', field, FIELDS)}"
+            )
 
-    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool, Answer]]:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool, Answer]]:
         return PromptTemplate, (self.text, self.name, self.trusted, self.answer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptTemplate:
@@ -234,12 +240,20 @@ class PromptTemplate:
             return clean_text(self._prompt(*fields).strip())
         except Exception as error:  # a template can raise any exception
             frames = traceback.walk_tb(error.__traceback__)
-            lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
+            lines = [
+                line
+                for frame, line in frames
+                if frame.f_code.co_filename == "<template>"
+            ]
             where = (
-                f" at line {self._template.get_corresponding_lineno(lines[-1])}" if lines else ""
+                f" at line {self._template.get_corresponding_lineno(lines[-1])}"
+                if lines
+                else ""
             )
             reason = one_line(error, 300) or type(error).__name__
-            raise InputError(f"prompt template {self.name} fails{where}: {reason}") from error
+            raise InputError(
+                f"prompt template {self.name} fails{where}: {reason}"
+            ) from error
 
 
 _compiled = lru_cache(maxsize=64)(PromptTemplate)
@@ -251,7 +265,9 @@ def turn_template(template: PromptTemplate) -> PromptTemplate:
     if template.renders_turns:
         return template
     return _compiled(
-        (files("hgpo_envs") / "turn.j2").read_text(encoding="utf-8"), "turn.j2", trusted=True
+        (files("hgpo_envs") / "turn.j2").read_text(encoding="utf-8"),
+        "turn.j2",
+        trusted=True,
     )
 
 
@@ -291,7 +307,9 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     answer = _TAGGED if spec is None else _answer(spec)
     if path is None:
         if spec is not None and spec.template is not None:
-            return _compiled(spec.template, f"of {benchmark}", trusted=True, answer=answer)
+            return _compiled(
+                spec.template, f"of {benchmark}", trusted=True, answer=answer
+            )
         text = (files("hgpo_envs") / "prompt.j2").read_text(encoding="utf-8")
         return _compiled(text, "prompt.j2", trusted=True, answer=answer)
     if isinstance(path, str) and path.startswith(VERL_AGENT):
@@ -300,19 +318,33 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         checkout = Path(path.removeprefix(VERL_AGENT))
         return VerlAgentTemplate(read_constants(checkout, benchmark), benchmark, path)
     if not isinstance(path, str | Path):
-        raise InputError(f"prompt_template: expected the path of a file, received {path!r}")
+        raise InputError(
+            f"prompt_template: expected the path of a file, received {path!r}"
+        )
     path = template_file(path)
     try:
-        text = read_bytes(Path(path), LARGEST_TEMPLATE, "prompt template").decode("utf-8-sig")
+        text = read_bytes(Path(path), LARGEST_TEMPLATE, "prompt template").decode(
+            "utf-8-sig"
+        )
     except (InputError, UnicodeDecodeError) as error:
         raise InputError(
             f"prompt_template: expected a readable UTF-8 file, received {str(path)!r} ({error})"
         ) from error
     bundled = Path(path).resolve() in bundled_templates().values()
-    return _compiled(text.replace("\r\n", "\n"), str(path), trusted=bundled, answer=answer)
+    return _compiled(
+        text.replace("\r\n", "\n"), str(path), trusted=bundled, answer=answer
+    )
 
 
 def _answer(spec: EnvironmentSpec) -> Answer:
     """Return what a benchmark expects of a response."""
-    names = ", ".join([tool["function"]["name"] for tool in spec.tools]) if spec.takes_calls else ""
-    return Answer(names, spec.action_tag, spec.respond(PLACEHOLDER) if spec.format_response else "")
+    names = (
+        ", ".join([tool["function"]["name"] for tool in spec.tools])
+        if spec.takes_calls
+        else ""
+    )
+    return Answer(
+        names,
+        spec.action_tag,
+        spec.respond(PLACEHOLDER) if spec.format_response else "",
+    )

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from hgpo_envs.environment_spec import EnvironmentSpec, add_spec, environment_ids, environment_spec
+from hgpo_envs.environment_spec import (
+    EnvironmentSpec,
+    add_spec,
+    environment_ids,
+    environment_spec,
+)
 from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.plugins import find_in_working_directory, import_object
 
@@ -79,7 +84,9 @@ def code_of(environment: object, options: Mapping[str, Any]) -> dict[str, object
         "the environment": environment if ":" in str(environment) else None,
         "the memory": options.get("memory"),
         "the interpreter": options.get("python"),
-        "the backend": options.get("backend") if options.get("backend") != "native" else None,
+        "the backend": options.get("backend")
+        if options.get("backend") != "native"
+        else None,
     }
 
 
@@ -102,7 +109,11 @@ def make_env(environment: str, **arguments: Any) -> TextEnv:
 
 
 def make_vector_env(
-    environment: str, *, num_envs: int = 1, max_episode_steps: int | None = None, **arguments: Any
+    environment: str,
+    *,
+    num_envs: int = 1,
+    max_episode_steps: int | None = None,
+    **arguments: Any,
 ) -> TextVectorEnv:
     """Make a vector environment in this process; see `make_env` and `hgpo_envs.vector.TextVectorEnv`."""
     from hgpo_envs.vector import TextVectorEnv
@@ -137,9 +148,13 @@ def default_arguments(spec: EnvironmentSpec) -> dict[str, Any]:
 
     own = spec.parameters()
     common = signature(TextEnv).parameters
-    defaults = {name: one.default for name, one in own.items() if one.kind not in _VARIADIC}
+    defaults = {
+        name: one.default for name, one in own.items() if one.kind not in _VARIADIC
+    }
     defaults |= {
-        name: one.default for name, one in common.items() if name not in {"source", *defaults}
+        name: one.default
+        for name, one in common.items()
+        if name not in {"source", *defaults}
     }
     return defaults | {"max_steps": spec.max_steps}
 
@@ -161,7 +176,11 @@ def _open(
     own = set(spec.parameters())
     for name in arguments:
         check_known("argument", name, sorted(own | common), limit=30)
-    source = spec.open_source(**{name: value for name, value in arguments.items() if name in own})
+    source = spec.open_source(
+        **{name: value for name, value in arguments.items() if name in own}
+    )
     return source, {
-        name: value for name, value in arguments.items() if name in common - (own - {"max_steps"})
+        name: value
+        for name, value in arguments.items()
+        if name in common - (own - {"max_steps"})
     }

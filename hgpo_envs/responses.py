@@ -224,7 +224,11 @@ def _after_thought(text: str) -> tuple[int, list[_Block]]:
 def _is_mention(text: str, block: _Block, *, calls_follow: bool) -> bool:
     """Return whether a tag without a JSON value is only mentioned, as in "I use <tool_call> for this"."""
     rest = text[block.start + len(_CALL) :].lstrip()
-    return rest != "" and not rest.startswith("{") and (calls_follow or _CALL_END not in rest)
+    return (
+        rest != ""
+        and not rest.startswith("{")
+        and (calls_follow or _CALL_END not in rest)
+    )
 
 
 def is_deep(value: object) -> bool:
@@ -235,7 +239,9 @@ def is_deep(value: object) -> bool:
     for _ in range(DEEPEST):
         if not level:
             return False
-        parts = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
+        parts = chain.from_iterable(
+            one.values() if isinstance(one, dict) else one for one in level
+        )
         level = [part for part in parts if isinstance(part, dict | list)]
     return bool(level)
 
@@ -253,7 +259,8 @@ def _tool_call(name: object, arguments: object) -> ToolCall | None:
 
 def _calls(text: str, blocks: list[_Block]) -> list[ToolCall] | None:
     first = next(
-        (index for index, block in enumerate(blocks) if block.value is not _NOT_JSON), len(blocks)
+        (index for index, block in enumerate(blocks) if block.value is not _NOT_JSON),
+        len(blocks),
     )
     calls = []
     for index, block in enumerate(blocks):
@@ -262,7 +269,9 @@ def _calls(text: str, blocks: list[_Block]) -> list[ToolCall] | None:
         value = block.value
         given = value if isinstance(value, dict) else {}
         # Llama's name
-        call = _tool_call(given.get("name"), given.get("arguments", given.get("parameters", {})))
+        call = _tool_call(
+            given.get("name"), given.get("arguments", given.get("parameters", {}))
+        )
         if call is None:
             return None
         calls.append(call)
@@ -282,7 +291,9 @@ def tool_calls(text: str) -> list[ToolCall] | None:
 
 def before_calls(text: str) -> str:
     """Return what a response says before its tool calls, its thought included."""
-    starts = [block.start for block in _after_thought(text)[1] if block.value is not _NOT_JSON]
+    starts = [
+        block.start for block in _after_thought(text)[1] if block.value is not _NOT_JSON
+    ]
     return text[: starts[0]] if starts else text
 
 
@@ -354,14 +365,24 @@ def _written(entry: object) -> str:
     return f'{_CALL}\n{{"name": {name}, "arguments": {arguments}}}\n{_CALL_END}'
 
 
-_TEXT_FIELDS: Final = ("text", "thinking", "reasoning", "refusal", "summary", "content", "value")
+_TEXT_FIELDS: Final = (
+    "text",
+    "thinking",
+    "reasoning",
+    "refusal",
+    "summary",
+    "content",
+    "value",
+)
 _THOUGHT_FIELDS: Final = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 def _plain(value: object) -> str:
     """Return the text of a part of a message: a text, a list of parts, or an object with one."""
     if isinstance(value, dict):
-        return _plain(next((value[name] for name in _TEXT_FIELDS if value.get(name)), ""))
+        return _plain(
+            next((value[name] for name in _TEXT_FIELDS if value.get(name)), "")
+        )
     if isinstance(value, list):
         return "".join(map(_plain, value))
     return value if isinstance(value, str) else ""
@@ -389,7 +410,8 @@ def _thought_and_text(message: Mapping[str, Any]) -> tuple[str, str]:
 
 def _with_thought(thought: str, *parts: str) -> str:
     return "\n".join(
-        [f"<think>\n{thought}\n</think>\n"] * bool(thought) + [part for part in parts if part]
+        [f"<think>\n{thought}\n</think>\n"] * bool(thought)
+        + [part for part in parts if part]
     )
 
 
@@ -421,7 +443,11 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def action_text(
-    message: Mapping[str, Any], *, tools: bool, thought: bool = True, cut_off: bool = False
+    message: Mapping[str, Any],
+    *,
+    tools: bool,
+    thought: bool = True,
+    cut_off: bool = False,
 ) -> str:
     r"""Return what the action of a server's message is parsed from: its tool calls alone, or else its text.
 
@@ -445,4 +471,6 @@ def action_text(
         # Malformed, as it has no name, whatever the model wrote.
         malformed = _json({"malformed": _written(entry)})
         calls.append(f"{_CALL}\n{malformed}\n{_CALL_END}")
-    return _with_thought(reasoning.replace("<", "‹") if thought else "", *(calls or [text]))
+    return _with_thought(
+        reasoning.replace("<", "‹") if thought else "", *(calls or [text])
+    )

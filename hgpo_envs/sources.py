@@ -20,7 +20,8 @@ KEPT: Final = 8
 """Number of task sources that a process shares: those that were asked for last."""
 
 _opening: Final = RLock()  # opening one source may open another
-_kept: Final[dict[Hashable, SharedSource]] = {}  # the one that was asked for last is at the end
+# the one that was asked for last is at the end
+_kept: Final[dict[Hashable, SharedSource]] = {}
 
 
 class SharedSource:
@@ -38,7 +39,10 @@ class SharedSource:
     """
 
     def __init__(
-        self, source: TaskSource, factory: str = "", arguments: tuple[tuple[str, Any], ...] = ()
+        self,
+        source: TaskSource,
+        factory: str = "",
+        arguments: tuple[tuple[str, Any], ...] = (),
     ) -> None:
         self.source = source
         self.factory = factory
@@ -101,7 +105,9 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
             )
     key = (
         factory,
-        tuple([(name, type(value), value, _file_version(value)) for name, value in items]),
+        tuple(
+            [(name, type(value), value, _file_version(value)) for name, value in items]
+        ),
     )
     with _opening:  # one thread opens a source while the others wait
         shared = _kept.pop(key, None)
@@ -167,7 +173,9 @@ class Split(Sequence[str]):
             )
         for task_id in chosen:
             if task_id not in known:
-                raise InputError(unknown(f"task of split {self.name}", task_id, self._ids, limit=2))
+                raise InputError(
+                    unknown(f"task of split {self.name}", task_id, self._ids, limit=2)
+                )
         self._ids = chosen
 
     def __len__(self) -> int:
@@ -179,5 +187,7 @@ class Split(Sequence[str]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Split:
         return self
 
-    def __reduce__(self) -> tuple[type[Split], tuple[SharedSource, str, tuple[str, ...] | None]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[Split], tuple[SharedSource, str, tuple[str, ...] | None]]:
         return Split, (self.shared, self.name, self.chosen)

@@ -20,7 +20,8 @@ _SAMPLED_CHARACTERS: Final = frozenset(
 )
 _SAMPLED_LENGTH: Final = 64
 
-_Mask = tuple[int | None, Any]  # as in Gymnasium's Text: a length and an array over the charset
+# as in Gymnasium's Text: a length and an array over the charset
+_Mask = tuple[int | None, Any]
 
 
 class UnicodeText(spaces.Text):
@@ -38,17 +39,25 @@ class UnicodeText(spaces.Text):
     """
 
     def __init__(self, max_length: int, *, seed: int | None = None) -> None:
-        super().__init__(max_length, min_length=0, charset=_SAMPLED_CHARACTERS, seed=seed)
+        super().__init__(
+            max_length, min_length=0, charset=_SAMPLED_CHARACTERS, seed=seed
+        )
 
     def contains(self, x: object) -> bool:
         """Return whether `x` is a str of at most `max_length` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
-    def sample(self, mask: _Mask | None = None, probability: _Mask | None = None) -> str:
+    def sample(
+        self, mask: _Mask | None = None, probability: _Mask | None = None
+    ) -> str:
         """Return a random text of printable ASCII: at most 64 characters unless `mask` or `probability` is given."""
         if mask is None and probability is None:
             mask = (
-                int(self.np_random.integers(0, min(self.max_length, _SAMPLED_LENGTH) + 1)),
+                int(
+                    self.np_random.integers(
+                        0, min(self.max_length, _SAMPLED_LENGTH) + 1
+                    )
+                ),
                 None,
             )
         return super().sample(mask=mask, probability=probability)

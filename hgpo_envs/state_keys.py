@@ -61,7 +61,9 @@ def state_key(name: str, others: Sequence[str] = ()) -> Callable[[str], str]:
     if name in STATE_KEYS:
         return STATE_KEYS[name]
     if ":" not in name:
-        raise InputError(unknown("state key", name, (*STATE_KEYS, *others, "module:function")))
+        raise InputError(
+            unknown("state key", name, (*STATE_KEYS, *others, "module:function"))
+        )
     function = import_object(name, "a function from text to text")
     if not callable(function):
         raise InputError(

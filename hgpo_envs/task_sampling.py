@@ -161,7 +161,9 @@ class TaskSampler:
         drawn: How many tasks to skip, for copies of a sampler that has already drawn them.
     """
 
-    def __init__(self, name: str, ids: Sequence[str], seed: int, drawn: int = 0) -> None:
+    def __init__(
+        self, name: str, ids: Sequence[str], seed: int, drawn: int = 0
+    ) -> None:
         self._name = name
         self._ids = ids
         self._seed = seed
@@ -173,5 +175,7 @@ class TaskSampler:
         self._drawn += 1
         return next(self._stream)
 
-    def __reduce__(self) -> tuple[type[TaskSampler], tuple[str, Sequence[str], int, int]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[TaskSampler], tuple[str, Sequence[str], int, int]]:
         return TaskSampler, (self._name, self._ids, self._seed, self._drawn)

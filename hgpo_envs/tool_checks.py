@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "string")
 """The types of JSON Schema (draft 2020-12, 6.1.1)."""
 
-FORM: Final = '{"type": "function", "function": {"name": …, "description": …, "parameters": …}}'
+FORM: Final = (
+    '{"type": "function", "function": {"name": …, "description": …, "parameters": …}}'
+)
 """The form of a tool in requests to OpenAI-compatible servers, which chat templates read too."""
 
 # of a function, in OpenAI's reference of chat completions
@@ -59,7 +61,9 @@ def _tool(tool: object, place: int) -> dict[str, Any]:
     # 1. Without the outer object: Anthropic's form (`input_schema`), that of MCP (`inputSchema`), or the inner half.
     name = tool.get("name")
     if "function" not in tool and isinstance(name, str):
-        schemas = [key for key in ("parameters", "input_schema", "inputSchema") if key in tool]
+        schemas = [
+            key for key in ("parameters", "input_schema", "inputSchema") if key in tool
+        ]
         renamed = (
             f" and rename {schemas[0]!r} to 'parameters'"
             if schemas and schemas[0] != "parameters"
@@ -112,7 +116,8 @@ def flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     for name, tool in zip(names, tools, strict=True):
         found += [
-            f"tool {one_line(name, 64)}{flaw}" for flaw in _tool_flaws(name, tool["function"])
+            f"tool {one_line(name, 64)}{flaw}"
+            for flaw in _tool_flaws(name, tool["function"])
         ]
     return found
 
@@ -120,7 +125,9 @@ def flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 def undescribed(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the tools without a description, of which a model learns only the name."""
     functions = [tool["function"] for tool in tools]
-    return [function["name"] for function in functions if not function.get("description")]
+    return [
+        function["name"] for function in functions if not function.get("description")
+    ]
 
 
 def _tool_flaws(name: str, function: Mapping[str, Any]) -> Iterator[str]:
@@ -176,7 +183,9 @@ def _schema_flaws(  # noqa: C901 - one paragraph a keyword
             yield f"{place}.{key}: expected schemas by name, received {_named(parts)}"
             continue
         for name, part in parts.items():
-            yield from _schema_flaws(part, root, f"{place}.{key}.{one_line(name, 60)}", depth + 1)
+            yield from _schema_flaws(
+                part, root, f"{place}.{key}.{one_line(name, 60)}", depth + 1
+            )
     for key in _UNIONS:
         parts = schema.get(key, [True])
         if not isinstance(parts, list) or not parts:
@@ -185,12 +194,16 @@ def _schema_flaws(  # noqa: C901 - one paragraph a keyword
         for number, part in enumerate(parts):
             yield from _schema_flaws(part, root, f"{place}.{key}[{number}]", depth + 1)
     for key in ("items", "additionalProperties"):
-        yield from _schema_flaws(schema.get(key, True), root, f"{place}.{key}", depth + 1)
+        yield from _schema_flaws(
+            schema.get(key, True), root, f"{place}.{key}", depth + 1
+        )
 
 
 def _required_flaws(schema: Mapping[str, Any], place: str) -> Iterator[str]:
     required = schema["required"]
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+    if not isinstance(required, list) or not all(
+        isinstance(name, str) for name in required
+    ):
         advice = f"; write [{required!r:.60}]" if isinstance(required, str) else ""
         yield f"{place}.required: expected a list of names, received {_named(required)}{advice}"
         return

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_NAMED: Final = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
 _ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 _SECTION: Final = re.compile(r"^([A-Z][a-z]+):[ ]*$", re.MULTILINE)  # of a docstring
 _DEEPEST: Final = 8  # a schema that contains itself ends here
@@ -48,13 +51,17 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     '''
     name = function.__name__
     text, *sections = _SECTION.split(inspect.getdoc(function) or "")
-    described = _arguments(dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", ""))
+    described = _arguments(
+        dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "")
+    )
     if not text.strip():
         raise InputError(
             f"tool {name}: expected a docstring, which tells the model what the tool does"
         )
     parameters = [
-        one for one in inspect.signature(function).parameters.values() if one.name != "self"
+        one
+        for one in inspect.signature(function).parameters.values()
+        if one.name != "self"
     ]
     try:
         types = typing.get_type_hints(function, include_extras=True)
@@ -74,7 +81,9 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
                 (types[one.name],), ref_template="#/$defs/{name}"
             )
             default = (
-                {} if one.default is one.empty else {"default": msgspec.to_builtins(one.default)}
+                {}
+                if one.default is one.empty
+                else {"default": msgspec.to_builtins(one.default)}
             )
         except (TypeError, NotImplementedError) as error:
             raise InputError(
@@ -116,7 +125,9 @@ def referenced(reference: object, root: object) -> Any:  # noqa: ANN401 - a JSON
 
 
 def random_call(  # noqa: C901 - one case a type
-    tools: Sequence[Mapping[str, Any]], rng: random.Random, words: Sequence[str] = ("look",)
+    tools: Sequence[Mapping[str, Any]],
+    rng: random.Random,
+    words: Sequence[str] = ("look",),
 ) -> str:
     """Return a call of one of the tools with random arguments that fit its schema, as text.
 
@@ -145,7 +156,11 @@ def random_call(  # noqa: C901 - one case a type
             case "object":
                 required = schema.get("required", ())
                 properties = schema.get("properties", {})
-                given = [name for name in properties if name in required or rng.random() < 0.5]
+                given = [
+                    name
+                    for name in properties
+                    if name in required or rng.random() < 0.5
+                ]
                 return {name: drawn(properties[name], depth + 1) for name in given}
             case "array":
                 least = schema.get("minItems", 0)
@@ -153,10 +168,14 @@ def random_call(  # noqa: C901 - one case a type
                 return [drawn(schema.get("items", {}), depth + 1) for _ in range(count)]
             case "integer":
                 low = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
-                high = schema.get("maximum", schema.get("exclusiveMaximum", max(low, 0) + 10) - 1)
+                high = schema.get(
+                    "maximum", schema.get("exclusiveMaximum", max(low, 0) + 10) - 1
+                )
                 return rng.randint(low, max(low, high))
             case "number":
-                return round(rng.uniform(schema.get("minimum", 0), schema.get("maximum", 10)), 2)
+                return round(
+                    rng.uniform(schema.get("minimum", 0), schema.get("maximum", 10)), 2
+                )
             case "boolean":
                 return rng.random() < 0.5
             case "null":

@@ -96,7 +96,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         self.episodes: list[Episode] = []
         for name, value in (("num_envs", num_envs), ("group_size", group_size)):
             if not is_integer(value) or value < 1:
-                raise InputError(f"{name}: expected an integer of at least 1, received {value!r}")
+                raise InputError(
+                    f"{name}: expected an integer of at least 1, received {value!r}"
+                )
         if num_envs % group_size:
             raise InputError(
                 f"group_size: expected a divisor of num_envs ({num_envs}), received {group_size!r}"
@@ -129,7 +131,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
     def _make_spaces(self) -> None:
         self.single_observation_space = observation_space(self._hashes.shape[1] - 1)
         self.single_action_space = UnicodeText(STATE_CHARACTERS)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.observation_space = batch_space(
+            self.single_observation_space, self.num_envs
+        )
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def reset(
@@ -167,7 +171,11 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
     def step(
         self, actions: Sequence[str]
     ) -> tuple[
-        Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
+        Observation,
+        NDArray[np.float64],
+        NDArray[np.bool_],
+        NDArray[np.bool_],
+        dict[str, Any],
     ]:
         """Execute one action in every slot, or reset it if its episode has ended (see the class).
 
@@ -184,7 +192,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         # 1. Check everything, so that an error changes nothing.
         texts = self._texts(actions)
         if not all(episode.started for episode in self.episodes):
-            raise gymnasium.error.ResetNeeded("call reset before step: some slots have no task")
+            raise gymnasium.error.ResetNeeded(
+                "call reset before step: some slots have no task"
+            )
         done = [slot for slot, episode in enumerate(self.episodes) if episode.done]
         if done and self.autoreset_mode is AutoresetMode.DISABLED:
             raise gymnasium.error.ResetNeeded(
@@ -192,7 +202,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             )
         # 2. Episodes that have not ended take their action; the others start the next task (next-step autoreset).
         rewards = np.zeros(self.num_envs)
-        playing = [slot for slot, episode in enumerate(self.episodes) if not episode.done]
+        playing = [
+            slot for slot, episode in enumerate(self.episodes) if not episode.done
+        ]
         for slot in playing:
             self.episodes[slot].act(texts[slot])
             rewards[slot] = self.episodes[slot].state.reward
@@ -204,9 +216,19 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         # 3. In same-step autoreset, episodes that have just ended start the next task at once.
         terminated = np.array([episode.terminated for episode in self.episodes])
         truncated = np.array([episode.truncated for episode in self.episodes])
-        final = self._reset_ended() if self.autoreset_mode is AutoresetMode.SAME_STEP else {}
+        final = (
+            self._reset_ended()
+            if self.autoreset_mode is AutoresetMode.SAME_STEP
+            else {}
+        )
         slots = range(self.num_envs)
-        return self._observe(slots), rewards, terminated, truncated, self._infos(slots) | final
+        return (
+            self._observe(slots),
+            rewards,
+            terminated,
+            truncated,
+            self._infos(slots) | final,
+        )
 
     def _reset_ended(self) -> dict[str, Any]:
         """Reset the slots whose episodes have ended. Return their last observations and infos, as Gymnasium does."""
@@ -216,7 +238,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         observation = self._observe(ended)
         observations = np.full(self.num_envs, None, dtype=np.object_)
         for slot in ended:
-            observations[slot] = {name: values[slot] for name, values in observation.items()}
+            observations[slot] = {
+                name: values[slot] for name, values in observation.items()
+            }
         mask = _mask(ended, self.num_envs)
         infos = self._infos(ended)
         self._start(ended)
@@ -227,7 +251,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             "_final_info": mask.copy(),
         }
 
-    def _start(self, slots: Sequence[int], tasks: Sequence[str | None] | None = None) -> None:
+    def _start(
+        self, slots: Sequence[int], tasks: Sequence[str | None] | None = None
+    ) -> None:
         """Start tasks in slots: the given ones, or where there is none, the next of the slot's group."""
         for slot in slots:
             task = tasks[slot] if tasks else None
@@ -283,17 +309,25 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
 
     def render(self) -> tuple[str, ...] | None:
         """Return every slot's last step (`hgpo_envs.env.render_step`) with ``render_mode="ansi"``, otherwise None."""
-        return tuple(map(render_step, self.episodes)) if self.render_mode == "ansi" else None
+        return (
+            tuple(map(render_step, self.episodes))
+            if self.render_mode == "ansi"
+            else None
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_prompts"}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self.__dict__.update(kept)
-        self._prompts = [episode.prompt() if episode.started else "" for episode in self.episodes]
+        self._prompts = [
+            episode.prompt() if episode.started else "" for episode in self.episodes
+        ]
 
     def _state_hashes(self, slots: Iterable[int]) -> NDArray[np.int64]:
-        return np.array([self.episodes[slot].state_hash for slot in slots], dtype=np.int64)
+        return np.array(
+            [self.episodes[slot].state_hash for slot in slots], dtype=np.int64
+        )
 
     def _observe(self, slots: Iterable[int]) -> Observation:
         """Return the observations of all slots, after the prompts of some were rendered anew."""
@@ -301,7 +335,8 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             self._prompts[slot] = self.episodes[slot].prompt()
         return {
             "state": tuple(
-                episode.state.text if episode.started else "" for episode in self.episodes
+                episode.state.text if episode.started else ""
+                for episode in self.episodes
             ),
             "prompt": tuple(self._prompts),
             "history_hash": self._hashes.copy(),
@@ -309,7 +344,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
 
     def _infos(self, slots: Sequence[int]) -> dict[str, Any]:
         """Return the infos of some slots as arrays with masks."""
-        return _batched({slot: self.episodes[slot].info() for slot in slots}, self.num_envs)
+        return _batched(
+            {slot: self.episodes[slot].info() for slot in slots}, self.num_envs
+        )
 
     def _reset_mask(self, requested: object) -> NDArray[np.bool_]:
         if requested is None:
@@ -334,7 +371,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             )
         check = cache(partial(checked_task, self.shared, self.split))
         asked = zip(requested, mask, strict=True)
-        return [check(task) if selected and task is not None else None for task, selected in asked]
+        return [
+            check(task) if selected and task is not None else None
+            for task, selected in asked
+        ]
 
     def _seeds(self, seed: object) -> list[int | None]:
         """Return the seed of each group; None keeps its sampler."""
@@ -343,10 +383,16 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             return [None] * groups
         if seed is None or is_integer(seed):
             super().reset(seed=None if seed is None else int(seed))
-            first = int(self.np_random_seed or 0) % MOST_SEEDS if seed is None else int(seed)
+            first = (
+                int(self.np_random_seed or 0) % MOST_SEEDS
+                if seed is None
+                else int(seed)
+            )
             return [first + group for group in range(groups)]
         seeds = list(seed) if isinstance(seed, Sequence | np.ndarray) else []
-        if len(seeds) != groups or not all(one is None or is_integer(one) for one in seeds):
+        if len(seeds) != groups or not all(
+            one is None or is_integer(one) for one in seeds
+        ):
             raise InputError(
                 f"seed: expected an integer or {groups}, one for each group, received {one_line(repr(seed))}"
             )
@@ -357,7 +403,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         if seed is None and self._samplers[group:]:
             return
         start = seeding.np_random()[1] % MOST_SEEDS if seed is None else int(seed)
-        self._samplers[group : group + 1] = [TaskSampler(self.sampling, self._split, start)]
+        self._samplers[group : group + 1] = [
+            TaskSampler(self.sampling, self._split, start)
+        ]
         self._drawn[group : group + 1] = [[]]
         members = slice(group * self.group_size, (group + 1) * self.group_size)
         self._taken[members] = [0] * self.group_size
@@ -399,7 +447,9 @@ def _column(values: Mapping[int, Any], number: int) -> dict[str, Any] | NDArray[
         column[slots] = some
         return column
     numeric = kind in (bool, int, float) or issubclass(kind, np.number)
-    column = np.zeros(number, kind) if numeric else np.full(number, None, dtype=np.object_)
+    column = (
+        np.zeros(number, kind) if numeric else np.full(number, None, dtype=np.object_)
+    )
     # an assignment of lists would take them apart
     column[slots] = np.fromiter(some, column.dtype, len(some))
     return column

@@ -71,12 +71,15 @@ class VerlAgentTemplate(PromptTemplate):
         if webshop:
             actions = "\n".join(f"'{action}'," for action in admissible_actions)
         else:
-            actions = "\n ".join(f"'{action}'" for action in admissible_actions if action != "help")
+            actions = "\n ".join(
+                f"'{action}'" for action in admissible_actions if action != "help"
+            )
         history = as_text(pairs) if past is None else past
         values = {
             "task_description": others["task"],
             "step_count": steps_taken,
-            "history_length": len(pairs) or steps_taken,  # a memory's text stands for all steps
+            # a memory's text stands for all steps
+            "history_length": len(pairs) or steps_taken,
             "action_history": history,
             "current_step": steps_taken + 1,
             "current_observation": others["observation"],
@@ -102,7 +105,9 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
     """
     path = checkout / _FOLDER / f"{benchmark.lower()}.py"
     try:
-        source = read_bytes(path, _LONGEST_FILE, "prompt file of verl-agent").decode("utf-8-sig")
+        source = read_bytes(path, _LONGEST_FILE, "prompt file of verl-agent").decode(
+            "utf-8-sig"
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of invalid escapes in the other constants
             tree = ast.parse(source)
@@ -114,12 +119,19 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
     texts: dict[str, str] = {}
     for statement in tree.body:
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))
+            ):
                 texts[name] = text
     templates = []
-    for name in (f"{benchmark.upper()}_TEMPLATE", f"{benchmark.upper()}_TEMPLATE_NO_HIS"):
+    for name in (
+        f"{benchmark.upper()}_TEMPLATE",
+        f"{benchmark.upper()}_TEMPLATE_NO_HIS",
+    ):
         if name not in texts:
-            raise InputError(f"{path}: expected the text {name}, a constant; it is missing")
+            raise InputError(
+                f"{path}: expected the text {name}, a constant; it is missing"
+            )
         _check_fields(texts[name], f"{name} in {path}")
         templates.append(texts[name])
     return templates[0], templates[1]

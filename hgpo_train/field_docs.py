@@ -26,7 +26,9 @@ class FieldSource(NamedTuple):
 def fields_in_source(source: str) -> dict[str, FieldSource]:
     """Return the fields with a docstring of the dataclass in a source text; of the last one if there are several."""
     classes = [
-        node for node in ast.parse(textwrap.dedent(source)).body if isinstance(node, ast.ClassDef)
+        node
+        for node in ast.parse(textwrap.dedent(source)).body
+        if isinstance(node, ast.ClassDef)
     ]
     found = {}
     for field, text in pairwise(classes[-1].body):

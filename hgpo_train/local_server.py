@@ -23,7 +23,11 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0].rstrip(".")
+        reason = (
+            str(getattr(error, "strerror", None) or error)
+            .partition(" (")[0]
+            .rstrip(".")
+        )
         raise InputError(
             f"cannot listen on {host!r}, port {port}: {reason}; change --host or --port"
         ) from None
@@ -37,7 +41,9 @@ def address_of(host: str, listener: socket.socket) -> str:
 
 def known_hosts(hosts: Sequence[str]) -> frozenset[str]:
     """Return the names that a request may be addressed to: loopback's, this machine's, and further ones."""
-    return frozenset(name.lower() for name in ("localhost", socket.gethostname(), *hosts))
+    return frozenset(
+        name.lower() for name in ("localhost", socket.gethostname(), *hosts)
+    )
 
 
 @lru_cache(maxsize=64)

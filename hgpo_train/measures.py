@@ -61,7 +61,9 @@ class Estimate(NamedTuple):
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
-def measure_by_task(rollouts: pl.DataFrame, name: str, by: Iterable[str]) -> pl.DataFrame:
+def measure_by_task(
+    rollouts: pl.DataFrame, name: str, by: Iterable[str]
+) -> pl.DataFrame:
     """Return a measure of each task, as a frame with the columns of `by` and `name`, sorted by them.
 
     Args:
@@ -70,11 +72,15 @@ def measure_by_task(rollouts: pl.DataFrame, name: str, by: Iterable[str]) -> pl.
         by: Columns that identify a task.
     """
     sums = _sums(rollouts, [name], list(by)).filter(pl.col(f"{name}, below") > 0)
-    return sums.select(*by, (pl.col(f"{name}, above") / pl.col(f"{name}, below")).alias(name))
+    return sums.select(
+        *by, (pl.col(f"{name}, above") / pl.col(f"{name}, below")).alias(name)
+    )
 
 
 def measure(
-    rollouts: pl.DataFrame, names: Iterable[str] = tuple(MEASURES), by: str | None = None
+    rollouts: pl.DataFrame,
+    names: Iterable[str] = tuple(MEASURES),
+    by: str | None = None,
 ) -> dict[Any, dict[str, Estimate | None]]:
     """Return measures of rollouts, by the values of a column; without one, of all by the key None.
 
@@ -91,11 +97,12 @@ def measure(
         parts = {(None,): _sums(rollouts, names, list(TASK))}
     else:
         sums = _sums(rollouts, names, [by, *TASK])
-        parts = {(value,): sums.clear() for value in rollouts[by].unique()} | sums.partition_by(
-            by, as_dict=True
-        )
+        parts = {
+            (value,): sums.clear() for value in rollouts[by].unique()
+        } | sums.partition_by(by, as_dict=True)
     return {
-        value: {name: _estimate(part, name) for name in names} for (value,), part in parts.items()
+        value: {name: _estimate(part, name) for name in names}
+        for (value,), part in parts.items()
     }
 
 

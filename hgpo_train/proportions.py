@@ -96,8 +96,10 @@ def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame
     }
     number_of_class = pl.sum_horizontal(pl.col("length") > most for most in LENGTHS)
     totals = episodes.lazy().group_by(*keys, number_of_class.alias("steps"))
-    table = totals.agg(number.cast(pl.Int64).alias(name) for name, number in numbers.items()).sort(
-        *keys, "steps"
+    table = totals.agg(
+        number.cast(pl.Int64).alias(name) for name, number in numbers.items()
+    ).sort(*keys, "steps")
+    titles = pl.col("steps").replace_strict(
+        range(len(CLASSES)), CLASSES, return_dtype=pl.String
     )
-    titles = pl.col("steps").replace_strict(range(len(CLASSES)), CLASSES, return_dtype=pl.String)
     return table.with_columns(titles).collect()

@@ -42,7 +42,9 @@ def _expit(logit: Floats) -> Floats:
     return 1 / (1 + np.exp(-logit))
 
 
-_SCALES: Final[dict[Scale, tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]]] = {
+_SCALES: Final[
+    dict[Scale, tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]]
+] = {
     "share": (_logit, _expit),
     "positive": (np.log, np.exp),
     "real": (np.positive, np.positive),
@@ -75,21 +77,33 @@ def jackknife_bounds(
         deviations = forward(without) - forward(without).mean(0)
         squares = (deviations**2).sum(0)
         error = np.sqrt((tasks - 1) / tasks * squares)
-        freedom = np.minimum(np.floor(1.5 * squares**2 / (deviations**4).sum(0) - 1), tasks - 1)
+        freedom = np.minimum(
+            np.floor(1.5 * squares**2 / (deviations**4).sum(0) - 1), tasks - 1
+        )
         known = (freedom >= 1) & (squares > _ROUNDING) & np.isfinite(forward(values))
         known &= np.count_nonzero(weights, axis=0) >= FEWEST_TASKS
 
         quantiles = np.array(
-            [student_quantile((1 + LEVEL) / 2, int(f)) for f in np.where(known, freedom, 1)]
+            [
+                student_quantile((1 + LEVEL) / 2, int(f))
+                for f in np.where(known, freedom, 1)
+            ]
         )
         half = np.where(known, quantiles, np.nan) * error
         low = back(forward(values) - half)
         high = back(forward(values) + half)
         trials = weights.sum(0) ** 2 / (weights**2).sum(0)
-        unknown = np.isnan(low) & (values >= 0) & (values <= 1) & (trials > FEWEST_TASKS - 0.5)
+        unknown = (
+            np.isnan(low)
+            & (values >= 0)
+            & (values <= 1)
+            & (trials > FEWEST_TASKS - 0.5)
+        )
     if scale == "share":
         for number in np.flatnonzero(unknown):
-            low[number], high[number] = wilson_interval(values[number], round(trials[number]))
+            low[number], high[number] = wilson_interval(
+                values[number], round(trials[number])
+            )
     return low, high
 
 

@@ -23,7 +23,16 @@ from contextlib import suppress
 from datetime import date, time
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 from msgspec import Meta
@@ -75,7 +84,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_toml(
     path: Path,
-    merge_layers: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = merge,
+    merge_layers: Callable[
+        [Mapping[str, Any], Mapping[str, Any]], dict[str, Any]
+    ] = merge,
     known: Mapping[str, Path] = {},
     _extended_by: tuple[Path, ...] = (),
 ) -> dict[str, Any]:
@@ -104,11 +115,15 @@ def read_toml(
     merged: dict[str, Any] = {}
     for name in names:
         parent = known.get(name, path.parent / name)
-        merged = merge_layers(merged, read_toml(parent, merge_layers, known, (*_extended_by, path)))
+        merged = merge_layers(
+            merged, read_toml(parent, merge_layers, known, (*_extended_by, path))
+        )
     return merge_layers(merged, values)
 
 
-def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where: str = "") -> T:
+def build(
+    cls: type[T], values: Mapping[str, Any], noun: str = "setting", where: str = ""
+) -> T:
     """Create a dataclass instance from nested tables.
 
     Args:
@@ -131,7 +146,12 @@ def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where:
     for key in values:
         if key not in hints:
             raise InputError(
-                unknown(noun, f"{where}{key}", [f"{where}{name}" for name in hints], limit=99)
+                unknown(
+                    noun,
+                    f"{where}{key}",
+                    [f"{where}{name}" for name in hints],
+                    limit=99,
+                )
             )
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass
         has_default = (
@@ -143,7 +163,8 @@ def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where:
                 f"{noun} {where}{field.name}: expected a value, received none; it has no default"
             )
     converted = {
-        key: _converted(hints[key], value, noun, f"{where}{key}") for key, value in values.items()
+        key: _converted(hints[key], value, noun, f"{where}{key}")
+        for key, value in values.items()
     }
     return cls(**converted)
 
@@ -158,7 +179,9 @@ def check(settings: object, noun: str = "setting") -> None:
         noun: The word for one of its fields in error messages.
     """
     for name, hint in types_of(type(settings)).items():
-        object.__setattr__(settings, name, _converted(hint, getattr(settings, name), noun, name))
+        object.__setattr__(
+            settings, name, _converted(hint, getattr(settings, name), noun, name)
+        )
 
 
 class Settings:
@@ -173,7 +196,8 @@ def types_of(cls: type) -> dict[str, Any]:
     return _types_of(cls)  # a cached function takes no classes, for type checkers
 
 
-@lru_cache(64)  # bounded: each use of an estimator that is a function creates a new class
+# bounded: each use of an estimator that is a function creates a new class
+@lru_cache(64)
 def _types_of(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
@@ -183,14 +207,20 @@ def annotation_of(cls: type, name: str) -> object:
     """Return the annotation of a field by its dotted name, such as `section.field`; `Any` if there is none."""
     annotation: object = cls
     for key in name.split("."):
-        is_section = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+        is_section = isinstance(annotation, type) and dataclasses.is_dataclass(
+            annotation
+        )
         annotation = types_of(annotation).get(key, Any) if is_section else Any  # type: ignore[arg-type]
     return annotation
 
 
 def _converted(hint: Any, value: Any, noun: str, name: str) -> Any:  # noqa: ANN401 (any annotation, any value)
     """Convert a value to the type of its annotation."""
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+    if (
+        dataclasses.is_dataclass(hint)
+        and isinstance(hint, type)
+        and isinstance(value, dict)
+    ):
         return build(hint, value, noun, f"{name}.")
     if value == "none" and type(None) in get_args(hint):  # TOML has no null
         return None
@@ -200,11 +230,13 @@ def _converted(hint: Any, value: Any, noun: str, name: str) -> Any:  # noqa: ANN
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         raise InputError(_message(hint, value, noun, name, str(error))) from None
-    except UnicodeEncodeError:  # arguments of the command line may contain bytes that are not UTF-8
+    except UnicodeEncodeError:
+        # arguments of the command line may contain bytes that are not UTF-8
         raise InputError(
             f"{noun} {name}: expected text in UTF-8, received {one_line(repr(value))}"
         ) from None
-    except TypeError:  # msgspec does not support this annotation: the value is not validated
+    except TypeError:
+        # msgspec does not support this annotation: the value is not validated
         return value
 
 
@@ -218,8 +250,16 @@ def _message(hint: object, value: object, noun: str, name: str, message: str) ->
     fault = _FAULT.fullmatch(message)
     assert fault is not None
     text = "a smaller number" if message.startswith("Number out of range") else fault[1]
-    names = {"`": "", " | ": " or ", "array": "a list", "object": "a table", "null": "none"}
-    expected = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], text)
+    names = {
+        "`": "",
+        " | ": " or ",
+        "array": "a list",
+        "object": "a table",
+        "null": "none",
+    }
+    expected = re.sub(
+        "|".join(map(re.escape, names)), lambda match: names[match[0]], text
+    )
     return f"{noun} {name}{fault[2] or ''}: expected {expected}, received {one_line(repr(value))}"
 
 
@@ -245,11 +285,14 @@ def descriptions(cls: type) -> dict[str, str]:
     """Return what the fields of a dataclass mean: the docstring below each, or the `Meta.description` of its type."""
     meanings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        with suppress(OSError, TypeError):  # a class that was made by a function is in no file
+        # a class that was made by a function is in no file
+        with suppress(OSError, TypeError):
             meanings |= field_docs(base)
     for name, hint in types_of(cls).items():
         notes = [
-            note.description for note in getattr(hint, "__metadata__", ()) if isinstance(note, Meta)
+            note.description
+            for note in getattr(hint, "__metadata__", ())
+            if isinstance(note, Meta)
         ]
         if described := [note for note in notes if note]:
             meanings[name] = described[-1]  # an alias of an alias says the last word
@@ -274,7 +317,10 @@ def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         comment = textwrap.wrap(
-            comments.get(field.name, ""), 118, initial_indent="# ", subsequent_indent="# "
+            comments.get(field.name, ""),
+            118,
+            initial_indent="# ",
+            subsequent_indent="# ",
         )
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             name = f"{table}{field.name}"
@@ -292,7 +338,10 @@ def _toml_value(value: object) -> str:
     if isinstance(value, dict):
         return (
             "{ "
-            + ", ".join(f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items())
+            + ", ".join(
+                f"{_toml_value(key)} = {_toml_value(item)}"
+                for key, item in value.items()
+            )
             + " }"
         )
     if isinstance(value, list | tuple):
@@ -304,7 +353,9 @@ def _toml_value(value: object) -> str:
     )
 
 
-def split_assignment(text: str, option: str, form: str = "name=value") -> tuple[str, str]:
+def split_assignment(
+    text: str, option: str, form: str = "name=value"
+) -> tuple[str, str]:
     """Split ``name=value`` into the name and the text of the value, which may contain further equals signs.
 
     The option that received the text and the expected form are for the error message.
@@ -355,4 +406,6 @@ def read_assignments(
     {'goals': 'human', 'price_seed': 3, 'show_attributes': True}
     """
     named = [split_assignment(text, option) for text in texts]
-    return {name: read_value(value, annotations.get(name, Any)) for name, value in named}
+    return {
+        name: read_value(value, annotations.get(name, Any)) for name, value in named
+    }

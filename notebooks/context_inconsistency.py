@@ -72,12 +72,17 @@ def title(mo):
 def choose(mo):
     depth = mo.ui.slider(1, 8, value=4, label="K, the deepest level", show_value=True)
     context = mo.ui.dropdown(
-        {"states": "states", "states and actions (what the prompt shows)": "states_actions"},
+        {
+            "states": "states",
+            "states and actions (what the prompt shows)": "states_actions",
+        },
         value="states",
         label="Contexts are",
     )
     reward = mo.ui.dropdown(["success", "reward"], value="success", label="Rewards are")
-    unchanged = mo.ui.switch(value=True, label="with replies to actions that changed nothing")
+    unchanged = mo.ui.switch(
+        value=True, label="with replies to actions that changed nothing"
+    )
     mo.hstack([depth, context, reward, unchanged], justify="start", gap=2)
     return context, depth, reward, unchanged
 
@@ -87,7 +92,10 @@ def read(Path, mo, pl, scan_steps):
     """Read the runs; `data` names them, and `part` divides training into thirds, in the order of time."""
     given = mo.cli_args().get("run")
     folder = Path(__file__).parent / "data"
-    files = {"ALFWorld": folder / "alfworld.parquet", "WebShop": folder / "webshop.parquet"}
+    files = {
+        "ALFWorld": folder / "alfworld.parquet",
+        "WebShop": folder / "webshop.parquet",
+    }
     if given:
         files = {Path(str(given)).stem: given}
     names = list(files)
@@ -104,7 +112,9 @@ def read(Path, mo, pl, scan_steps):
 
 
 @app.cell
-def count(InputError, context, depth, mo, names, pl, reward, statistics, steps, unchanged):
+def count(
+    InputError, context, depth, mo, names, pl, reward, statistics, steps, unchanged
+):
     options = {
         "history_length": depth.value,
         "context": context.value,
@@ -128,9 +138,7 @@ def count(InputError, context, depth, mo, names, pl, reward, statistics, steps, 
 
 @app.cell
 def shared_claim(at, claim, depth, mo):
-    shared_contexts = (
-        f"With {depth.value} past states, {claim(at('shared', depth.value))} steps keep a group."
-    )
+    shared_contexts = f"With {depth.value} past states, {claim(at('shared', depth.value))} steps keep a group."
     mo.md(f"## {shared_contexts}")
     return (shared_contexts,)
 
@@ -140,7 +148,11 @@ def wording(listed, names, percent):
     def claim(values):
         """Shares of the runs, as in ``23% of ALFWorld's and 7% of WebShop's``."""
         return listed(
-            [f"{percent(values[name])} of {name}'s" for name in names if values[name] is not None]
+            [
+                f"{percent(values[name])} of {name}'s"
+                for name in names
+                if values[name] is not None
+            ]
         )
 
     return (claim,)
@@ -151,11 +163,17 @@ def sizes_chart(alt, found, pl):
     _labels = ["1 (singleton)", "2", "3–4", "5–8", "9–16", "more"]
     _number = pl.sum_horizontal(pl.col("size") > edge for edge in (1, 2, 4, 8, 16))
     _binned = (
-        found.sizes.group_by("data", "level", _number.alias("number"), maintain_order=True)
+        found.sizes.group_by(
+            "data", "level", _number.alias("number"), maintain_order=True
+        )
         .agg(pl.col("steps").sum())
         .with_columns(
-            (pl.col("steps") / pl.col("steps").sum().over("data", "level")).alias("share"),
-            pl.col("number").replace_strict(dict(enumerate(_labels))).alias("group size"),
+            (pl.col("steps") / pl.col("steps").sum().over("data", "level")).alias(
+                "share"
+            ),
+            pl.col("number")
+            .replace_strict(dict(enumerate(_labels)))
+            .alias("group size"),
         )
     )
     _bars = (
@@ -175,7 +193,12 @@ def sizes_chart(alt, found, pl):
             ),
             alt.Color("group size:O", sort=_labels, scale=alt.Scale(scheme="blues")),
             alt.Order("number:Q"),
-            tooltip=["level:N", "group size:N", "steps:Q", alt.Tooltip("share:Q", format=".1%")],
+            tooltip=[
+                "level:N",
+                "group size:N",
+                "steps:Q",
+                alt.Tooltip("share:Q", format=".1%"),
+            ],
         )
         .properties(width=315, height=160)
     )
@@ -203,7 +226,9 @@ def shared(found, levels_chart, mo, sizes):
 
 @app.cell
 def inconsistency_claim(at, claim, depth, mo):
-    inconsistent = f"At one state, {claim(at('differing', depth.value))} pairs differ in history."
+    inconsistent = (
+        f"At one state, {claim(at('differing', depth.value))} pairs differ in history."
+    )
     mo.md(f"## {inconsistent}")
     return (inconsistent,)
 
@@ -224,7 +249,9 @@ def inconsistency(found, levels_chart, mo):
 
 @app.cell
 def states_claim(found, mo, names, percent, pl):
-    largest = {name: found.states.filter(pl.col("data") == name)["pairs"][0] for name in names}
+    largest = {
+        name: found.states.filter(pl.col("data") == name)["pairs"][0] for name in names
+    }
     most = max(names, key=lambda name: largest[name] or 0)
     carried = f"One state carries {percent(largest[most] or 0)} of {most}'s pairs."
     mo.md(f"## {carried}")
@@ -240,12 +267,15 @@ def states(beginning, found, mo, pl):
                 "The states with most pairs, and their shares of all pairs and of all steps. The switch above leaves "
                 "out replies to actions that changed nothing, which are "
                 + ", ".join(
-                    f"{row['unchanged']:.0%} of {row['data']}'s" for row in found.summary.to_dicts()
+                    f"{row['unchanged']:.0%} of {row['data']}'s"
+                    for row in found.summary.to_dicts()
                 )
                 + " steps."
             ),
             mo.ui.table(
-                carriers.with_columns(state=pl.col("state").map_elements(beginning, pl.String)),
+                carriers.with_columns(
+                    state=pl.col("state").map_elements(beginning, pl.String)
+                ),
                 format_mapping=dict.fromkeys(("pairs", "steps"), "{:.1%}"),
                 selection=None,
             ),
@@ -256,7 +286,9 @@ def states(beginning, found, mo, pl):
 
 @app.cell
 def weights_claim(claim, found, mo, names, pl):
-    of_states = dict(zip(names, found.levels.filter(pl.col("level") == "0")["weight"], strict=True))
+    of_states = dict(
+        zip(names, found.levels.filter(pl.col("level") == "0")["weight"], strict=True)
+    )
     weighted = f"States alone carry {claim(of_states)} weight in HGPO."
     mo.md(f"## {weighted}")
     return (weighted,)
@@ -271,9 +303,9 @@ def weights(COLOURS, alt, depth, found, mo, names, pl):
 
     series = {"paper, (k + 1)": nominal(1), "official code, (k + 2)": nominal(2)}
     for name in names:
-        series[name] = found.levels.filter(pl.col("data") == name, pl.col("weight").is_not_null())[
-            "weight"
-        ].to_list()
+        series[name] = found.levels.filter(
+            pl.col("data") == name, pl.col("weight").is_not_null()
+        )["weight"].to_list()
     bars = [
         {"level": str(k), "weights": name, "weight": value}
         for name, values in series.items()
@@ -309,7 +341,9 @@ def influence_claim(at, depth, listed, mo, names):
     low = at("explained", depth.value, "low")
     chance = at("explained", depth.value, "chance")
     beyond = [
-        name for name in names if low[name] is not None and low[name] > max(chance[name] or 0, 0)
+        name
+        for name in names
+        if low[name] is not None and low[name] > max(chance[name] or 0, 0)
     ]
     where = listed([f"in {name}" for name in beyond]) if beyond else "in no run"
     explaining = f"Histories explain returns beyond chance {where}."
@@ -333,7 +367,9 @@ def influence(found, levels_chart, mo):
 
 @app.cell
 def signs_claim(at, claim, mo):
-    changing = f"Among equal states alone, {claim(at('sign_disagreement', 0))} signs differ."
+    changing = (
+        f"Among equal states alone, {claim(at('sign_disagreement', 0))} signs differ."
+    )
     mo.md(f"## {changing}")
     return (changing,)
 
@@ -368,7 +404,9 @@ def thirds(mo, np, options, pl, statistics, steps):
         part = pl.sum_horizontal(pl.col("iteration") > edge for edge in edges)
         by_part = statistics(
             trained.with_columns(
-                training=part.replace_strict(dict(enumerate(parts.categories))).cast(parts)
+                training=part.replace_strict(dict(enumerate(parts.categories))).cast(
+                    parts
+                )
             ),
             by="training",
             permutations=5,
@@ -384,9 +422,7 @@ def thirds_claim(by_part, mo, percent, pl):
     if by_part:
         early, *_, late = by_part.levels.filter(pl.col("level") == "1")["shared"]
         _verb = "raises" if late > early else "lowers"
-        trend = (
-            f"Training {_verb} shared contexts (k = 1) from {percent(early)} to {percent(late)}."
-        )
+        trend = f"Training {_verb} shared contexts (k = 1) from {percent(early)} to {percent(late)}."
     mo.md(f"## {trend}" if trend else "")
     return (trend,)
 
@@ -394,7 +430,10 @@ def thirds_claim(by_part, mo, percent, pl):
 @app.cell
 def thirds_charts(by_part, levels_chart, mo):
     mo.vstack(
-        [levels_chart(by_part.intervals, name, by="training") for name in ("shared", "differing")]
+        [
+            levels_chart(by_part.intervals, name, by="training")
+            for name in ("shared", "differing")
+        ]
         if by_part
         else []
     )
@@ -422,7 +461,10 @@ def positions(compute, depth, np, options, pl, ratio_interval, steps):
             for k in sorted({0, 1, depth.value}):
                 if k <= position:
                     hits = np.bincount(
-                        numbers[here & (sized[f"a_size_k{k}"] > 1).fill_null(False).to_numpy()],
+                        numbers[
+                            here
+                            & (sized[f"a_size_k{k}"] > 1).fill_null(False).to_numpy()
+                        ],
                         minlength=tasks,
                     )
                     shares.append((position, f"k = {k}", *ratio_interval(hits, total)))
@@ -452,7 +494,8 @@ def positions_claim(by_step, depth, first_run, mo, percent, pl):
 @app.cell
 def positions_chart(alt, by_step, mo):
     base = alt.Chart(alt.Data(values=by_step.to_dicts())).encode(
-        alt.X("step:Q"), alt.Color("level:N", title=None, legend=alt.Legend(orient="top"))
+        alt.X("step:Q"),
+        alt.Color("level:N", title=None, legend=alt.Legend(orient="top")),
     )
     share = alt.Axis(format="%")
     position_chart = (
@@ -460,9 +503,12 @@ def positions_chart(alt, by_step, mo):
             alt.Y("low:Q", axis=share, title="steps with a group"), y2="high:Q"
         )
         + base.mark_line(point=True).encode(
-            y="value:Q", tooltip=["step:Q", "level:N", alt.Tooltip("value:Q", format=".1%")]
+            y="value:Q",
+            tooltip=["step:Q", "level:N", alt.Tooltip("value:Q", format=".1%")],
         )
-    ).properties(width=560, height=240, title="Shared contexts by position in the episode")
+    ).properties(
+        width=560, height=240, title="Shared contexts by position in the episode"
+    )
     _about = mo.md(
         "Steps with a group, by their position in the episode. Level k begins at step k."
     )
@@ -497,11 +543,17 @@ def example_pair(draw, mo, np, pl, steps):
             if name in steps.columns
         ]
         history = steps.with_columns(
-            pl.col("state").shift(1).over("data", "trajectory", order_by="step").alias("(before)")
+            pl.col("state")
+            .shift(1)
+            .over("data", "trajectory", order_by="step")
+            .alias("(before)")
         )
-        visits = history.filter(pl.col("step") > 0).group_by(*groups, "state", maintain_order=True)
+        visits = history.filter(pl.col("step") > 0).group_by(
+            *groups, "state", maintain_order=True
+        )
         several = visits.agg("trajectory", "step", "(before)").filter(
-            pl.col("trajectory").list.n_unique() > 1, pl.col("(before)").list.n_unique() > 1
+            pl.col("trajectory").list.n_unique() > 1,
+            pl.col("(before)").list.n_unique() > 1,
         )
         rng = np.random.default_rng(draw.value)
         for number in rng.permutation(several.height):
@@ -512,19 +564,27 @@ def example_pair(draw, mo, np, pl, steps):
                 (one, other)
                 for place, one in enumerate(order)
                 for other in order[place + 1 :]
-                if visited[one][0] != visited[other][0] and visited[one][1] != visited[other][1]
+                if visited[one][0] != visited[other][0]
+                and visited[one][1] != visited[other][1]
             )
             if chosen := next(apart, None):
                 break
         else:
             return mo.md("No such pair.")
-        shown = [story(state["data"], state["trajectory"][n], state["step"][n]) for n in chosen]
+        shown = [
+            story(state["data"], state["trajectory"][n], state["step"][n])
+            for n in chosen
+        ]
         return mo.hstack(shown, widths="equal", gap=2)
 
     def story(data, trajectory, step):
-        own = steps.filter(pl.col("data") == data, pl.col("trajectory") == trajectory).sort("step")
+        own = steps.filter(
+            pl.col("data") == data, pl.col("trajectory") == trajectory
+        ).sort("step")
         lines = [f"**{trajectory}**: return {own['reward'].sum():g}"]
-        for row in own.filter(pl.col("step").is_between(step - 3, step)).iter_rows(named=True):
+        for row in own.filter(pl.col("step").is_between(step - 3, step)).iter_rows(
+            named=True
+        ):
             text, action = (
                 " ".join((row.get(name) or "").split()).replace("`", "'")
                 for name in ("state", "action")

@@ -107,7 +107,9 @@ def from_json_lines(folder, levels_chart, pl, statistics):
         .rename(names)
         .with_columns(action_valid=pl.lit(value=True))
     )
-    levels_chart(statistics(mine, history_length=3, permutations=20).intervals, "shared")
+    levels_chart(
+        statistics(mine, history_length=3, permutations=20).intervals, "shared"
+    )
     return (mine,)
 
 
@@ -119,7 +121,8 @@ def explained(levels_chart, mine, mo, statistics):
                 "Returns do not depend on the history here, so the intervals should contain chance, the grey ticks."
             ),
             levels_chart(
-                statistics(mine, history_length=3, permutations=20).intervals, "explained"
+                statistics(mine, history_length=3, permutations=20).intervals,
+                "explained",
             ),
         ]
     )
@@ -138,7 +141,9 @@ def about_verl(mo):
 
 
 @app.cell
-def from_verl_agent(folder, json, levels_chart, mine, scan_steps, statistics, import_rollouts):
+def from_verl_agent(
+    folder, json, levels_chart, mine, scan_steps, statistics, import_rollouts
+):
     def dump():
         (folder / "dumps").mkdir(exist_ok=True)
         lines = [
@@ -160,7 +165,9 @@ def from_verl_agent(folder, json, levels_chart, mine, scan_steps, statistics, im
     dump()
     import_rollouts(folder / "dumps", folder / "theirs")
     theirs = scan_steps(folder / "theirs")
-    levels_chart(statistics(theirs, history_length=3, permutations=20).intervals, "shared")
+    levels_chart(
+        statistics(theirs, history_length=3, permutations=20).intervals, "shared"
+    )
     return
 
 
@@ -180,7 +187,8 @@ def own_policy(collect, folder, levels_chart, scan_steps, statistics):
     def curious(request):
         taken = {action for _, _, action in request.history}
         return request.rng.choice(
-            [each for each in request.admissible_actions if each not in taken] or ["look"]
+            [each for each in request.admissible_actions if each not in taken]
+            or ["look"]
         )
 
     collect(
@@ -192,7 +200,9 @@ def own_policy(collect, folder, levels_chart, scan_steps, statistics):
         action_format="command",
     )
     played = scan_steps(folder / "curious")
-    levels_chart(statistics(played, history_length=3, permutations=20).intervals, "shared")
+    levels_chart(
+        statistics(played, history_length=3, permutations=20).intervals, "shared"
+    )
     return
 
 
@@ -212,10 +222,13 @@ def own_estimator(compute, mine, mo, pl, within):
     def median_at_state(steps):
         """Return to go minus its median over the steps of the group at the same state."""
         return steps.with_columns(
-            advantage=pl.col("return") - pl.col("return").median().over(within("history_hash_0"))
+            advantage=pl.col("return")
+            - pl.col("return").median().over(within("history_hash_0"))
         )
 
-    both = compute(compute(mine, median_at_state, column="mine"), "hgpo", column="hgpo").collect()
+    both = compute(
+        compute(mine, median_at_state, column="mine"), "hgpo", column="hgpo"
+    ).collect()
     shown = both.filter(pl.col("mine") != 0).select(
         "trajectory", "step", "action", pl.col("mine", "hgpo").round(2)
     )

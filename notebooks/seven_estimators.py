@@ -66,7 +66,11 @@ def choose(Path, mo, scan_steps):
     )
     last = int(table["iteration"].max() or 0) if "iteration" in table.columns else 0
     chosen = mo.ui.range_slider(
-        0, max(last, 1), value=[max(0, last - 9), last or 1], label="Iterations", show_value=True
+        0,
+        max(last, 1),
+        value=[max(0, last - 9), last or 1],
+        label="Iterations",
+        show_value=True,
     )
     mo.vstack([written, chosen])
     return chosen, table, written
@@ -83,7 +87,9 @@ def estimate(InputError, chosen, compute_many, mo, pl, read_variants, table, wri
     )
     try:
         estimated = (
-            compute_many(rows, [each.estimator for each in variants]).collect().rename(names)
+            compute_many(rows, [each.estimator for each in variants])
+            .collect()
+            .rename(names)
         )
     except InputError as error:  # a table without a column that an estimator reads
         mo.stop(True, mo.md(str(error)))
@@ -101,7 +107,8 @@ def correlation_claim(estimated, estimators, mo, pl):
         for j in range(i)
     ]
     alike = "The advantages of one estimator have nothing to be compared with."
-    if _known := [pair for pair in _pairs if pair[0] == pair[0]]:  # NaN: all advantages are 0
+    # NaN: all advantages are 0
+    if _known := [pair for pair in _pairs if pair[0] == pair[0]]:
         _value, _first, _second = min(_known)
         alike = f"Least alike are {_second} and {_first}, with a correlation of {_value:.2f}."
     mo.md(f"## {alike}")
@@ -152,7 +159,10 @@ def pair(estimators, mo):
 @app.cell
 def signs_claim(estimated, first, mo, pl, second):
     _both = estimated.filter(pl.col(first.value) * pl.col(second.value) != 0)
-    _share = _both.select((pl.col(first.value) * pl.col(second.value) < 0).mean()).item() or 0.0
+    _share = (
+        _both.select((pl.col(first.value) * pl.col(second.value) < 0).mean()).item()
+        or 0.0
+    )
     opposed = f"{first.value} and {second.value} push {_share:.0%} of steps in opposite directions."
     mo.md(f"## {opposed}")
     return (opposed,)
@@ -174,7 +184,8 @@ def signs(alt, estimated, first, np, pl, ratio_interval, second):
         other = pl.col(second.value)
         task = "task_id" if "task_id" in estimated.columns else "task"
         known = estimated.filter(one * other != 0).with_columns(
-            differs=(one.sign() != other.sign()).cast(pl.Int64), place=pl.min_horizontal("step", 9)
+            differs=(one.sign() != other.sign()).cast(pl.Int64),
+            place=pl.min_horizontal("step", 9),
         )
         if not known.height:  # all returns are equal
             return []
@@ -184,17 +195,27 @@ def signs(alt, estimated, first, np, pl, ratio_interval, second):
         for place in known["place"].unique().sort():
             here = (known["place"] == place).to_numpy()
             total = np.bincount(numbers.to_numpy()[here], minlength=tasks)
-            hits = np.bincount(numbers.to_numpy()[here], known["differs"].to_numpy()[here], tasks)
+            hits = np.bincount(
+                numbers.to_numpy()[here], known["differs"].to_numpy()[here], tasks
+            )
             share, low, high = ratio_interval(hits, total)
             found.append(
-                {"step": place, "share": share, "low": low, "high": high, "steps": int(total.sum())}
+                {
+                    "step": place,
+                    "share": share,
+                    "low": low,
+                    "high": high,
+                    "steps": int(total.sum()),
+                }
             )
         return found
 
     bars = alt.Chart(alt.Data(values=by_position())).encode(
         alt.X("step:O", title="step (9: and later)")
     )
-    share = alt.Y("share:Q", title="steps whose signs differ", axis=alt.Axis(format="%"))
+    share = alt.Y(
+        "share:Q", title="steps whose signs differ", axis=alt.Axis(format="%")
+    )
     (
         bars.mark_bar(color="#56b4e9").encode(
             share, tooltip=["step:O", "steps:Q", alt.Tooltip("share:Q", format=".1%")]

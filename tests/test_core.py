@@ -5,7 +5,11 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import (
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,9 @@ ROOT = Path(__file__).parent.parent
 OURS = {"hgpo_envs", "hgpo_datasets", "hgpo_train"}
 CORE = [
     Requirement(line)
-    for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "dependencies"
+    ]
 ]
 
 PLAY = """
@@ -97,7 +103,8 @@ def closure(requirements):
             found.add((name, wanted))
             try:
                 lines = distribution(name).requires or []
-            except PackageNotFoundError:  # this test is about missing packages, not about versions
+            except PackageNotFoundError:
+                # this test is about missing packages, not about versions
                 continue
             waiting += [(Requirement(line), wanted) for line in lines]
     return {name for name, _ in found}
@@ -121,7 +128,11 @@ def test_it_plays_and_computes_with_the_core_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found.pop("rows") > 0
-    assert [found.pop(name) for name in ("absent", "shops", "imported")] == ["pytest", 2, []]
+    assert [found.pop(name) for name in ("absent", "shops", "imported")] == [
+        "pytest",
+        2,
+        [],
+    ]
     assert found.keys() == {"train", "sft", "eval"}
     for status, line in found.values():
         assert (status, line.count("\n")) == (2, 1)
@@ -129,9 +140,13 @@ def test_it_plays_and_computes_with_the_core_alone(tmp_path):
 
 
 def test_the_core_is_what_its_page_says_and_nothing_heavy():
-    page = (ROOT / "docs/dependencies.md").read_text().split("## Core")[1].split("##")[0]
+    page = (
+        (ROOT / "docs/dependencies.md").read_text().split("## Core")[1].split("##")[0]
+    )
     rows = [line.split()[1] for line in page.splitlines() if line.startswith("| ")]
-    assert sorted(rows) == sorted(["package", *(requirement.name for requirement in CORE)])
+    assert sorted(rows) == sorted(
+        ["package", *(requirement.name for requirement in CORE)]
+    )
     heavy = {
         "pandas",
         "torch",

@@ -18,7 +18,11 @@ from tools import schema_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
-    [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "research").rglob("*.md")]
+    [
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "research").rglob("*.md"),
+    ]
 )
 
 
@@ -26,7 +30,9 @@ def headings(page: Path) -> set[str]:
     """The anchors of a page's headings, by GitHub's rule."""
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -40,7 +46,9 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in headings(linked), target
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name
+)
 def test_pages_start_with_their_purpose(page):
     title, purpose, *_ = page.read_text("utf-8").split("\n\n")
     assert title.startswith("# ")
@@ -59,11 +67,16 @@ def test_every_number_of_a_table_is_a_kept_result():
 
 
 def test_the_two_commands_need_only_python_and_pip():
-    commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
-    assert [command.split("/")[-1].split()[0] for command in commands] == ["hgpo", "pytest"]
-    assert "grep -m1 -E '^python3 -m venv .*pytest' README.md" in (ROOT / ".ci/run").read_text(
-        "utf-8"
-    )
+    commands = [
+        line for line in README.splitlines() if line.startswith("python3 -m venv")
+    ]
+    assert [command.split("/")[-1].split()[0] for command in commands] == [
+        "hgpo",
+        "pytest",
+    ]
+    assert "grep -m1 -E '^python3 -m venv .*pytest' README.md" in (
+        ROOT / ".ci/run"
+    ).read_text("utf-8")
 
 
 @pytest.mark.slow
@@ -77,7 +90,9 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     assert b"oracle" in (tmp_path / "levels.svg").read_bytes()
     exec(play, shown)
     query = re.search(r"search\[(.*)\]", play)[1]
-    assert query in shown["info"]["task"], "the example searches for what its task wants"
+    assert query in shown["info"]["task"], (
+        "the example searches for what its task wants"
+    )
     printed = capsys.readouterr().out
     assert "Context inconsistency: " in printed
     assert f"> search[{query}]" in printed
@@ -101,7 +116,9 @@ def options(name: str) -> set[str]:
     """The options of a benchmark: the parameters of its function `run`."""
     tree = ast.parse((ROOT / f"benchmarks/{name}.py").read_text("utf-8"))
     (run,) = [
-        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == "run"
     ]
     return {argument.arg.rstrip("_").replace("_", "-") for argument in run.args.args}
 
@@ -117,12 +134,17 @@ def test_the_benchmarks_commands_have_their_options():
     ]
     assert len(commands) > 30
     for name, rest in commands:
-        assert {*re.findall(r"--([\w-]+)", rest)} <= options(name) | {"keep"}, (name, rest)
+        assert {*re.findall(r"--([\w-]+)", rest)} <= options(name) | {"keep"}, (
+            name,
+            rest,
+        )
 
 
 def test_the_page_is_the_schema():
     page = (ROOT / "docs/step_table.md").read_text("utf-8")
-    assert schema_page.rewrite(page) == page, "run: python -m tools.schema_page docs/step_table.md"
+    assert schema_page.rewrite(page) == page, (
+        "run: python -m tools.schema_page docs/step_table.md"
+    )
     for column in schema.columns(depth=1):
         assert f"`{column.name.replace('_hash_1', '_hash_k')}`" in page
 
@@ -140,10 +162,14 @@ def test_scripts_of_other_distributions_ask_before_they_replace_kept_results(pat
     """Those of benchmarks/ leave this to the runner."""
     tree = ast.parse(path.read_text("utf-8"))
     calls = {
-        getattr(node.func, "id", ""): node for node in ast.walk(tree) if isinstance(node, ast.Call)
+        getattr(node.func, "id", ""): node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
     }
     assert {"add_keep", "make_parser"} & calls.keys()
-    (keep,) = [keyword.value for keyword in calls["store"].keywords if keyword.arg == "keep"]
+    (keep,) = [
+        keyword.value for keyword in calls["store"].keywords if keyword.arg == "keep"
+    ]
     assert isinstance(keep, ast.Attribute)  # the command line's, never a constant
     assert keep.attr == "keep"
 
@@ -164,28 +190,35 @@ def run(size: int = 1, names: tuple[str, ...] = ("a",), fast: bool = False):
     exec(code, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("RESULTS", "SCRATCH", "ROOT"):
-        monkeypatch.setattr(runner, name, tmp_path if name == "ROOT" else tmp_path / name.lower())
+        monkeypatch.setattr(
+            runner, name, tmp_path if name == "ROOT" else tmp_path / name.lower()
+        )
     (tmp_path / "results").mkdir()
     (tmp_path / "results/conversations.json").write_text("kept")
 
     def run(*arguments: str) -> tuple[Path, Path]:
         monkeypatch.setattr(sys, "argv", ["benchmarks", "conversations", *arguments])
         runner.main()
-        return tmp_path / "scratch/conversations.json", tmp_path / "results/conversations.json"
+        return (
+            tmp_path / "scratch/conversations.json",
+            tmp_path / "results/conversations.json",
+        )
 
     return run
 
 
 def test_a_benchmark_is_a_function_of_options_that_yields_rows(benchmark, capsys):
-    scratch, kept = benchmark("--size", "2", "--names", "b", "c", "--names", "d", "--fast")
+    scratch, kept = benchmark(
+        "--size", "2", "--names", "b", "c", "--names", "d", "--fast"
+    )
     found = json.loads(scratch.read_text("utf-8"))
     # times better, or times the floor
     assert [row["ratio"] for row in found["rows"]] == [5 / 4, 3.0, 2.0]
     assert found["rows"][0]["note"] == "('b', 'c', 'd') True"
     assert found["made"]["python"]
-    assert json.loads(scratch.with_stem("conversations_more").read_text("utf-8"))["figures"] == {
-        "x": 1
-    }
+    assert json.loads(scratch.with_stem("conversations_more").read_text("utf-8"))[
+        "figures"
+    ] == {"x": 1}
     printed = capsys.readouterr().out
     assert "other 5 s (1.2 ×)" in printed
     assert "results/conversations.json are unchanged (--keep)" in printed

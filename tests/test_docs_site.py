@@ -60,7 +60,10 @@ def rows(page: str) -> dict[str, list[str]]:
     """The rows of a page's tables by their first cell, with the markup removed."""
     lines = [line for line in page.splitlines() if line.startswith("| <code>")]
     cells = [
-        [unescape(re.sub("</?code>", "", cell)).strip() for cell in line.split("|")[1:-1]]
+        [
+            unescape(re.sub("</?code>", "", cell)).strip()
+            for cell in line.split("|")[1:-1]
+        ]
         for line in lines
     ]
     return {cell[0]: cell[1:] for cell in cells}
@@ -107,10 +110,15 @@ def test_every_setting_of_rollouts_the_update_and_the_model_has_a_row_of_engines
             section, _, field = name.partition(".")
             if field in ("ahead", "compile"):
                 others = {"engine": engine} if section == "rollout" else {}
-                changes = {"rollout": {"engine": engine}, "update": {"rollout_is": "token"}}
+                changes = {
+                    "rollout": {"engine": engine},
+                    "update": {"rollout_is": "token"},
+                }
                 changes[section] = {**others, field: True}
                 if cells[column] == "refused":
-                    with pytest.raises(InputError, match=rf"setting {section}\.{field}"):
+                    with pytest.raises(
+                        InputError, match=rf"setting {section}\.{field}"
+                    ):
                         replace(Config(), **changes)
                 else:
                     replace(Config(), **changes)
@@ -141,10 +149,16 @@ def test_every_parameter_of_estimators_and_policies_is_described():
         assert rows(common).keys() | rows(section).keys() == {
             field.name for field in dataclasses.fields(parameters)
         }
-    assert {section.partition("\n")[0] for section in sections} >= {"hgpo", "gigpo", "grpo"}
+    assert {section.partition("\n")[0] for section in sections} >= {
+        "hgpo",
+        "gigpo",
+        "grpo",
+    }
     for section in docs_reference.policies_page().split("\n## ")[1:]:
         options = policy_spec(section.partition("\n")[0]).options
-        assert list(rows(section)) == [field.name for field in dataclasses.fields(options)]
+        assert list(rows(section)) == [
+            field.name for field in dataclasses.fields(options)
+        ]
         assert all(meaning for *_, meaning in rows(section).values())
 
 
@@ -194,7 +208,9 @@ def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside
     loaded = re.findall(r'<(?:script|link)[^>]*\s(?:src|href)="([^"]+)"', page)
     assert len(loaded) > 100
     for name in loaded:
-        assert (Path(marimo.__file__).parent / "_static" / name.removeprefix("marimo/")).is_file()
+        assert (
+            Path(marimo.__file__).parent / "_static" / name.removeprefix("marimo/")
+        ).is_file()
 
 
 def test_links_to_notebooks_lead_to_their_pages():
@@ -242,13 +258,19 @@ def site(tmp_path_factory, docs_only):
         pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("docs")
     shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")
-    for package in ("hgpo_envs", "hgpo_train", "datasets", "tools"):  # what mkdocstrings reads
+    # what mkdocstrings reads
+    for package in ("hgpo_envs", "hgpo_train", "datasets", "tools"):
         (folder / package).symlink_to(ROOT / package)
     write = ([sys.executable, "-c", WRITE, str(folder / "build/docs")], ROOT)
     build = ([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], folder)
     for command, where in (write, build):
         done = subprocess.run(
-            command, cwd=where, env=docs_only, capture_output=True, text=True, check=False
+            command,
+            cwd=where,
+            env=docs_only,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"
@@ -257,18 +279,25 @@ def site(tmp_path_factory, docs_only):
 @pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site):
     for page in pages(CONFIGURATION["nav"]):
-        address = "index.html" if page == "index.md" else f"{page.removesuffix('.md')}/index.html"
+        address = (
+            "index.html"
+            if page == "index.md"
+            else f"{page.removesuffix('.md')}/index.html"
+        )
         html = (site / address).read_text("utf-8")
         loaded = re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?([^\s\">]+)", html)
         loaded += re.findall(
-            r"<link[^>]*rel=\"?(?:stylesheet|preload|preconnect)[^>]*href=\"?([^\s\">]+)", html
+            r"<link[^>]*rel=\"?(?:stylesheet|preload|preconnect)[^>]*href=\"?([^\s\">]+)",
+            html,
         )
         assert loaded
         assert [source for source in loaded if source.startswith(("http", "//"))] == []
         assert "[hgpo" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL), (
             "a reference that leads nowhere"
         )
-    assert (site / "notebooks/own_rollouts.html").read_text("utf-8") == "<p>own_rollouts</p>"
+    assert (site / "notebooks/own_rollouts.html").read_text(
+        "utf-8"
+    ) == "<p>own_rollouts</p>"
     assert (site / "notebooks/marimo/index.html").is_file()
     reference = (site / "reference/hgpo_datasets/index.html").read_text("utf-8")
     assert 'id="hgpo_datasets.reader.scan_steps"' in reference
@@ -358,7 +387,9 @@ def test_searches_find_their_place_in_the_first_two_hits(site):
     ):
         Thread(target=server.serve_forever, daemon=True).start()
         root = f"http://127.0.0.1:{server.server_address[1]}/"
-        page = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
+        page = driver.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"]
+        ).new_page()
         page.goto(root, wait_until="networkidle")
         page.keyboard.press("/")  # opens the search
         for query in SEARCHES:

@@ -34,7 +34,9 @@ def test_link_is_its_definition(a, b):
 
 @given(
     st.lists(
-        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=7),
+        st.lists(
+            st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=7
+        ),
         max_size=5,
     ),
     st.integers(0, 4),
@@ -59,13 +61,20 @@ def test_chains_equal_exactly_where_windows_equal(trajectories, depth):
                     windows.append(window)
             assert [w is not None for w in windows] == defined[k].tolist()
             known = [
-                (str(w), v) for w, v, d in zip(windows, values[k], defined[k], strict=True) if d
+                (str(w), v)
+                for w, v, d in zip(windows, values[k], defined[k], strict=True)
+                if d
             ]
-            assert len(set(known)) == len({w for w, _ in known}) == len({v for _, v in known})
+            assert (
+                len(set(known))
+                == len({w for w, _ in known})
+                == len({v for _, v in known})
+            )
 
 
 @given(
-    st.lists(st.lists(INT64, min_size=1, max_size=12), min_size=1, max_size=4), st.integers(0, 9)
+    st.lists(st.lists(INT64, min_size=1, max_size=12), min_size=1, max_size=4),
+    st.integers(0, 9),
 )
 def test_chains_of_steps_rows_and_columns_are_their_definition(episodes, depth):
     chain = hashing.Chain(depth)
@@ -79,7 +88,9 @@ def test_chains_of_steps_rows_and_columns_are_their_definition(episodes, depth):
             rows = hashing.advance(rows, hashed) if t else hashing.start(hashed, depth)  # noqa: F821 (of the step before)
             row = chain.advance(state) if t else chain.start(state)
             expected = [link(before, state) for before in (0, *expected)][: depth + 1]
-            assert row.tolist() == expected + [hashing.UNDEFINED] * (depth + 1 - len(expected))
+            assert row.tolist() == expected + [hashing.UNDEFINED] * (
+                depth + 1 - len(expected)
+            )
             assert rows.tolist() == [row.tolist()]
             assert values[defined[:, t], t].tolist() == expected
             assert row.dtype == np.int64

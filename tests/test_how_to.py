@@ -10,7 +10,9 @@ from chat_server import Api
 from command import every_command, invoke
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE, TUTORIAL = ((DOCS / name).read_text("utf-8") for name in ("how_to.md", "tutorial.md"))
+PAGE, TUTORIAL = (
+    (DOCS / name).read_text("utf-8") for name in ("how_to.md", "tutorial.md")
+)
 SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")[1:]}
 RUNS_HERE = ("rollout", "eval", "stats", "advantages", "data")
 """The commands that run; `train` and `view` have tests of their own."""
@@ -23,7 +25,11 @@ def commands(section: str) -> list[list[str]]:
         .replace("\\\n", " ")
         .splitlines()
     )
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("hgpo ")]
+    return [
+        shlex.split(line, comments=True)[1:]
+        for line in lines
+        if line.startswith("hgpo ")
+    ]
 
 
 def lines_of(page: Path) -> list[str]:
@@ -51,11 +57,21 @@ def test_the_page_answers_what_people_ask():
     )
     assert all(any(word in title for title in SECTIONS) for word in words)
     names = [command[0] for command in commands(TUTORIAL)]
-    assert names == ["rollout", "stats", "view", "advantages", "quickstart", "eval", "eval"]
+    assert names == [
+        "rollout",
+        "stats",
+        "view",
+        "advantages",
+        "quickstart",
+        "eval",
+        "eval",
+    ]
 
 
 @pytest.mark.parametrize(
-    "page", sorted(page for page in DOCS.glob("*.md") if lines_of(page)), ids=lambda page: page.stem
+    "page",
+    sorted(page for page in DOCS.glob("*.md") if lines_of(page)),
+    ids=lambda page: page.stem,
 )
 def test_every_command_accepts_its_arguments(page):
     known = every_command()
@@ -88,7 +104,11 @@ def run(section: str) -> None:
 def test_a_served_model():
     pytest.importorskip("aiohttp")
     with Api() as server:
-        run(SECTIONS["Use a served model"].replace("http://localhost:8000/v1", server.url))
+        run(
+            SECTIONS["Use a served model"].replace(
+                "http://localhost:8000/v1", server.url
+            )
+        )
     steps = pl.scan_parquet("runs/served/steps/*.parquet").collect()
     assert steps["action"].unique().to_list() == ["look"]
 

@@ -23,7 +23,8 @@ FORBIDDEN = {
 ROOMS = {
     "hgpo_train": [
         {"field_docs"},  # read by help, which imports nothing else
-        {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
+        # shared by all layers
+        {"settings", "lazy_names", "local_server", "proportions"},
         {"resampling"},
         # panels know environments and settings, and nothing of how they are played
         {"measures", "models", "panels"},
@@ -79,7 +80,8 @@ def rooms_of(package: str) -> set[str]:
     return {
         path.stem
         for path in folder.iterdir()
-        if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").exists()
+        if (path.suffix == ".py" and path.stem != "__init__")
+        or (path / "__init__.py").exists()
     }
 
 
@@ -103,7 +105,9 @@ def test_every_room_has_a_layer(package):
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_import_only_from_layers_below(package):
-    layer = {room: number for number, rooms in enumerate(ROOMS[package]) for room in rooms}
+    layer = {
+        room: number for number, rooms in enumerate(ROOMS[package]) for room in rooms
+    }
     dotted = package.removeprefix("integrations/appworld/").replace("/", ".")
     for module in sorted((ROOT / package).rglob("*.py")):
         room = module.relative_to(ROOT / package).parts[0].removesuffix(".py")
@@ -114,12 +118,15 @@ def test_rooms_import_only_from_layers_below(package):
                 continue
             other = name.removeprefix(f"{dotted}.").split(".")[0]
             if other in layer and other != room:
-                assert layer[other] < layer[room], f"{module.relative_to(ROOT)} imports {name}"
+                assert layer[other] < layer[room], (
+                    f"{module.relative_to(ROOT)} imports {name}"
+                )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "folder", ["hgpo_envs", "datasets", "hgpo_train", "integrations", "research", "tests"]
+    "folder",
+    ["hgpo_envs", "datasets", "hgpo_train", "integrations", "research", "tests"],
 )
 def test_tuple_assignments_swap_or_unpack(folder):
     """`a, b = x, y` is two ideas in a line, unless it swaps them (CONTRIBUTING.md)."""
@@ -128,9 +135,13 @@ def test_tuple_assignments_swap_or_unpack(folder):
         if ".venv" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+            if not isinstance(node, ast.Assign) or not isinstance(
+                node.value, ast.Tuple
+            ):
                 continue
-            if isinstance(node.targets[0], ast.Tuple) and not swaps(node.targets[0], node.value):
+            if isinstance(node.targets[0], ast.Tuple) and not swaps(
+                node.targets[0], node.value
+            ):
                 packed.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert packed == []
 
@@ -143,8 +154,15 @@ def swaps(target: ast.Tuple, value: ast.Tuple) -> bool:
 
 
 def test_every_poe_command_in_the_docs_and_in_ci_exists():
-    tasks = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["poe"]["tasks"]
-    files = ["CONTRIBUTING.md", "docs/dependencies.md", ".ci/run", ".github/workflows/ci.yml"]
+    tasks = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["poe"][
+        "tasks"
+    ]
+    files = [
+        "CONTRIBUTING.md",
+        "docs/dependencies.md",
+        ".ci/run",
+        ".github/workflows/ci.yml",
+    ]
     named = {
         name
         for file in files
@@ -154,7 +172,8 @@ def test_every_poe_command_in_the_docs_and_in_ci_exists():
 
 
 @pytest.mark.parametrize(
-    "package", ["hgpo_train", "hgpo_train.rollout", "hgpo_train.advantages", "hgpo_datasets"]
+    "package",
+    ["hgpo_train", "hgpo_train.rollout", "hgpo_train.advantages", "hgpo_datasets"],
 )
 def test_every_exported_name_exists(package):
     module = import_module(package)
@@ -169,5 +188,13 @@ def test_every_exported_name_exists(package):
 def test_importing_a_package_imports_nothing_heavy(package):
     probe = f"import sys, {package}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = python(probe)
-    heavy = {"numpy", "polars", "pyarrow", "torch", "gymnasium", "hgpo_envs", "hgpo_datasets"}
+    heavy = {
+        "numpy",
+        "polars",
+        "pyarrow",
+        "torch",
+        "gymnasium",
+        "hgpo_envs",
+        "hgpo_datasets",
+    }
     assert not heavy & set(done.stdout.split())

@@ -21,14 +21,19 @@ CHANGELOG, CITATION = (
 
 def test_all_but_the_address_is_ready():
     assert problems(PROJECT | ADDRESS, CHANGELOG, CITATION, None) == []
-    assert problems(PROJECT | ADDRESS, CHANGELOG, CITATION, f"v{PROJECT['version']}") == []
+    assert (
+        problems(PROJECT | ADDRESS, CHANGELOG, CITATION, f"v{PROJECT['version']}") == []
+    )
 
 
 @pytest.mark.parametrize(
-    "address", ["", "https://HOST/OWNER/hgpo", "https://example.org/hgpo", "git@github.com:a/b"]
+    "address",
+    ["", "https://HOST/OWNER/hgpo", "https://example.org/hgpo", "git@github.com:a/b"],
 )
 def test_a_placeholder_of_the_address_fails(address):
-    (line,) = problems(PROJECT | {"urls": {"Repository": address}}, CHANGELOG, CITATION, None)
+    (line,) = problems(
+        PROJECT | {"urls": {"Repository": address}}, CHANGELOG, CITATION, None
+    )
     assert "project.urls.Repository: expected an address" in line
 
 
@@ -38,9 +43,14 @@ def test_another_tag_a_missing_entry_and_a_citation_with_gaps_fail():
     assert "expected a heading" in problems(project, "# Changelog\n", CITATION, None)[0]
     assert (
         "expected authors"
-        in problems(project, CHANGELOG, CITATION.replace("authors:", "writers:", 1), None)[0]
+        in problems(
+            project, CHANGELOG, CITATION.replace("authors:", "writers:", 1), None
+        )[0]
     )
-    assert "expected no version" in problems(project, CHANGELOG, CITATION + "version: 1\n", None)[0]
+    assert (
+        "expected no version"
+        in problems(project, CHANGELOG, CITATION + "version: 1\n", None)[0]
+    )
 
 
 def test_the_address_and_the_version_are_nowhere_else():
@@ -53,13 +63,17 @@ def test_the_address_and_the_version_are_nowhere_else():
 
 def locked(name: str) -> list[str]:
     """Return a lock file's requirements without hashes."""
-    lines = [line.rstrip("\\").strip() for line in (ROOT / name).read_text().splitlines()]
+    lines = [
+        line.rstrip("\\").strip() for line in (ROOT / name).read_text().splitlines()
+    ]
     return [line for line in lines if line and not line.startswith(("#", "--hash="))]
 
 
 def test_both_locks_name_the_same_and_every_file_has_a_hash():
     assert locked("requirements.lock") == locked("requirements-hashed.lock")
-    entries = re.split(r"\n(?=[a-z0-9])", (ROOT / "requirements-hashed.lock").read_text())[1:]
+    entries = re.split(
+        r"\n(?=[a-z0-9])", (ROOT / "requirements-hashed.lock").read_text()
+    )[1:]
     assert len(entries) == len(locked("requirements.lock"))
     for entry in entries:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry.splitlines()[0]
@@ -76,9 +90,9 @@ def test_what_is_locked_is_allowed(python):
     for line in locked("requirements.lock"):
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate(environment):
-            versions[canonicalize_name(requirement.name)] = str(requirement.specifier).removeprefix(
-                "=="
-            )
+            versions[canonicalize_name(requirement.name)] = str(
+                requirement.specifier
+            ).removeprefix("==")
     extras = PROJECT["optional-dependencies"]
     asked = (
         PROJECT["dependencies"]

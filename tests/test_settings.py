@@ -19,7 +19,8 @@ LITERALS = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
     max_leaves=6,
 )
@@ -62,33 +63,45 @@ def test_values(text, annotation, value):
 
 @pytest.mark.parametrize("text", ["nonsense", "=3", " =3", ""])
 def test_anything_else_is_one_line(text):
-    with pytest.raises(InputError, match=r"^--x: expected name=value, received ") as caught:
+    with pytest.raises(
+        InputError, match=r"^--x: expected name=value, received "
+    ) as caught:
         read_assignments("--x", [text], {})
     assert "\n" not in str(caught.value)
 
 
 def test_a_value_may_contain_equals_signs_and_surrounding_spaces():
-    assert read_assignments("--x", ["a = x=y", "b=1", "b=2"], {}) == {"a": "x=y", "b": 2}
+    assert read_assignments("--x", ["a = x=y", "b=1", "b=2"], {}) == {
+        "a": "x=y",
+        "b": 2,
+    }
 
 
 def test_annotations_of_the_configuration_decide():
     assert (
-        load_config(None, ["name=7", "tracking.wandb=2026", "environment.split=true"]).name == "7"
+        load_config(
+            None, ["name=7", "tracking.wandb=2026", "environment.split=true"]
+        ).name
+        == "7"
     )
-    assert load_config(None, ["environment.options.price_seed=7"]).environment.options == {
-        "price_seed": 7
-    }
+    assert load_config(
+        None, ["environment.options.price_seed=7"]
+    ).environment.options == {"price_seed": 7}
     assert load_config(None, ["tracking.wandb=none"]).tracking.wandb is None
 
 
-@pytest.mark.parametrize("policy", ["openai:tiny", "transformers:tiny", "vllm:tiny", "random"])
+@pytest.mark.parametrize(
+    "policy", ["openai:tiny", "transformers:tiny", "vllm:tiny", "random"]
+)
 def test_annotations_of_a_policys_options_decide(policy):
     given = read_assignments(
         "--policy-option",
         ["api_key_env=1", "device=0", "top_p=1"],
         policy_spec(policy).option_types,
     )
-    texts = {"openai:tiny": {"api_key_env"}, "transformers:tiny": {"device"}}.get(policy, set())
+    texts = {"openai:tiny": {"api_key_env"}, "transformers:tiny": {"device"}}.get(
+        policy, set()
+    )
     assert {name for name, value in given.items() if isinstance(value, str)} == texts
     assert given["top_p"] == 1
 

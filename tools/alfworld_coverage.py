@@ -33,7 +33,9 @@ class CountingEngine(ALFWorldEngine):
             return super().act(command)
         if command.strip() in state.actions:
             self.fired.update(
-                cases(self.game, self.game_state, *self._commands.meaning[command.strip()])
+                cases(
+                    self.game, self.game_state, *self._commands.meaning[command.strip()]
+                )
             )
         else:
             self.fired["nothing happens"] += 1
@@ -45,7 +47,9 @@ class CountingEngine(ALFWorldEngine):
         return state
 
 
-def cases(game: Game, game_state: GameState, verb: str, first: int, second: int) -> Iterator[str]:
+def cases(
+    game: Game, game_state: GameState, verb: str, first: int, second: int
+) -> Iterator[str]:
     """Return the cases of a rule before it is applied: its verb, and the special conditions."""
     yield verb
     match verb:
@@ -70,12 +74,20 @@ def _kind(game: Game, game_state: GameState, r: int) -> str:
 
 
 def _around(game: Game, game_state: GameState, o: int) -> Iterator[int]:
-    return (r for r in game.receptacles_at[game_state.location] if o in game_state.contents[r])
+    return (
+        r
+        for r in game.receptacles_at[game_state.location]
+        if o in game_state.contents[r]
+    )
 
 
 def _sight(game: Game, game_state: GameState, verb: str) -> Iterator[str]:
     if verb == "inventory":
-        yield "inventory: nothing" if game_state.held == NOTHING else "inventory: something"
+        yield (
+            "inventory: nothing"
+            if game_state.held == NOTHING
+            else "inventory: something"
+        )
         return
     here = game.receptacles_at[game_state.location]
     yield (
@@ -85,7 +97,10 @@ def _sight(game: Game, game_state: GameState, verb: str) -> Iterator[str]:
         if len(here) == 1
         else "look: several"
     )
-    if any(r in here and game_state.location in game_state.spots[o] for o, r in game_state.emptied):
+    if any(
+        r in here and game_state.location in game_state.spots[o]
+        for o, r in game_state.emptied
+    ):
         yield "look: an object moved beside"
 
 
@@ -104,10 +119,14 @@ def _change(game: Game, game_state: GameState, verb: str, o: int) -> Iterator[st
         yield f"{verb}: where it only counts as being"
 
 
-def _move(game: Game, game_state: GameState, verb: str, o: int, r: int) -> Iterator[str]:
+def _move(
+    game: Game, game_state: GameState, verb: str, o: int, r: int
+) -> Iterator[str]:
     yield f"{verb}: {_kind(game, game_state, r)}"
     elsewhere = [
-        other for other, inside in enumerate(game_state.contents) if other != r and o in inside
+        other
+        for other, inside in enumerate(game_state.contents)
+        if other != r and o in inside
     ]
     if elsewhere:
         yield f"{verb}: object in two receptacles"
@@ -121,7 +140,9 @@ def _move(game: Game, game_state: GameState, verb: str, o: int, r: int) -> Itera
         yield "put: in a two-object task"
 
 
-def _treat(game: Game, game_state: GameState, verb: str, o: int, r: int) -> Iterator[str]:
+def _treat(
+    game: Game, game_state: GameState, verb: str, o: int, r: int
+) -> Iterator[str]:
     yield f"{verb}: {_kind(game, game_state, r)}"
     undone = {"heat": Trait.COOL, "cool": Trait.HOT}.get(verb)
     if undone and game_state.traits[o] & undone:
@@ -133,6 +154,8 @@ def _examine(game: Game, game_state: GameState, o: int) -> Iterator[str]:
         yield f"examine: container, {'holding something' if game.nested.get(o) else 'empty'}"
     else:
         traits = [
-            trait.name.lower() for trait in Trait if game_state.traits[o] & trait and trait.name
+            trait.name.lower()
+            for trait in Trait
+            if game_state.traits[o] & trait and trait.name
         ]
         yield f"examine: {' and '.join(traits) or 'nothing special'}"

@@ -51,15 +51,21 @@ class Survey:
         self.attributes: dict[str, set[str]] = defaultdict(set)
         self.holds: dict[str, set[str]] = defaultdict(set)
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
-        self.where: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-        self.goals: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+        self.where: dict[str, dict[str, Counter[str]]] = defaultdict(
+            lambda: defaultdict(Counter)
+        )
+        self.goals: dict[str, dict[str, Counter[str]]] = defaultdict(
+            lambda: defaultdict(Counter)
+        )
         self.games: Counter[int] = Counter()
         self.locations: dict[int, dict[str, Counter[str]]] = defaultdict(
             lambda: defaultdict(Counter)
         )
         self.openable: dict[int, set[str]] = defaultdict(set)
         self.kinds: dict[int, set[str]] = defaultdict(set)
-        self.fixtures: dict[int, Counter[tuple[str, tuple[str, ...]]]] = defaultdict(Counter)
+        self.fixtures: dict[int, Counter[tuple[str, tuple[str, ...]]]] = defaultdict(
+            Counter
+        )
         self.overlaps: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.placed: dict[int, Counter[str]] = defaultdict(Counter)
         self.types: dict[str, str] = {}
@@ -69,12 +75,16 @@ class Survey:
         problem = json.loads((folder / "game.tw-pddl").read_text())["pddl_problem"]
         traj = json.loads((folder / "traj_data.json").read_text())
         facts: dict[str, list[list[str]]] = defaultdict(list)
-        for match in _FACT.finditer(problem, problem.index("(:init"), problem.index("(:goal")):
+        for match in _FACT.finditer(
+            problem, problem.index("(:init"), problem.index("(:goal")
+        ):
             facts[match[1]].append([_plain(word) for word in match[2].split()])
         scene = int(folder.parent.name.rsplit("-", 1)[1])
         self.games[scene] += 1
         target = traj["pddl_params"]["object_target"]
-        parent = traj["pddl_params"]["parent_target"] or traj["pddl_params"]["toggle_target"]
+        parent = (
+            traj["pddl_params"]["parent_target"] or traj["pddl_params"]["toggle_target"]
+        )
         self.goals[traj["task_type"]][target][parent] += 1
         self._receptacles(scene, facts)
         self._objects(scene, facts, target)
@@ -88,7 +98,9 @@ class Survey:
         for receptacle, thing in facts["canContain"]:
             self.holds[receptacle.removesuffix("Type")].add(thing.removesuffix("Type"))
 
-    def _objects(self, scene: int, facts: dict[str, list[list[str]]], target: str) -> None:
+    def _objects(
+        self, scene: int, facts: dict[str, list[list[str]]], target: str
+    ) -> None:
         kinds = {name: kind.removesuffix("Type") for name, kind in facts["objectType"]}
         for attribute in ATTRIBUTES:
             for (name,) in facts[attribute]:
@@ -123,9 +135,16 @@ class Survey:
         number = {name: i for i, name in enumerate(names)}
         receptacles = []
         for name in names:
-            location = self.locations[scene][name].most_common(1)[0][0].removeprefix("loc|")
+            location = (
+                self.locations[scene][name].most_common(1)[0][0].removeprefix("loc|")
+            )
             receptacles.append(
-                [self.types[name], _position(name), location, int(name in self.openable[scene])]
+                [
+                    self.types[name],
+                    _position(name),
+                    location,
+                    int(name in self.openable[scene]),
+                ]
             )
         fixtures = [
             [name.split("|", 1)[0], _position(name), [number[r] for r in held]]
@@ -147,21 +166,32 @@ class Survey:
 
     def _from_layout(self, scene: int, layouts: Path) -> dict[str, Any]:
         places = json.loads((layouts / f"FloorPlan{scene}-openable.json").read_text())
-        kinds = set(json.loads((layouts / f"FloorPlan{scene}-objects.json").read_text()))
+        kinds = set(
+            json.loads((layouts / f"FloorPlan{scene}-objects.json").read_text())
+        )
         receptacles = []
         for name, (x, z, rotation, horizon) in sorted(places.items()):
-            kind = name.rsplit("|", 1)[1] if name.endswith("Basin") else name.split("|", 1)[0]
+            kind = (
+                name.rsplit("|", 1)[1]
+                if name.endswith("Basin")
+                else name.split("|", 1)[0]
+            )
             location = f"{round(4 * x)}|{round(4 * z)}|{rotation // 90}|{horizon}"
             receptacles.append([kind, _position(name), location, int(kind in OPENABLE)])
         stands = [
-            i for stand in LAMP_STANDS for i, row in enumerate(receptacles) if row[0] == stand
+            i
+            for stand in LAMP_STANDS
+            for i, row in enumerate(receptacles)
+            if row[0] == stand
         ]
         lamp = (
             [["DeskLamp", receptacles[stands[0]][1], stands[:1]]]
             if stands and "DeskLamp" in kinds
             else []
         )
-        movable = sorted(kind for kind in kinds if "pickupable" in self.attributes.get(kind, ()))
+        movable = sorted(
+            kind for kind in kinds if "pickupable" in self.attributes.get(kind, ())
+        )
         return {
             "scene": scene,
             "receptacles": receptacles,
@@ -176,14 +206,22 @@ class Survey:
             "attributes": {
                 kind: sorted(values) for kind, values in sorted(self.attributes.items())
             },
-            "holds": {kind: sorted(values) for kind, values in sorted(self.holds.items())},
-            "copies": {kind: _counts(counter) for kind, counter in sorted(self.copies.items())},
+            "holds": {
+                kind: sorted(values) for kind, values in sorted(self.holds.items())
+            },
+            "copies": {
+                kind: _counts(counter) for kind, counter in sorted(self.copies.items())
+            },
             "where": {
-                room: {kind: _counts(counter) for kind, counter in sorted(kinds.items())}
+                room: {
+                    kind: _counts(counter) for kind, counter in sorted(kinds.items())
+                }
                 for room, kinds in sorted(self.where.items())
             },
             "goals": {
-                task: {kind: _counts(counter) for kind, counter in sorted(kinds.items())}
+                task: {
+                    kind: _counts(counter) for kind, counter in sorted(kinds.items())
+                }
                 for task, kinds in sorted(self.goals.items())
             },
         }
@@ -212,9 +250,13 @@ def survey(layouts: Path, games: Path) -> str:
     result = Survey()
     for folder in folders:
         result.add(folder)
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.tables().items()]
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(value)}"
+        for key, value in result.tables().items()
+    ]
     rooms = ",\n".join(
-        json.dumps(result.room(scene, layouts), separators=(",", ":")) for scene in SCENES
+        json.dumps(result.room(scene, layouts), separators=(",", ":"))
+        for scene in SCENES
     )
     return "{" + ",\n".join(lines) + f',\n"rooms": [\n{rooms}\n]}}\n'
 

@@ -24,7 +24,15 @@ BEGIN: Final = "<!-- configurations: written by python -m tools.configurations_p
 END: Final = "<!-- end of configurations -->"
 
 _DEFAULTS: Final = "verl-agent/verl/trainer/config/ppo_trainer.yaml"
-_METHODS: Final = ("grpo", "gigpo", "g2po", "graphgpo", "hgpo-k2", "hgpo-k4", "hgpo-k2-lora")
+_METHODS: Final = (
+    "grpo",
+    "gigpo",
+    "g2po",
+    "graphgpo",
+    "hgpo-k2",
+    "hgpo-k4",
+    "hgpo-k2-lora",
+)
 _WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 _SIZES: Final = ("1.5b", "7b")
 
@@ -45,13 +53,17 @@ class Script:
 @cache
 def scripts() -> dict[str, dict[str, Any]]:
     """Return the official values by script and option."""
-    return tomllib.loads((Path(__file__).parent / "official_scripts.toml").read_text("utf-8"))
+    return tomllib.loads(
+        (Path(__file__).parent / "official_scripts.toml").read_text("utf-8")
+    )
 
 
 def script_of(world: str, size: str, method: str) -> Script:
     """Return the official script of a configuration, or the nearest one."""
     if method in ("grpo", "gigpo"):
-        return Script(f"verl-agent/examples/{method}_trainer/run_{world}.sh", size == "1.5b")
+        return Script(
+            f"verl-agent/examples/{method}_trainer/run_{world}.sh", size == "1.5b"
+        )
     if method == "g2po":
         return Script(f"G2PO/examples/g2po_trainer/run_{world}.sh", size == "1.5b")
     recipe = "GraphGPO" if method == "graphgpo" else "hgpo"
@@ -73,7 +85,9 @@ def official_values(script: Script, method: str) -> dict[str, Any]:
             "actor.optim.lr",
             "actor.use_kl_loss",
         ):
-            values[f"actor_rollout_ref.{option}"] = adapted[f"actor_rollout_ref.{option}"]
+            values[f"actor_rollout_ref.{option}"] = adapted[
+                f"actor_rollout_ref.{option}"
+            ]
     if method == "hgpo-k4":
         values["env.history_length"] = 4  # the script's variable, "2 or 4"
     if method == "graphgpo" and "webshop" not in script.name:
@@ -91,7 +105,11 @@ def _kl(values: Mapping[str, Any]) -> float:
 
 def _mode(values: Mapping[str, Any], method: str) -> str:
     if method == "grpo":
-        return "mean_std_norm" if values["algorithm.norm_adv_by_std_in_grpo"] else "mean_norm"
+        return (
+            "mean_std_norm"
+            if values["algorithm.norm_adv_by_std_in_grpo"]
+            else "mean_norm"
+        )
     return str(values[f"algorithm.{method.partition('-')[0]}.mode"])
 
 
@@ -146,7 +164,10 @@ def compared(name: str) -> dict[str, tuple[object, object]]:
         found[setting] = (attrgetter(setting)(config), values.get(option))
     # Two values are written in another way.
     aggregation, official_aggregation = found["update.aggregation"]
-    found["update.aggregation"] = (aggregation, str(official_aggregation).replace("-", "_"))
+    found["update.aggregation"] = (
+        aggregation,
+        str(official_aggregation).replace("-", "_"),
+    )
     if found["checkpoint.keep"][1] == "null":
         found["checkpoint.keep"] = (config.checkpoint.keep, 0)
     # the script is for the other size
@@ -154,10 +175,16 @@ def compared(name: str) -> dict[str, tuple[object, object]]:
         found["model.path"] = (config.model.path, config.model.path)
     found["update.kl_weight"] = (config.update.kl_weight, _kl(values))
     for parameter, official in _parameters(values, method).items():
-        found[f"advantage: {parameter}"] = (config.advantage.parameters.get(parameter), official)
+        found[f"advantage: {parameter}"] = (
+            config.advantage.parameters.get(parameter),
+            official,
+        )
     if world == "webshop":
         mode = config.environment.options.get("observation_mode", "text")
-        found["environment: observation_mode"] = (mode, values["env.webshop.observation_mode"])
+        found["environment: observation_mode"] = (
+            mode,
+            values["env.webshop.observation_mode"],
+        )
     return found
 
 
@@ -197,14 +224,23 @@ def tables() -> str:
                 "",
                 f"| | {' | '.join(_METHODS)} |",
             ]
-            titles = list(dict.fromkeys(row for values in columns.values() for row in values))
+            titles = list(
+                dict.fromkeys(row for values in columns.values() for row in values)
+            )
             lines = [_line(row, columns) for row in titles]
-            official = [_script_cell(script_of(world, size, method), method) for method in _METHODS]
+            official = [
+                _script_cell(script_of(world, size, method), method)
+                for method in _METHODS
+            ]
             gpus = [_machine_cell(world, size, method) for method in _METHODS]
             first = [f"| script | {' | '.join(official)} |"]
-            last = [f"| GPUs, gpu_memory_utilization of the script | {' | '.join(gpus)} |"]
+            last = [
+                f"| GPUs, gpu_memory_utilization of the script | {' | '.join(gpus)} |"
+            ]
             parts.append(
-                "\n".join([*head, "|---" * (len(_METHODS) + 1) + "|", *first, *lines, *last])
+                "\n".join(
+                    [*head, "|---" * (len(_METHODS) + 1) + "|", *first, *lines, *last]
+                )
             )
     return "\n\n".join(parts)
 
@@ -217,13 +253,19 @@ def rewrite(page: str) -> str:
 
 
 def _line(row: str, columns: Mapping[str, Mapping[str, tuple[object, object]]]) -> str:
-    cells = [_cell(*values[row]) if row in values else "" for values in columns.values()]
+    cells = [
+        _cell(*values[row]) if row in values else "" for values in columns.values()
+    ]
     return f"| {row} | {' | '.join(cells)} |"
 
 
 def _cell(ours: object, official: object) -> str:
     """Return our value, and the official one if it differs."""
-    return _shown(ours) if ours == official else f"**{_shown(ours)}** (script: {_shown(official)})"
+    return (
+        _shown(ours)
+        if ours == official
+        else f"**{_shown(ours)}** (script: {_shown(official)})"
+    )
 
 
 def _shown(value: object) -> str:
@@ -231,14 +273,18 @@ def _shown(value: object) -> str:
         return "not set"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value).removeprefix("Qwen/")
+    return (
+        f"{value:g}" if isinstance(value, float) else str(value).removeprefix("Qwen/")
+    )
 
 
 def _script_cell(script: Script, method: str) -> str:
     path = script.name.partition("/")[2]
     if script.exact:
         return f"`{path}`"
-    nearest = "`examples/gigpo_trainer/*_lora.sh` and " if method.endswith("lora") else ""
+    nearest = (
+        "`examples/gigpo_trainer/*_lora.sh` and " if method.endswith("lora") else ""
+    )
     return f"none; nearest: {nearest}`{path}`"
 
 

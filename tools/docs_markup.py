@@ -22,10 +22,14 @@ def plain(text: str) -> str:
     '<code>--set</code> &#42;.pack'
     """
     return re.sub(
-        r"`([^`]*)`|[^`]+", lambda found: code(found[1]) if found[1] else _entities(found[0]), text
+        r"`([^`]*)`|[^`]+",
+        lambda found: code(found[1]) if found[1] else _entities(found[0]),
+        text,
     )
 
 
 def _entities(text: str) -> str:
     """Return a text with the characters as entities that Markdown or HTML would read."""
-    return re.sub(r"[|*_\[\]\\]", lambda found: f"&#{ord(found[0])};", escape(text, quote=False))
+    return re.sub(
+        r"[|*_\[\]\\]", lambda found: f"&#{ord(found[0])};", escape(text, quote=False)
+    )

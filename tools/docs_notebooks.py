@@ -20,7 +20,9 @@ NOTEBOOKS: Final = ROOT / "notebooks"
 ASSETS: Final = "marimo"
 """The folder of marimo's files, beside the pages."""
 
-_NETWORK: Final = re.compile(r"https://cdn\.jsdelivr\.net/npm/@marimo-team/frontend@[^/\"]+/dist")
+_NETWORK: Final = re.compile(
+    r"https://cdn\.jsdelivr\.net/npm/@marimo-team/frontend@[^/\"]+/dist"
+)
 
 
 def pages() -> dict[str, str]:
@@ -63,9 +65,13 @@ def exported(notebook: Path) -> str:
         RuntimeError: A cell failed, or the page still refers to the network.
     """
     command = [sys.executable, "-m", "marimo", "export", "html", str(notebook)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False
+    )
     if done.returncode:
-        raise RuntimeError(f"{notebook.name}: expected it to run; {done.stderr.strip()}")
+        raise RuntimeError(
+            f"{notebook.name}: expected it to run; {done.stderr.strip()}"
+        )
     page = _NETWORK.sub(ASSETS, done.stdout)
     if loaded := re.findall(r'\s(?:src|href)="(https?://[^"]+)', page):
         raise RuntimeError(

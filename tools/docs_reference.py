@@ -16,11 +16,21 @@ from pkgutil import resolve_name
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from griffe import Docstring, DocstringSectionAttributes, DocstringSectionParameters, Parser
+from griffe import (
+    Docstring,
+    DocstringSectionAttributes,
+    DocstringSectionParameters,
+    Parser,
+)
 from msgspec import Meta
 
 from hgpo_envs.env import TextEnv
-from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, environment_spec, provider
+from hgpo_envs.environment_spec import (
+    EnvironmentSpec,
+    environment_ids,
+    environment_spec,
+    provider,
+)
 from hgpo_envs.plugins import installed
 from hgpo_envs.registration import default_arguments
 from hgpo_envs.vector import TextVectorEnv
@@ -71,7 +81,11 @@ def environments_page() -> str:
     for env_id in environment_ids():
         if provider(env_id) == "hgpo":
             spec = environment_spec(env_id)
-            parts += [f"## {env_id}", _facts(spec), table("argument", environment_values(spec))]
+            parts += [
+                f"## {env_id}",
+                _facts(spec),
+                table("argument", environment_values(spec)),
+            ]
     parts += [
         "## Vector environments",
         "`gymnasium.make_vec` has two more, and `render_mode` can only be `ansi`.",
@@ -93,14 +107,21 @@ def _vector_values() -> Iterator[Value]:
     meanings = documented(TextVectorEnv)
     for name, parameter in signature(TextVectorEnv).parameters.items():
         if name in ("num_envs", "group_size"):
-            yield Value(name, str(parameter.annotation), _python(parameter.default), meanings[name])
+            yield Value(
+                name,
+                str(parameter.annotation),
+                _python(parameter.default),
+                meanings[name],
+            )
 
 
 def _facts(spec: EnvironmentSpec) -> str:
     splits = ", ".join(f"`{name}`" for name in (*spec.splits, "all"))
     players = ", ".join(f"`{name}`" for name in spec.players)
     held_out = (
-        f" `hgpo eval` plays `{spec.evaluation_split}` by default." if spec.evaluation_split else ""
+        f" `hgpo eval` plays `{spec.evaluation_split}` by default."
+        if spec.evaluation_split
+        else ""
     )
     return f"Splits: {splits}.{held_out} Scripted players: {players or 'none'}."
 
@@ -126,7 +147,11 @@ def settings_page() -> str:
 def _sections(settings: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401 (a dataclass)
     """Return the table of a section, and those of the sections in it."""
     cls: type = type(settings)
-    nested = {name: value for name, value in _fields(settings) if dataclasses.is_dataclass(value)}
+    nested = {
+        name: value
+        for name, value in _fields(settings)
+        if dataclasses.is_dataclass(value)
+    }
     values = [one for one in dataclass_values(cls, settings) if one.name not in nested]
     yield table("setting", [one._replace(name=prefix + one.name) for one in values])
     for name, section in nested.items():
@@ -154,11 +179,15 @@ def estimators_page() -> str:
         if not found.function.__module__.startswith("hgpo_train."):
             continue  # of another package, or of the user
         own = [
-            one for one in dataclass_values(type(found.parameters)) if common.get(one.name) != one
+            one
+            for one in dataclass_values(type(found.parameters))
+            if common.get(one.name) != one
         ]
         whole = "" if found.scope == "group" else " Needs all rows of an iteration."
         scores = (
-            f" Reads the scores {', '.join(found.scores)} (`hgpo score`)." if found.scores else ""
+            f" Reads the scores {', '.join(found.scores)} (`hgpo score`)."
+            if found.scores
+            else ""
         )
         parts += [f"## {name}", f"{plain(found.summary)}.{whole}{scores}"]
         parts += [table("parameter", own)] if own else []
@@ -175,14 +204,22 @@ def policies_page() -> str:
         ),
     ]
     specs = {
-        name: policy_spec(name) for name in policy_names() if name not in installed(ENTRY_POINTS)
+        name: policy_spec(name)
+        for name in policy_names()
+        if name not in installed(ENTRY_POINTS)
     }
     without = ", ".join(f"`{name}`" for name, spec in specs.items() if not spec.options)
     parts.append(f"Without options: {without}.")
     for name, spec in specs.items():
         if spec.options:
-            trained = ["It can be trained (`rollout.engine`)."] if spec.make_trainable else []
-            parts += [f"## {name}", *trained, table("option", dataclass_values(spec.options))]
+            trained = (
+                ["It can be trained (`rollout.engine`)."] if spec.make_trainable else []
+            )
+            parts += [
+                f"## {name}",
+                *trained,
+                table("option", dataclass_values(spec.options)),
+            ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -200,8 +237,16 @@ ENGINES: Final = {
         "`extra`",
     ),
     "rollout.overflow": ("works", "works", "policy option, `history` or `error`"),
-    "rollout.stop": ("works", "works", "policy option; most servers leave the stop text out"),
-    "rollout.chat_template": ("works", "works", "the server's, as `vllm serve --chat-template`"),
+    "rollout.stop": (
+        "works",
+        "works",
+        "policy option; most servers leave the stop text out",
+    ),
+    "rollout.chat_template": (
+        "works",
+        "works",
+        "the server's, as `vllm serve --chat-template`",
+    ),
     "rollout.tasks": ("works", "works", "`hgpo rollout --tasks`"),
     "rollout.group_size": ("works", "works", "`hgpo rollout --group-size`"),
     "rollout.branch": ("works", "works", "`hgpo rollout --branch`"),
@@ -212,12 +257,20 @@ ENGINES: Final = {
     "rollout.sleep": ("no effect", "works", "no effect"),
     "rollout.ahead": ("refused", "works", "no effect"),
     "model.device": ("works", _UPDATE, _TRAINED),
-    "model.compute_dtype": ("works", "of the update; the engine's is the option `dtype`", _TRAINED),
+    "model.compute_dtype": (
+        "works",
+        "of the update; the engine's is the option `dtype`",
+        _TRAINED,
+    ),
     "model.attention": ("works", _UPDATE, _TRAINED),
     "model.compile": ("refused", "works", _TRAINED),
     "update.old_logprobs": ("works", "works", f"`rollout`: {_NOT_RAW}"),
     "update.rollout_is": ("works", "works", _NOT_RAW),
-    "update.gap_warning": ("works", "works", "works; raw log-probabilities are left out"),
+    "update.gap_warning": (
+        "works",
+        "works",
+        "works; raw log-probabilities are left out",
+    ),
 }
 """What becomes of settings with transformers, vllm and openai, where it is not `capabilities`' rule."""
 
@@ -267,7 +320,9 @@ def documented(described: Callable[..., Any]) -> dict[str, str]:
         Parser.google, warnings=False
     ):
         if isinstance(section, DocstringSectionParameters | DocstringSectionAttributes):
-            found |= {one.name: " ".join(one.description.split()) for one in section.value}
+            found |= {
+                one.name: " ".join(one.description.split()) for one in section.value
+            }
     return found
 
 
@@ -280,7 +335,10 @@ def dataclass_values(cls: type, settings: object = None) -> Iterator[Value]:
     for field in dataclasses.fields(cls):
         default = getattr(settings, field.name) if settings else _default(field)
         yield Value(
-            field.name, kind_of(types_of(cls)[field.name]), _toml(default), meanings[field.name]
+            field.name,
+            kind_of(types_of(cls)[field.name]),
+            _toml(default),
+            meanings[field.name],
         )
 
 
@@ -320,11 +378,16 @@ def table(head: str, values: Iterable[Value]) -> str:
         f"| {code(one.name)} | {code(one.kind)} | {code(one.default)} | {plain(one.meaning.replace('``', '`'))} |"
         for one in values
     ]
-    return "\n".join([f"| {head} | type | default | meaning |", "|---|---|---|---|", *rows])
+    return "\n".join(
+        [f"| {head} | type | default | meaning |", "|---|---|---|---|", *rows]
+    )
 
 
 def _fields(settings: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 (a dataclass)
-    return [(field.name, getattr(settings, field.name)) for field in dataclasses.fields(settings)]
+    return [
+        (field.name, getattr(settings, field.name))
+        for field in dataclasses.fields(settings)
+    ]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:  # noqa: ANN401 (any value)

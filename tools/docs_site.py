@@ -111,7 +111,9 @@ def sources() -> dict[str, str | Path]:
     files["reference/engines.md"] = docs_reference.engines_page()
     files["reference/estimators.md"] = docs_reference.estimators_page()
     files["reference/policies.md"] = docs_reference.policies_page()
-    return files | {f"reference/{package}.md": page for package, page in api_pages().items()}
+    return files | {
+        f"reference/{package}.md": page for package, page in api_pages().items()
+    }
 
 
 def write(folder: Path) -> None:
@@ -191,7 +193,10 @@ def _api_page(package: str, described: set[str]) -> str:
             parts.append(f"::: {place}")
     if elsewhere:
         table = "\n".join(["| name | defined in |", "|---|---|", *elsewhere])
-        parts[2:2] = [f"`{package}` also exports these names, which other pages describe:", table]
+        parts[2:2] = [
+            f"`{package}` also exports these names, which other pages describe:",
+            table,
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -219,7 +224,9 @@ def _place_of_value(value: object, name: str) -> str:
             and "__path__" not in vars(module)
         ):
             return f"{module.__name__}.{name}"
-    raise LookupError(f"{name}: expected its definition in a module of HGPO, found none")
+    raise LookupError(
+        f"{name}: expected its definition in a module of HGPO, found none"
+    )
 
 
 if __name__ == "__main__":

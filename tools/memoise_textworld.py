@@ -66,4 +66,8 @@ def _copy_symbol(symbol: object, context: dict[str, Any]) -> object:
 
 def _copy_context(context: dict[str, Any]) -> dict[str, Any]:
     """Copy only the dictionaries, because variables and mapping are never changed in place."""
-    return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+    return {
+        **context,
+        "variables": dict(context["variables"]),
+        "mapping": dict(context["mapping"]),
+    }

@@ -23,7 +23,9 @@ PYTHONS: Final = ("3.11", "3.12", "3.13")
 PLACEHOLDER: Final = re.compile(r"HOST|OWNER|example\.|\.invalid")
 
 
-def problems(project: dict[str, Any], changelog: str, citation: str, tag: str | None) -> list[str]:
+def problems(
+    project: dict[str, Any], changelog: str, citation: str, tag: str | None
+) -> list[str]:
     """Return what keeps a project from being released, a line each.
 
     Args:
@@ -77,10 +79,21 @@ def install(archive: Path, python: str, folder: Path) -> None:
     shutil.rmtree(index, ignore_errors=True)
     index.mkdir(parents=True)
     shutil.copy(archive, index)
-    (index / "index.html").write_text(f'<a href="{archive.name}">{archive.name}</a>', "utf-8")
+    (index / "index.html").write_text(
+        f'<a href="{archive.name}">{archive.name}</a>', "utf-8"
+    )
     _run("uv", "venv", "-q", "--python", python, environment)
     source = ("--index", f"hgpo={index.parent.as_uri()}", "--refresh-package", name[0])
-    _run("uv", "pip", "install", "-q", "--python", environment / "bin/python", *source, name[0])
+    _run(
+        "uv",
+        "pip",
+        "install",
+        "-q",
+        "--python",
+        environment / "bin/python",
+        *source,
+        name[0],
+    )
     hgpo = environment / "bin/hgpo"
     run = folder / f"{python}{archive.suffix}-run"
     _run(hgpo, "--version", cwd=folder)
@@ -101,7 +114,10 @@ def main(folder: Path) -> None:
         for name in ("pyproject.toml", "CHANGELOG.md", "CITATION.cff")
     )
     lines = problems(
-        tomllib.loads(project)["project"], changelog, citation, os.environ.get("GITHUB_REF_NAME")
+        tomllib.loads(project)["project"],
+        changelog,
+        citation,
+        os.environ.get("GITHUB_REF_NAME"),
     )
     build(folder)
     with tempfile.TemporaryDirectory() as scratch:

@@ -36,7 +36,9 @@ def tables() -> str:
     parts = [f"Schema version {VERSION}."]
     for family in FAMILIES:
         lines = [_line(column) for column in every if column.family == family]
-        parts.append("\n".join([f"### {family.capitalize()}", "", _HEAD, _RULE, *lines]))
+        parts.append(
+            "\n".join([f"### {family.capitalize()}", "", _HEAD, _RULE, *lines])
+        )
     return "\n\n".join(parts)
 
 

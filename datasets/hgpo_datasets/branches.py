@@ -101,7 +101,9 @@ def branch_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fau
     same = [pl.col(name).eq_missing(pl.col(name).shift()) for name in COLUMNS]
     alone = pl.col("branch_step").is_not_null() != IS_BRANCH
     varies = ~is_first & ~pl.all_horizontal(same)
-    expected = "expected parent and branch_step in all rows of a branch, and in none of others"
+    expected = (
+        "expected parent and branch_step in all rows of a branch, and in none of others"
+    )
     yield "parent", expected, frame.select(alone | varies).to_series()
     if not has_branches(frame):
         return
@@ -125,6 +127,12 @@ def branch_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fau
         "expected a trajectory of the same group with a step of branch_step after its first one",
         lost,
     )
-    other = (pl.col("state") != pl.col("(state)")) | (pl.col("state_hash") != pl.col("(hash)"))
+    other = (pl.col("state") != pl.col("(state)")) | (
+        pl.col("state_hash") != pl.col("(hash)")
+    )
     changed = rows.select(begins & other).to_series()
-    yield "branch_step", "expected the state of the parent's step of that number", changed
+    yield (
+        "branch_step",
+        "expected the state of the parent's step of that number",
+        changed,
+    )

@@ -106,15 +106,23 @@ def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
     other_next = (pl.col("next_state") != pl.col("state").shift(-1)) & inner
     rules = [
         ("score", "expected a score in [0, 1]", ~pl.col("score").is_between(0, 1)),
-        ("state", "expected `state`, or `state_hash` where texts are not stored", stateless),
+        (
+            "state",
+            "expected `state`, or `state_hash` where texts are not stored",
+            stateless,
+        ),
         ("next_state", "next_state is not the state of the next step", other_next),
     ]
     returns = ("reward", "episode_return")
     timings = ("environment_s", "policy_s")
     ends = ("terminated", "truncated", "aborted")
-    rules += [(name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in returns]
+    rules += [
+        (name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in returns
+    ]
     rules += [(name, f"{name} is NaN", pl.col(name).is_nan()) for name in timings]
-    rules += [(name, f"{name} before the last row", pl.col(name) & inner) for name in ends]
+    rules += [
+        (name, f"{name} before the last row", pl.col(name) & inner) for name in ends
+    ]
     for name in ("prompt_token_ids", "response_token_ids"):
         if frame[name].null_count() < len(frame):
             no_id = pl.element().is_null() | (pl.element() < 0)
@@ -125,10 +133,16 @@ def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
         logprobs = pl.col(name)
         other_length = logprobs.list.len() != pl.col("response_token_ids").list.len()
         rules.append(
-            (name, f"{name} contains NaN", logprobs.list.eval(pl.element().is_nan()).list.any())
+            (
+                name,
+                f"{name} contains NaN",
+                logprobs.list.eval(pl.element().is_nan()).list.any(),
+            )
         )
         rules.append((name, f"{name} has not one value per token", other_length))
-    masks = frame.select(rule.alias(str(number)) for number, (_, _, rule) in enumerate(rules))
+    masks = frame.select(
+        rule.alias(str(number)) for number, (_, _, rule) in enumerate(rules)
+    )
     for (column, text, _), mask in zip(rules, masks, strict=True):
         yield column, text, mask
 
@@ -142,7 +156,11 @@ def derived_faults(
     """
     # Rewards are finite; a sum that is not has no column of its own to be refused in.
     infinite = ~computed["episode_return"].is_finite()
-    yield "reward", "the sum of the trajectory's rewards is too large for a float", infinite
+    yield (
+        "reward",
+        "the sum of the trajectory's rewards is too large for a float",
+        infinite,
+    )
     rules = []
     for column in computed:
         if supplied and frame[column.name].null_count() == len(frame):
@@ -178,7 +196,8 @@ def _of_whole_trajectories(
     rewards = frame["reward"].to_list()
     ends = starts + lengths
     returns = [
-        _sum(rewards[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        _sum(rewards[start:end])
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
     # A trajectory is won if one of its steps is, and the result is unknown if the last one is.
     won = frame["won"]
@@ -209,10 +228,17 @@ def _of_whole_trajectories(
         [
             pl.Series("episode_return", np.repeat(np.array(returns), lengths)),
             pl.Series("episode_length", np.repeat(lengths, lengths).astype(np.int32)),
-            _nullable("episode_won", np.repeat(any_won, lengths), np.repeat(won_known, lengths)),
+            _nullable(
+                "episode_won",
+                np.repeat(any_won, lengths),
+                np.repeat(won_known, lengths),
+            ),
             state.alias("state_hash"),
             action.alias("action_hash"),
-            *(_nullable(f"history_hash_{k}", history[k], exists[k]) for k in range(depth + 1)),
+            *(
+                _nullable(f"history_hash_{k}", history[k], exists[k])
+                for k in range(depth + 1)
+            ),
             *(
                 _nullable(f"context_hash_{k}", context[k], context_exists[k])
                 for k in range(depth + 1)
@@ -244,7 +270,9 @@ def text_hashes(texts: pl.Series, of: Callable[[str], str] | None = None) -> pl.
     return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
 
 
-def _all_known_between(exists: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _all_known_between(
+    exists: NDArray[np.bool_], known: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
     """Return the mask of steps whose k previous states and actions are known, bool of shape (depth + 1, rows)."""
     # Context k reaches one action further back than context k - 1.
     whole = exists.copy()

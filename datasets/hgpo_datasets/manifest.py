@@ -124,7 +124,9 @@ def canonical(value: object) -> bytes:
 def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, str]:
     """Return a line and its check."""
     values = {
-        name: value for name, value in msgspec.structs.asdict(content).items() if value is not None
+        name: value
+        for name, value in msgspec.structs.asdict(content).items()
+        if value is not None
     }
     if isinstance(content, Header):
         values["format"] = _FORMAT
@@ -158,7 +160,8 @@ def decode(data: bytes) -> Manifest:
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             manifest.add(_content(line, manifest))
-        except (msgspec.ValidationError, TypeError) as error:  # TypeError: hundreds of levels
+        except (msgspec.ValidationError, TypeError) as error:
+            # TypeError: hundreds of levels
             manifest.problem = f"line {number} of {NAME} is damaged: {str(error)[:200]}"
             return manifest
     if manifest.header is None:

@@ -19,7 +19,13 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hgpo_datasets.reader import StepFile, errors, scan_files, shared_depth, source_files
+from hgpo_datasets.reader import (
+    StepFile,
+    errors,
+    scan_files,
+    shared_depth,
+    source_files,
+)
 from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError, ProcessError
 
@@ -34,7 +40,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _THREADS: Final = "POLARS_MAX_THREADS"
-_START: Final = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+_START: Final = (
+    "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,11 @@ class Partition:
 
 
 def partitions(
-    source: Source | Iterable[Source], rows: int, *, whole: Sequence[str] = (), plain: bool = False
+    source: Source | Iterable[Source],
+    rows: int,
+    *,
+    whole: Sequence[str] = (),
+    plain: bool = False,
 ) -> list[Partition]:
     """Divide the steps of a source into partitions. Options of object stores are environment variables.
 
@@ -70,7 +82,9 @@ def partitions(
         InputError: As in `scan_steps`, or `rows` is less than 1.
     """
     if rows < 1:
-        raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
+        raise InputError(
+            f"chunk_rows: expected an integer of at least 1, received {rows}"
+        )
     files = source_files(source, {})
     depth = shared_depth(files, {}, plain=plain)
     limits = [0, len(files)]
@@ -81,7 +95,9 @@ def partitions(
             [_values(file, whole, depth) for file in files],
             rows,
         )
-    return [Partition(tuple(files[start:end]), depth) for start, end in pairwise(limits)]
+    return [
+        Partition(tuple(files[start:end]), depth) for start, end in pairwise(limits)
+    ]
 
 
 def map_partitions(
@@ -114,7 +130,9 @@ def map_partitions(
         yield from results
 
 
-def _of_steps(function: Callable[[pl.LazyFrame], R], part: Partition | pl.LazyFrame) -> R:
+def _of_steps(
+    function: Callable[[pl.LazyFrame], R], part: Partition | pl.LazyFrame
+) -> R:
     return function(part.scan() if isinstance(part, Partition) else part)
 
 
@@ -144,7 +162,9 @@ def in_processes(
 def check_processes(processes: int) -> None:
     """Raise InputError unless a number of processes is at least 1."""
     if processes < 1:
-        raise InputError(f"processes: expected an integer of at least 1, received {processes}")
+        raise InputError(
+            f"processes: expected an integer of at least 1, received {processes}"
+        )
 
 
 @contextmanager
@@ -178,7 +198,8 @@ def _shared_cores(processes: int) -> str:
 
 
 def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent finishes the parts that have begun
+    # the parent finishes the parts that have begun
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -190,7 +211,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _on_ray(function: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[R]:
+def _on_ray(
+    function: Callable[[T], R], items: Sequence[T], workers: int
+) -> Generator[R]:
     check_processes(workers)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -226,7 +249,9 @@ def _ray_running(workers: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    options: dict[str, Any] = {"runtime_env": {"env_vars": {_THREADS: _shared_cores(workers)}}}
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": {_THREADS: _shared_cores(workers)}}
+    }
     if not os.environ.get("RAY_ADDRESS"):
         options |= {"num_cpus": workers, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -236,7 +261,9 @@ def _ray_running(workers: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _values(file: StepFile, columns: Sequence[str], depth: int | None) -> set[tuple[Any, ...]]:
+def _values(
+    file: StepFile, columns: Sequence[str], depth: int | None
+) -> set[tuple[Any, ...]]:
     """Return the distinct values of some columns of a file. Columns that it lacks are ignored."""
     if not columns:
         return set()
@@ -262,11 +289,15 @@ def borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list
     # A border after a file is possible if no value in it or before it occurs later (`reach`). Among the possible ones,
     # each partition takes as many files as fit.
     last = {value: number for number, some in enumerate(values) for value in some}
-    reach = accumulate((max((last[value] for value in some), default=0) for some in values), max)
+    reach = accumulate(
+        (max((last[value] for value in some), default=0) for some in values), max
+    )
     rows = [0, *accumulate(sizes)]
     firsts = [0]
     previous = 0
-    for end in (number for number, farthest in enumerate(reach, 1) if farthest < number):
+    for end in (
+        number for number, farthest in enumerate(reach, 1) if farthest < number
+    ):
         if rows[end] - rows[firsts[-1]] > most and previous > firsts[-1]:
             firsts.append(previous)
         previous = end

@@ -94,7 +94,9 @@ def scan_steps(
 
 
 def source_files(
-    source: Source | Iterable[Source], options: Mapping[str, Any], damaged: Choice = "refuse"
+    source: Source | Iterable[Source],
+    options: Mapping[str, Any],
+    damaged: Choice = "refuse",
 ) -> list[StepFile]:
     """Return the files that `scan_steps` reads. The arguments and errors are those of `scan_steps`."""
     several = isinstance(source, Iterable) and not isinstance(source, str | os.PathLike)
@@ -109,7 +111,11 @@ def source_files(
     empty = parts.count([])
     names = ", ".join(map(str, sources)) or "an empty list"
     if empty == len(parts):
-        more = f": found {empty} runs, none of them with committed rows" if empty > 1 else ""
+        more = (
+            f": found {empty} runs, none of them with committed rows"
+            if empty > 1
+            else ""
+        )
         raise InputError(f"no committed rows in {names}{more}")
     if empty:
         message = f"{names}: {len(parts)} runs, {empty} of them without committed rows"
@@ -119,7 +125,9 @@ def source_files(
 
 def step_files(source: Source) -> list[str]:
     """Return the paths of the local files that `scan_steps` reads; none if there are no committed rows."""
-    return [file.path for part in parts_of([source]) for file in _files(part, "refuse", {})]
+    return [
+        file.path for part in parts_of([source]) for file in _files(part, "refuse", {})
+    ]
 
 
 def _files(part: Part, damaged: Choice, options: Mapping[str, Any]) -> list[StepFile]:
@@ -174,7 +182,8 @@ def _remote_files(url: str, options: Mapping[str, Any]) -> list[StepFile]:
         StepFile(f"{run}/{STEPS}/{name}", listed.header, shard)
         for name, shard in listed.shards.items()
     ]
-    for file in files[:1]:  # a missing file is an error of the scan, not of a later query
+    # a missing file is an error of the scan, not of a later query
+    for file in files[:1]:
         _columns(file.path, options)
     return files
 
@@ -190,14 +199,20 @@ def shared_depth(
     alone = [file.path for file in files if file.header is None]
     depths = {file.header.depth for file in files if file.header is not None}
     plain_files = [path for path in alone if plain and is_plain(path)]
-    seen = [_columns(path, options, versioned=path not in plain_files) for path in alone]
+    seen = [
+        _columns(path, options, versioned=path not in plain_files) for path in alone
+    ]
     if seen:
         seen += [dict(schema.polars_schema(depth)) for depth in depths]
     if len(depths) < 2 and all(columns == seen[0] for columns in seen):
         return None
     if plain_files:
         other = next(
-            (path for path, columns in zip(alone, seen, strict=False) if columns != seen[0]),
+            (
+                path
+                for path, columns in zip(alone, seen, strict=False)
+                if columns != seen[0]
+            ),
             files[-1].path,
         )
         raise InputError(
@@ -232,7 +247,11 @@ def scan_files(
         pl.List(pl.Binary()): schema.TEXTS,
     }
     return steps.cast(
-        {name: texts[dtype] for name, dtype in steps.collect_schema().items() if dtype in texts}
+        {
+            name: texts[dtype]
+            for name, dtype in steps.collect_schema().items()
+            if dtype in texts
+        }
     )
 
 
@@ -250,7 +269,8 @@ def _columns(
     with errors(file):
         if versioned:
             shards.check_version(
-                pl.read_parquet_metadata(file, storage_options=dict(options) or None), file
+                pl.read_parquet_metadata(file, storage_options=dict(options) or None),
+                file,
             )
         return dict(
             pl.scan_parquet(
@@ -267,4 +287,6 @@ def errors(what: object) -> Iterator[None]:
     except InputError:
         raise
     except (OSError, ValueError, *shards.POLARS_ERRORS) as error:
-        raise InputError(f"{what} cannot be read: {shards.first_line(error)}") from error
+        raise InputError(
+            f"{what} cannot be read: {shards.first_line(error)}"
+        ) from error

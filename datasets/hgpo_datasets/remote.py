@@ -40,7 +40,9 @@ def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
         for line in batch["line"]:
             content += f"{line}\n".encode()
             if len(content) > most:
-                raise InputError(f"{url}: expected at most {most:,} bytes, received more")
+                raise InputError(
+                    f"{url}: expected at most {most:,} bytes, received more"
+                )
     return bytes(content)
 
 

@@ -72,7 +72,9 @@ def write_table(path: Path, rows: pl.DataFrame, metadata: Mapping[str, Any]) -> 
     make_folder(path.parent)
     stored = {name: orjson.dumps(value).decode() for name, value in metadata.items()}
     checksum = path.with_name(path.name + CHECKSUM)
-    replaced = read_bytes(checksum, _MOST) if path.exists() and checksum.exists() else b""
+    replaced = (
+        read_bytes(checksum, _MOST) if path.exists() and checksum.exists() else b""
+    )
     # Polars reports a full disk as an error of the format, so that it writes into memory.
     data = io.BytesIO()
     rows.write_parquet(data, metadata=stored)

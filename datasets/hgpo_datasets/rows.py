@@ -70,15 +70,22 @@ class RowError(InputError):
     def __init__(self, messages: Iterable[tuple[object, str]]) -> None:
         (_, message), *others = pairs = list(messages)
         self.trajectories: dict[str, str] = {
-            trajectory: text for trajectory, text in reversed(pairs) if isinstance(trajectory, str)
+            trajectory: text
+            for trajectory, text in reversed(pairs)
+            if isinstance(trajectory, str)
         }
-        super().__init__(f"{message}{f' (and {len(others)} more rows)' if others else ''}")
+        super().__init__(
+            f"{message}{f' (and {len(others)} more rows)' if others else ''}"
+        )
 
 
 def refuse(frame: pl.DataFrame, faults: Iterable[Fault]) -> None:
     """Raise RowError if rows violate a rule. The frame has every column; a null in a mask is no violation."""
     messages = [
-        (row["trajectory"], f"{row_name(row)}: {rule}, received {column} = {preview(row[column])}")
+        (
+            row["trajectory"],
+            f"{row_name(row)}: {rule}, received {column} = {preview(row[column])}",
+        )
         for column, rule, mask in faults
         if mask.any()
         for row in frame.filter(mask)
@@ -137,7 +144,11 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
             if filler is None:
                 indices = series.is_null().arg_true().to_list()
                 raise _row_error(
-                    column, indices, series, trajectories, "expected a value in every row"
+                    column,
+                    indices,
+                    series,
+                    trajectories,
+                    "expected a value in every row",
                 )
             series = series.fill_null(pl.lit(filler, column.type))
         found.append(series)
@@ -156,11 +167,15 @@ def _by_column(rows: Rows) -> Mapping[str, Any]:
     if isinstance(rows, Mapping):
         return rows
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        raise InputError(f"expected rows (mappings) or a table, received {type(rows).__name__}")
+        raise InputError(
+            f"expected rows (mappings) or a table, received {type(rows).__name__}"
+        )
     mappings = list(rows)
     for row in mappings:
         if not isinstance(row, Mapping):
-            raise InputError(f"expected rows that are mappings, received {type(row).__name__}")
+            raise InputError(
+                f"expected rows that are mappings, received {type(row).__name__}"
+            )
     names = dict.fromkeys(itertools.chain.from_iterable(mappings))
     return {name: [row.get(name) for row in mappings] for name in names}
 
@@ -173,7 +188,9 @@ def check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
 
 
 def series_of(
-    values: Iterable[Any], column: Column, trajectories: Sequence[Any] | pl.Series | None = None
+    values: Iterable[Any],
+    column: Column,
+    trajectories: Sequence[Any] | pl.Series | None = None,
 ) -> pl.Series:
     """Create a column from Python's values. The trajectories of the rows are for errors."""
     values = list(values)
@@ -183,11 +200,11 @@ def series_of(
         except UnicodeEncodeError:  # lone surrogates
             return _strict(column, [_cleaned(value) for value in values])
     except _REFUSALS as error:
-        indices = [index for index, value in enumerate(values) if not _fits(column, value)]
+        indices = [
+            index for index, value in enumerate(values) if not _fits(column, value)
+        ]
         if not indices:  # each value fits, but together they do not form a column
-            message = (
-                f"column {column.name}: expected {column.type}, received values of several types"
-            )
+            message = f"column {column.name}: expected {column.type}, received values of several types"
             raise InputError(message) from error
         raise _row_error(
             column, indices, values, trajectories, f"expected {column.type}"
@@ -202,10 +219,13 @@ def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
         # Lists become one flat column and its offsets, which is seven times faster than list by list. pyarrow can also
         # create lists directly, but then it accepts 0.5 as the integer 0.
         kind = kind.inner
-        if any(issubclass(cls, str | bytes | Mapping) for cls in set(map(type, values))):
+        if any(
+            issubclass(cls, str | bytes | Mapping) for cls in set(map(type, values))
+        ):
             raise TypeError(column.name)
         items = [item for value in values if value is not None for item in value]
-    if kind.is_integer() and bool in set(map(type, items)):  # which Polars makes 0 and 1
+    # which Polars makes 0 and 1
+    if kind.is_integer() and bool in set(map(type, items)):
         raise TypeError("bool")
     flat = pl.Series(column.name, items, dtype=kind, strict=True)
     if not is_list:
@@ -216,14 +236,21 @@ def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
     lengths = [-1 if value is None else len(value) for value in values]
     ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64)
     if len(items) != ends[-1]:
-        raise ValueError(column.name)  # a container whose len() differs from its number of items
+        # a container whose len() differs from its number of items
+        raise ValueError(column.name)
     # Passed as Polars series, because pyarrow imports pandas to inspect arrays of other types.
-    parts = (pl.Series(np.append(0, ends)), flat, pl.Series(lengths, dtype=pl.Int64) < 0)
+    parts = (
+        pl.Series(np.append(0, ends)),
+        flat,
+        pl.Series(lengths, dtype=pl.Int64) < 0,
+    )
     offsets, content, nulls = (
         part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in parts
     )
     return pl.Series(
-        column.name, pa.LargeListArray.from_arrays(offsets, content, mask=nulls), dtype=column.type
+        column.name,
+        pa.LargeListArray.from_arrays(offsets, content, mask=nulls),
+        dtype=column.type,
     )
 
 
@@ -244,18 +271,28 @@ def _fits(column: Column, value: object) -> bool:
     return True
 
 
-def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> pl.Series:
+def _cast(
+    series: pl.Series, column: Column, trajectories: pl.Series | None
+) -> pl.Series:
     """Return a column of a table with the type of the schema. No value changes, but for the precision of floats."""
     wanted = column.type
     if series.dtype == wanted and wanted not in _BYTES:
         return series
     # 1. What pandas does to columns with missing values.
-    if series.dtype.is_float() and not wanted.is_float() and (column.null or column.derived):
+    if (
+        series.dtype.is_float()
+        and not wanted.is_float()
+        and (column.null or column.derived)
+    ):
         series = series.fill_nan(None)  # it makes floats of integers with nulls
-        if "_hash_" in column.name:  # and of the hashes of contexts, which are computed again
+        # and of the hashes of contexts, which are computed again
+        if "_hash_" in column.name:
             series = series.clear(len(series))
-    if series.null_count() == len(series):  # an empty column has no type, and it makes texts of it
-        return pl.Series(column.name, [None], column.type).new_from_index(0, len(series))
+    # an empty column has no type, and it makes texts of it
+    if series.null_count() == len(series):
+        return pl.Series(column.name, [None], column.type).new_from_index(
+            0, len(series)
+        )
     # 2. The cast, with a mask of the values that it would change.
     wrong = series.is_not_null()
     try:
@@ -269,7 +306,9 @@ def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> 
                 return fitting
     except _REFUSALS:  # a text is no UTF-8
         series = (
-            series if series.dtype == _BYTES[wanted] else series.cast(wanted).cast(_BYTES[wanted])
+            series
+            if series.dtype == _BYTES[wanted]
+            else series.cast(wanted).cast(_BYTES[wanted])
         )
         wrong = pl.Series([not _is_utf8(value) for value in series])
     raise _row_error(
@@ -293,7 +332,9 @@ def _alike(found: pl.DataType, wanted: pl.DataType) -> bool:
         return True
     if wanted == TEXT:
         return isinstance(found, pl.String | pl.Binary | pl.Categorical | pl.Enum)
-    return found == wanted or (wanted.is_numeric() and (found.is_integer() or found.is_float()))
+    return found == wanted or (
+        wanted.is_numeric() and (found.is_integer() or found.is_float())
+    )
 
 
 def _changed(series: pl.Series, fitting: pl.Series) -> pl.Series:
@@ -336,5 +377,7 @@ def _row_error(
         value = values[index]
         shown = preview(value.to_list() if isinstance(value, pl.Series) else value)
         name = None if trajectories is None else trajectories[index]
-        messages.append((name, f"row {index}, column {column.name}: {text}, received {shown}"))
+        messages.append(
+            (name, f"row {index}, column {column.name}: {text}, received {shown}")
+        )
     return RowError(messages)

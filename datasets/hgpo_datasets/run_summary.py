@@ -48,7 +48,11 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
             f"expected a local run or local files, received the URL {source}; copy it to this machine"
         )
     files = source_files(source, {})
-    header = files[0].header if len({Path(file.path).parent for file in files}) == 1 else None
+    header = (
+        files[0].header
+        if len({Path(file.path).parent for file in files}) == 1
+        else None
+    )
     run_group = ("run", *schema.GROUP_KEY)
     # 1. One row per episode; only these columns are read.
     with errors(source):
@@ -84,7 +88,9 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(
             f"{source}: expected rollouts with their branches, received branches alone"
         )
-    names = episodes.select(pl.col("run", "env_id", "split").unique().sort().drop_nulls().implode())
+    names = episodes.select(
+        pl.col("run", "env_id", "split").unique().sort().drop_nulls().implode()
+    )
     lengths = pl.col("episode_length")
     sizes = Counter(sorted(episodes.group_by(run_group).len()["len"]))
     return {
@@ -125,12 +131,18 @@ def _results(episodes: pl.DataFrame) -> list[dict[str, Any]]:
         .filter(whole & pl.col("episode_won").is_not_null())
         .n_unique()
         .alias("success_tasks"),
-        pl.when(won.count() > 0).then(won.sum() / pl.len()).alias("success_if_aborted_lost"),
-        pl.when(won.count() > 0).then(1 - (~won).sum() / pl.len()).alias("success_if_aborted_won"),
+        pl.when(won.count() > 0)
+        .then(won.sum() / pl.len())
+        .alias("success_if_aborted_lost"),
+        pl.when(won.count() > 0)
+        .then(1 - (~won).sum() / pl.len())
+        .alias("success_if_aborted_won"),
         pl.col("score").filter(whole).mean(),
         pl.col("episode_return").filter(whole).mean().alias("mean_return"),
         length.mean().alias("mean_length"),
-        (pl.col("valid").filter(whole).sum() / length.sum()).fill_nan(None).alias("valid"),
+        (pl.col("valid").filter(whole).sum() / length.sum())
+        .fill_nan(None)
+        .alias("valid"),
         pl.col("aborted").sum(),
     )
     return results.sort("task_type", nulls_last=True).to_dicts()

@@ -30,7 +30,15 @@ GROUP_KEY: Final = ("iteration", "task_id", "group")
 SORT_KEY: Final = (*GROUP_KEY, "trajectory", "step")
 """Columns by which the rows of a file are sorted; texts are sorted by their UTF-8 bytes."""
 
-FAMILIES: Final = ("identity", "text", "flags", "numbers", "tokens", "hashes", "timings")
+FAMILIES: Final = (
+    "identity",
+    "text",
+    "flags",
+    "numbers",
+    "tokens",
+    "hashes",
+    "timings",
+)
 
 TEXT: Final = pl.String()
 TEXTS: Final = pl.List(pl.String())
@@ -142,7 +150,12 @@ _TEXT: Final = _family(
         "Observation text before the action, without instruction and history.",
         f"{_UNSTORED} (`state_hash` is stored)",
     ),
-    Column("prompt", TEXT, "Input of the policy.", f"the policy uses no prompt, or {_UNSTORED}"),
+    Column(
+        "prompt",
+        TEXT,
+        "Input of the policy.",
+        f"the policy uses no prompt, or {_UNSTORED}",
+    ),
     Column(
         "response",
         TEXT,
@@ -270,8 +283,18 @@ _NUMBERS: Final = _family(
 
 _TOKENS: Final = _family(
     "tokens",
-    Column("prompt_token_ids", TOKENS, "Token ids of the prompt.", f"unknown, or {_UNSTORED}"),
-    Column("response_token_ids", TOKENS, "Token ids of the response.", f"unknown, or {_UNSTORED}"),
+    Column(
+        "prompt_token_ids",
+        TOKENS,
+        "Token ids of the prompt.",
+        f"unknown, or {_UNSTORED}",
+    ),
+    Column(
+        "response_token_ids",
+        TOKENS,
+        "Token ids of the response.",
+        f"unknown, or {_UNSTORED}",
+    ),
     Column(
         "response_logprobs",
         LOGPROBS,
@@ -312,7 +335,11 @@ _TIMINGS: Final = _family(
         "seconds",
     ),
     Column(
-        "policy_s", pl.Float64(), "Duration of the policy's response.", "not measured", "seconds"
+        "policy_s",
+        pl.Float64(),
+        "Duration of the policy's response.",
+        "not measured",
+        "seconds",
     ),
 )
 
@@ -325,9 +352,12 @@ _hash = partial(
     family="hashes",
 )
 _STATE_HASH: Final = _hash(
-    "state_hash", meaning="Hash of `state`, or of the key that is compared instead of it."
+    "state_hash",
+    meaning="Hash of `state`, or of the key that is compared instead of it.",
 )
-_ACTION_HASH: Final = _hash("action_hash", meaning="Hash of `action`.", null="there was no action")
+_ACTION_HASH: Final = _hash(
+    "action_hash", meaning="Hash of `action`.", null="there was no action"
+)
 _NEXT_HASH: Final = _hash(
     "next_state_hash",
     meaning="Hash of the state after this step: the next row's `state_hash`, or at a last step the hash of "
@@ -365,7 +395,9 @@ def columns(depth: int = DEFAULT_DEPTH) -> tuple[Column, ...]:
     ['history_hash_0', 'history_hash_1', 'context_hash_0', 'context_hash_1']
     """
     chains = [
-        _CHAINS[f"{name}_hash_{k}"] for name in ("history", "context") for k in range(depth + 1)
+        _CHAINS[f"{name}_hash_{k}"]
+        for name in ("history", "context")
+        for k in range(depth + 1)
     ]
     return (
         *_IDENTITY,

@@ -97,7 +97,8 @@ class ShardFolder:
         """
         listed = self._read()
         if shard.file in listed.shards:
-            os.fsync(self._descriptor)  # `write` may have been interrupted before its own fsync
+            # `write` may have been interrupted before its own fsync
+            os.fsync(self._descriptor)
             self._remove_replaced()
             return True
         (self.steps / shard.file).unlink(missing_ok=True)
@@ -138,7 +139,9 @@ class ShardFolder:
             except shards.POLARS_ERRORS:
                 own = False
             if not own:
-                raise InputError(f"{path} is damaged or belongs to another run; move it elsewhere")
+                raise InputError(
+                    f"{path} is damaged or belongs to another run; move it elsewhere"
+                )
             path.unlink()  # its writer was killed before it listed the file
         self._remove_replaced()
 

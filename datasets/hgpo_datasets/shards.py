@@ -53,10 +53,14 @@ def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
     import pyarrow.parquet as pq
 
     texts = [
-        name for name, dtype in frame.schema.items() if dtype == schema.TEXT and name != "prompt"
+        name
+        for name, dtype in frame.schema.items()
+        if dtype == schema.TEXT and name != "prompt"
     ]
     texts += [
-        f"{name}.list.element" for name, dtype in frame.schema.items() if dtype == schema.TEXTS
+        f"{name}.list.element"
+        for name, dtype in frame.schema.items()
+        if dtype == schema.TEXTS
     ]
     # string views, so that texts are not copied; one chunk, because pyarrow ends a page at each chunk's end
     table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.newest())

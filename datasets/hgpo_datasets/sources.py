@@ -61,7 +61,12 @@ def run_with_steps(folder: Path) -> Path | None:
     # the real path has a parent, also for "." and links
     candidates = () if is_run(folder) else (folder, real(folder))
     return next(
-        (steps.parent for steps in candidates if steps.name == STEPS and is_run(steps.parent)), None
+        (
+            steps.parent
+            for steps in candidates
+            if steps.name == STEPS and is_run(steps.parent)
+        ),
+        None,
     )
 
 
@@ -98,10 +103,14 @@ def folders_below(folder: Path, choose: Callable[[Path], T | None]) -> Iterator[
             continue
         seen.add(target)
         try:
-            inside = sorted((path for path in here.iterdir() if path.name[:1] != "."), reverse=True)
+            inside = sorted(
+                (path for path in here.iterdir() if path.name[:1] != "."), reverse=True
+            )
         except OSError as error:
             if here == folder:
-                raise InputError(f"{folder} cannot be read: {error.strerror}") from error
+                raise InputError(
+                    f"{folder} cannot be read: {error.strerror}"
+                ) from error
             continue
         waiting += [path for path in inside if path.is_dir()]
 
@@ -124,20 +133,29 @@ def parts_of(sources: Iterable[Source]) -> list[Part]:
     for part in every:
         owner = run_of_file(Path(part.path)) if part.kind == "file" and runs else None
         if owner is None or str(real(owner)) not in runs:
-            parts.setdefault(part.path if part.kind == "url" else str(real(Path(part.path))), part)
+            parts.setdefault(
+                part.path if part.kind == "url" else str(real(Path(part.path))), part
+            )
     return list(parts.values())
 
 
 def is_pattern(source: str) -> bool:
     """Return whether a source is a glob pattern and not an existing path."""
-    return "://" not in source and glob.has_magic(source) and not os.path.lexists(source)
+    return (
+        "://" not in source and glob.has_magic(source) and not os.path.lexists(source)
+    )
 
 
 def matching(pattern: str) -> list[Path]:
     """Return the paths that a glob pattern matches, sorted. Its leading folders that exist are names, not patterns."""
     parts = Path(pattern).parts
     names = next(
-        (number for number in range(len(parts), 0, -1) if os.path.lexists(Path(*parts[:number]))), 0
+        (
+            number
+            for number in range(len(parts), 0, -1)
+            if os.path.lexists(Path(*parts[:number]))
+        ),
+        0,
     )
     folder = glob.escape(str(Path(*parts[:names]))) if names else ""
     pattern = os.path.join(folder, *parts[names:])  # noqa: PTH118
@@ -167,11 +185,19 @@ def _parts(source: str) -> list[Part]:
     folders = [match for match in matches if match.is_dir()]
     files = [match for match in matches if not match.is_dir()]
     # a folder can be matched in several ways, for example by its own name and through its parent
-    runs = {real(run): run for folder in reversed(folders) for run in reversed(runs_below(folder))}
-    topmost = sorted(run for path, run in runs.items() if runs.keys().isdisjoint(path.parents))
+    runs = {
+        real(run): run
+        for folder in reversed(folders)
+        for run in reversed(runs_below(folder))
+    }
+    topmost = sorted(
+        run for path, run in runs.items() if runs.keys().isdisjoint(path.parents)
+    )
     tables = [file for file in files if file.suffix == PARQUET]
     if topmost:
-        others = [table for table in tables if runs.keys().isdisjoint(real(table).parents)]
+        others = [
+            table for table in tables if runs.keys().isdisjoint(real(table).parents)
+        ]
         if others:
             pair = f"runs ({topmost[0]} …) and Parquet files outside of them ({others[0]} …)"
             raise InputError(f"{source} matches {pair}; pass the runs or the files")
@@ -181,7 +207,8 @@ def _parts(source: str) -> list[Part]:
         raise InputError(f"{source}: no such file or run{more}")
     if not files:
         holders = folders_below(
-            folders[0], lambda folder: folder if any(folder.glob(f"*{PARQUET}")) else None
+            folders[0],
+            lambda folder: folder if any(folder.glob(f"*{PARQUET}")) else None,
         )
         raise InputError(
             f"{source} is not a run, and contains none: it has no {manifest.NAME}; to read Parquet files without a "

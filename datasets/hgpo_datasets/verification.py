@@ -98,7 +98,11 @@ class VerifyReport:
     def summary(self) -> str:
         """Return the numbers of files, rows and bytes read as a text."""
         return ", ".join(
-            [counted(self.files, "file"), counted(self.rows, "row"), counted(self.bytes, "byte")]
+            [
+                counted(self.files, "file"),
+                counted(self.rows, "row"),
+                counted(self.bytes, "byte"),
+            ]
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,7 +116,9 @@ _Result = tuple[VerifyReport, list[tuple[Any, ...]]]
 """The report of a file, and the keys of its groups and trajectories, which no other file may have."""
 
 
-def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> VerifyReport:
+def verify(
+    source: str | os.PathLike[str], *, processes: int | None = None
+) -> VerifyReport:
     """Verify a run or a single file. A shard of a run is also compared with the manifest.
 
     A run is named by its folder or its `steps/`. Of a training run, only the step table is verified. If a writer
@@ -170,7 +176,11 @@ def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
 
 def _verify_file(path: Path, report: VerifyReport, processes: int | None) -> None:
     """Verify a single file, as a shard if it is one."""
-    listed = manifest.read(run) if (run := run_of_file(path)) is not None else manifest.Manifest()
+    listed = (
+        manifest.read(run)
+        if (run := run_of_file(path)) is not None
+        else manifest.Manifest()
+    )
     shard = listed.shards.get(path.name)
     _check_files(
         [(path, shard)],
@@ -188,7 +198,9 @@ def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     present = sorted(steps.iterdir()) if steps.is_dir() else []
     for scratch in scratch_folders(run):
         report.note(
-            "leftover", scratch, "scratch folder of a writer that was killed or is still open"
+            "leftover",
+            scratch,
+            "scratch folder of a writer that was killed or is still open",
         )
     # 2. The manifest. Its damaged end may hide shards; those before it are verified all the same.
     try:
@@ -211,7 +223,11 @@ def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
 
 
 def _check_others(
-    present: Sequence[Path], listed: manifest.Manifest, report: VerifyReport, *, at_work: bool
+    present: Sequence[Path],
+    listed: manifest.Manifest,
+    report: VerifyReport,
+    *,
+    at_work: bool,
 ) -> None:
     """Check the files in the folder of the shards that are not shards."""
     for extra in present:
@@ -232,10 +248,16 @@ def _check_others(
         elif extra.name != listed.next_file:
             report.add("foreign", extra, "not in the manifest")
         elif at_work:
-            report.note("uncommitted", extra, "not in the manifest yet; a writer has the run open")
+            report.note(
+                "uncommitted",
+                extra,
+                "not in the manifest yet; a writer has the run open",
+            )
         else:
             report.add(
-                "uncommitted", extra, "not in the manifest; opening the run for writing removes it"
+                "uncommitted",
+                extra,
+                "not in the manifest; opening the run for writing removes it",
             )
 
 
@@ -265,7 +287,11 @@ def _check_files(
         for key in keys:
             if (owner := owners.setdefault(key, path.name)) != path.name:
                 noun, _, *value = key
-                report.add(noun, path, f"{noun} {', '.join(map(repr, value))} is also in {owner}")
+                report.add(
+                    noun,
+                    path,
+                    f"{noun} {', '.join(map(repr, value))} is also in {owner}",
+                )
 
 
 def _in_processes(
@@ -295,12 +321,16 @@ def _alone(check: Callable[[_File], _Result], file: _File) -> _Result:
     except BrokenProcessPool:
         report = VerifyReport(str(file[0]), files=1)
         report.add(
-            "unreadable", file[0], "the process that decoded it was ended, as by a forged file"
+            "unreadable",
+            file[0],
+            "the process that decoded it was ended, as by a forged file",
         )
         return report, []
 
 
-def _check_file(file: _File, *, header: Header | None, run: Path | None, isolated: bool) -> _Result:
+def _check_file(
+    file: _File, *, header: Header | None, run: Path | None, isolated: bool
+) -> _Result:
     """Check a file by itself."""
     path, shard = file
     report = VerifyReport(str(path))
@@ -309,9 +339,14 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
         limit_memory()
     with _reporting(path, report):
         if not os.path.lexists(path):
-            if run is not None and path.name in manifest.current(run, run / STEPS).replaced:
+            if (
+                run is not None
+                and path.name in manifest.current(run, run / STEPS).replaced
+            ):
                 report.note(
-                    "replaced", path, "replaced by a writer during the verification; verify again"
+                    "replaced",
+                    path,
+                    "replaced by a writer during the verification; verify again",
                 )
             else:
                 report.add("missing", path, "listed in the manifest, but missing")
@@ -353,7 +388,9 @@ def _damage(data: bytes) -> str:
         return f"its structure is damaged ({error})"
     if not columns:
         return "every page matches its checksum: the damage is in headers or footer"
-    return f"damaged: {'; '.join(columns[:5])}{', and more' if len(columns) > 5 else ''}"
+    return (
+        f"damaged: {'; '.join(columns[:5])}{', and more' if len(columns) > 5 else ''}"
+    )
 
 
 def _check_content(
@@ -378,7 +415,9 @@ def _check_content(
     for column in known:
         if not column.null and (count := frame[column.name].null_count()):
             report.add(
-                "null", path, f"{column.name} must not be null, but is in {counted(count, 'row')}"
+                "null",
+                path,
+                f"{column.name} must not be null, but is in {counted(count, 'row')}",
             )
     if report.problems or frame.is_empty():
         return []
@@ -386,7 +425,9 @@ def _check_content(
         report.add(kind, path, message)
     if header is not None and (frame["run"] != header.run).any():
         report.add("run", path, f"contains rows of another run than {header.run!r}")
-    groups = frame.select(pl.lit("group"), "run", *schema.GROUP_KEY).unique(maintain_order=True)
+    groups = frame.select(pl.lit("group"), "run", *schema.GROUP_KEY).unique(
+        maintain_order=True
+    )
     trajectories = frame.filter(IS_FIRST).select(
         pl.lit("trajectory"),
         "run",
@@ -397,7 +438,9 @@ def _check_content(
 
 def _row_problems(frame: pl.DataFrame, depth: int) -> Iterator[tuple[str, str]]:
     """Yield the kind and the message of each rule that rows violate."""
-    order = frame.select(pl.arg_sort_by(schema.SORT_KEY, maintain_order=True)).to_series()
+    order = frame.select(
+        pl.arg_sort_by(schema.SORT_KEY, maintain_order=True)
+    ).to_series()
     if not order.is_sorted():
         yield "order", f"rows are not sorted by {', '.join(schema.SORT_KEY)}"
         frame = frame.sort(schema.SORT_KEY)
@@ -406,7 +449,10 @@ def _row_problems(frame: pl.DataFrame, depth: int) -> Iterator[tuple[str, str]]:
     if not any(mask.any() for *_, mask in rules):
         rules += [("value", *fault) for fault in value_faults(frame, first)]
         computed = derived(frame, first, depth)
-        rules += [("derived", *fault) for fault in derived_faults(frame, computed, supplied=False)]
+        rules += [
+            ("derived", *fault)
+            for fault in derived_faults(frame, computed, supplied=False)
+        ]
     for kind, _, text, mask in rules:
         if mask.any():
             rows = frame.filter(mask)

@@ -138,12 +138,19 @@ class StepWriter:
                     named=run is not None,
                     configured=config is not None,
                 )
-            starts = self._committed().filter(IS_FIRST).select(*TRAJECTORY_KEY, _FILE).collect()
+            starts = (
+                self._committed()
+                .filter(IS_FIRST)
+                .select(*TRAJECTORY_KEY, _FILE)
+                .collect()
+            )
         except BaseException:
             self._run.close()
             raise
         groups = starts.select(*schema.GROUP_KEY, _FILE).unique()
-        self._files = {GroupKey(*key): Path(path).name for *key, path in groups.iter_rows()}
+        self._files = {
+            GroupKey(*key): Path(path).name for *key, path in groups.iter_rows()
+        }
         self._trajectories = frozenset(starts["trajectory"])
         self._defaults = {
             **(defaults or {}),
@@ -218,7 +225,9 @@ class StepWriter:
         for shard in [self._run.manifest.shards[file] for file in sorted(files)]:
             kept = self._read(shard)
             members = frame.join(kept, schema.GROUP_KEY, "semi", maintain_order="left")
-            written.append(self._write_shard([_Batch(kept), _batch(members)], replaces=shard.file))
+            written.append(
+                self._write_shard([_Batch(kept), _batch(members)], replaces=shard.file)
+            )
             frame = frame.join(kept, schema.GROUP_KEY, "anti", maintain_order="left")
         if not frame.is_empty():
             written.append(self._write_shard([_batch(frame)]))
@@ -275,7 +284,9 @@ class StepWriter:
             if not some.is_empty()
         ]
 
-    def _replace_in(self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
+    def _replace_in(
+        self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame
+    ) -> Shard:
         kept = self._read(shard).join(
             names,
             on="trajectory",
@@ -332,7 +343,8 @@ class StepWriter:
     def _refuse_known(self, batch: _Batch, known: frozenset[str]) -> None:
         if names := sorted(batch.trajectories & known):
             raise RowError(
-                (name, f"trajectory {preview(name, 200)} {self._already}") for name in names
+                (name, f"trajectory {preview(name, 200)} {self._already}")
+                for name in names
             )
 
     def _check_open(self) -> None:
@@ -344,7 +356,8 @@ class StepWriter:
     def _committed(self, *some: Shard) -> pl.LazyFrame:
         """Scan some committed shards, all by default."""
         files = [
-            self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()
+            self._run.steps / shard.file
+            for shard in some or self._run.manifest.shards.values()
         ]
         if not files:
             return pl.LazyFrame(schema={**schema.polars_schema(0), _FILE: schema.TEXT})
@@ -360,7 +373,14 @@ class StepWriter:
         if not checked:
             other_run = frame["run"] != run
             rows.refuse(
-                frame, [("run", f"expected run {run!r}; drop the column to copy rows", other_run)]
+                frame,
+                [
+                    (
+                        "run",
+                        f"expected run {run!r}; drop the column to copy rows",
+                        other_run,
+                    )
+                ],
             )
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
@@ -372,7 +392,9 @@ class StepWriter:
 
     def _write_shard(self, batches: list[_Batch], replaces: str | None = None) -> Shard:
         frames = [batch.frame for batch in batches if batch.frame.height]
-        frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
+        frame = (
+            frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
+        )
         data = shards.encode(frame, shards.metadata_of(self.header))
         shard = Shard(
             file=self._run.manifest.next_file,
@@ -406,7 +428,11 @@ class StepWriter:
         shard, batches = self._writing
         if shard.file in self._run.manifest.shards or self._run.settle(shard):
             if shard.replaces is not None:
-                moved = [group for group, file in self._files.items() if file == shard.replaces]
+                moved = [
+                    group
+                    for group, file in self._files.items()
+                    if file == shard.replaces
+                ]
                 self._files.update(dict.fromkeys(moved, shard.file))
             for batch in batches:
                 self._files.update(dict.fromkeys(batch.groups, shard.file))
@@ -432,7 +458,9 @@ def _header(run: object, depth: object, config: object) -> Header:
     if not isinstance(depth, int) or not 0 <= depth <= schema.MAX_DEPTH:
         raise InputError(f"depth: expected 0 to {schema.MAX_DEPTH}, received {depth!r}")
     if not isinstance(config, Mapping | None):
-        raise InputError(f"config: expected a dictionary of JSON values, received {config!r}")
+        raise InputError(
+            f"config: expected a dictionary of JSON values, received {config!r}"
+        )
     try:
         values = redact_json(orjson.loads(manifest.canonical(config or {})))
     except TypeError as error:
@@ -446,7 +474,9 @@ def _header(run: object, depth: object, config: object) -> Header:
     )
 
 
-def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configured: bool) -> None:
+def _check_same(
+    folder: Path, was: Header, now: Header, *, named: bool, configured: bool
+) -> None:
     """Raise unless an existing run can be resumed with the requested name, depth and configuration."""
     if named and was.run != now.run:
         raise InputError(
@@ -471,7 +501,9 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         nested = isinstance(value, dict) and value
         leaves |= (
-            _leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name} =": repr(value)}
+            _leaves(value, f"{prefix}{name}.")
+            if nested
+            else {f"{prefix}{name} =": repr(value)}
         )
     return leaves
 
@@ -498,5 +530,7 @@ def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
                 f"without: {name} is always stored, because readers need it; remove it"
             )
     return [
-        column.name for column in optional if not {column.name, column.family}.isdisjoint(without)
+        column.name
+        for column in optional
+        if not {column.name, column.family}.isdisjoint(without)
     ]

@@ -74,7 +74,11 @@ class FolderLock:
         self._descriptor = open_inside(folder / LOCK, os.O_CREAT)
         try:
             self._take()
-            note = {"purpose": purpose, "process": os.getpid(), "host": socket.gethostname()}
+            note = {
+                "purpose": purpose,
+                "process": os.getpid(),
+                "host": socket.gethostname(),
+            }
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, json.dumps(note).encode())
         except BaseException:
@@ -96,7 +100,8 @@ class FolderLock:
             raise InputError(
                 f"{self.folder} is in use: {known}; wait for it, or use another folder"
             )
-        if os.fstat(self._descriptor).st_nlink == 0:  # the folder was removed before it was locked
+        # the folder was removed before it was locked
+        if os.fstat(self._descriptor).st_nlink == 0:
             raise FileNotFoundError(
                 errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / LOCK)
             )
@@ -133,7 +138,11 @@ def seems_locked(folder: Path) -> bool:
     """
     note = _note_of(folder)
     process = note.get("process")
-    if note.get("host") != socket.gethostname() or type(process) is not int or os.name == "nt":
+    if (
+        note.get("host") != socket.gethostname()
+        or type(process) is not int
+        or os.name == "nt"
+    ):
         return False
     try:
         os.kill(process, 0)
@@ -207,7 +216,11 @@ def making_folder(path: Path) -> Iterator[None]:
 
 def missing_folders(path: Path) -> list[Path]:
     """Return a folder and its parents as far as they do not exist, the innermost first."""
-    return [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
+    return [
+        folder
+        for folder in (path.absolute(), *path.absolute().parents)
+        if not folder.exists()
+    ]
 
 
 def remove_unused(new: Sequence[Path], worthless: Collection[str] = ()) -> None:
@@ -245,7 +258,9 @@ def write_file(path: Path, data: bytes, *, scratch_in: Path | None = None) -> No
 
 
 @contextmanager
-def new_folder(path: Path, *, replace: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+def new_folder(
+    path: Path, *, replace: Callable[[Path], bool] | None = None
+) -> Iterator[Path]:
     """Yield an empty folder to fill, which becomes `path` if the block ends without an error.
 
     Args:
@@ -327,7 +342,8 @@ def append(descriptor: int, data: bytes) -> None:
 def remove_abandoned(folder: Path) -> None:
     """Remove the scratch folders of dead processes in a folder, and undo their interrupted replacements."""
     for scratch in scratch_folders(folder) if folder.is_dir() else []:
-        with suppress(OSError, InputError):  # its owner is alive, or the disk is read-only
+        # its owner is alive, or the disk is read-only
+        with suppress(OSError, InputError):
             _remove_scratch(scratch, FolderLock(scratch, "removing"))
 
 
@@ -375,7 +391,9 @@ def _check_replaceable(path: Path, replace: Callable[[Path], bool] | None) -> No
     ):
         return
     if replace is None:
-        raise InputError(f"{path} already exists; choose another name, or remove it first")
+        raise InputError(
+            f"{path} already exists; choose another name, or remove it first"
+        )
     raise InputError(
         f"{path} was not created by this command and cannot be replaced; choose another name"
     )
@@ -397,7 +415,8 @@ def _scratch_folder(path: Path, parent: Path) -> Iterator[Path]:
                 if not isinstance(error, FileNotFoundError | InputError):
                     raise
             else:
-                break  # otherwise another process took it for abandoned before it was locked
+                # otherwise another process took it for abandoned before it was locked
+                break
         else:
             raise InputError(
                 f"cannot lock a new folder in {parent}: does its file system support locks?"
@@ -420,7 +439,8 @@ def _replace_folder(scratch: Path, path: Path) -> None:
     _sync(scratch.parent)
     path.rename(scratch / path.name)
     _sync(scratch)
-    (scratch / _CONTENT).rename(path)  # if this fails, `_remove_scratch` restores the old version
+    # if this fails, `_remove_scratch` restores the old version
+    (scratch / _CONTENT).rename(path)
 
 
 def _remove_scratch(scratch: Path, lock: FolderLock) -> None:

@@ -71,7 +71,10 @@ def download(
         )
     unchanged: dict[str, str] = {}  # the condition on which the rest is requested
     failures = 0
-    with path.open("wb") as file, httpx.Client(timeout=timeout, follow_redirects=True) as client:
+    with (
+        path.open("wb") as file,
+        httpx.Client(timeout=timeout, follow_redirects=True) as client,
+    ):
         while True:
             before = file.tell()
             try:
@@ -145,4 +148,8 @@ def _receive(
 def _validator(answer: httpx.Response) -> str:
     """Return the validator of the remote file: its strong entity tag or else its date."""
     tag: str = answer.headers.get("ETag", "")
-    return tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified", "")
+    return (
+        tag
+        if tag and not tag.startswith("W/")
+        else answer.headers.get("Last-Modified", "")
+    )

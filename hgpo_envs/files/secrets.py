@@ -26,18 +26,21 @@ _NAMES: Final = (
     r"(?:api|access|account|private|secret|subscription)[-_]?keys?(?:[-_]?id)?|passw(?:or)?d|passphrase|pwd|secrets?|authorization|"
     r"(?:proxy[-_]?)?auth|credentials?|signature|sig|cookies?|jwt|bearer"
 )
-_OF_TEXTS: Final = (
-    "bos|eos|pad|unk|sep|cls|mask|start|end|eot|eom|stop|image|video|audio|special|first|last|next"
-)
+_OF_TEXTS: Final = "bos|eos|pad|unk|sep|cls|mask|start|end|eot|eom|stop|image|video|audio|special|first|last|next"
 """What precedes `token` in the name of a model's token, which is no secret."""
 _TOKEN: Final = rf"(?!(?:[\w.-]*[-_.])?(?:{_OF_TEXTS})[-_.]?token)[\w.-]*token"
 _NAME: Final = re.compile(rf"(?:.*[-_.])?(?:{_NAMES})|{_TOKEN}", re.IGNORECASE)
-_IN_QUERY: Final = re.compile(rf"(?:[\w.-]*[-_.])?(?:{_NAMES})|{_TOKEN}|key", re.IGNORECASE)
+_IN_QUERY: Final = re.compile(
+    rf"(?:[\w.-]*[-_.])?(?:{_NAMES})|{_TOKEN}|key", re.IGNORECASE
+)
 _VARIABLE: Final = re.compile("[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _PATTERNS: Final = (
     # The fixed prefix keeps the search linear. In a path, a URL has one slash.
     (re.compile(r"(://|(?<=\w\w):/)[^\s/?#\"'<>\\]*@"), rf"\1{MARK}@"),
-    (re.compile(rf"([?&;](?:{_IN_QUERY.pattern})=)[^&;\s#\"'<>]+", re.IGNORECASE), rf"\1{MARK}"),
+    (
+        re.compile(rf"([?&;](?:{_IN_QUERY.pattern})=)[^&;\s#\"'<>]+", re.IGNORECASE),
+        rf"\1{MARK}",
+    ),
 )
 
 _registered: tuple[str, ...] = ()
@@ -50,7 +53,8 @@ def register(value: str) -> None:
     values = {*_registered, value, value.strip()}
     _registered = tuple(
         sorted(
-            (each for each in values if len(each) >= SHORTEST), key=lambda each: (-len(each), each)
+            (each for each in values if len(each) >= SHORTEST),
+            key=lambda each: (-len(each), each),
         )
     )
 
@@ -66,7 +70,8 @@ def register_url(url: str) -> None:
     register(parts.password or parts.username or "")
     register(password or user)
     if user or password:
-        register(base64.b64encode(f"{user}:{password}".encode()).decode())  # as clients send it
+        # as clients send it
+        register(base64.b64encode(f"{user}:{password}".encode()).decode())
     register(unquote(parts.fragment))
     for name, value in parse_qsl(parts.query):
         if _IN_QUERY.fullmatch(name):

@@ -29,11 +29,19 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """The compressions that are read: the others can take gigabytes of memory."""
 _ENCRYPTED: Final = 1
 """The flag of an encrypted file."""
-BROKEN: Final = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
+BROKEN: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    ValueError,
+)
 """The exceptions that the standard library raises for truncated or damaged archives."""
 
 
-def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None = None) -> int:
+def unpack(
+    archive: Path, folder: Path, progress: Callable[[int], object] | None = None
+) -> int:
     """Extract an archive into a folder.
 
     Extraction is not atomic. For an atomic result, extract into a folder of `hgpo_envs.files.atomic.new_folder`.
@@ -85,7 +93,9 @@ def open_zip(file: io.BufferedIOBase) -> zipfile.ZipFile:
     """
     reader = _Reader(file)
     if not zipfile.is_zipfile(reader):
-        raise InputError("expected a zip archive, received another format or a truncated file")
+        raise InputError(
+            "expected a zip archive, received another format or a truncated file"
+        )
     packed = zipfile.ZipFile(reader)
     members = packed.infolist()
     if len(members) > MOST_FILES:
@@ -93,12 +103,16 @@ def open_zip(file: io.BufferedIOBase) -> zipfile.ZipFile:
     if sum(info.file_size for info in members) > LARGEST:
         raise InputError(f"expected at most {LARGEST:,} bytes")
     places = sorted((info.header_offset, info.compress_size) for info in members)
-    if any(offset + size > following for (offset, size), (following, _) in pairwise(places)):
+    if any(
+        offset + size > following for (offset, size), (following, _) in pairwise(places)
+    ):
         raise InputError("its files overlap")
     for info in members:
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise InputError(f"{one_line(repr(info.filename), 80)} is a link or a device")
+            raise InputError(
+                f"{one_line(repr(info.filename), 80)} is a link or a device"
+            )
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
             raise InputError(
                 f"{one_line(repr(info.filename), 80)} is encrypted, or compressed by an unusual method"
@@ -119,9 +133,15 @@ class _Reader(io.BufferedReader):
         return data
 
 
-def _files(members: Sequence[zipfile.ZipInfo], folder: Path) -> list[tuple[zipfile.ZipInfo, Path]]:
+def _files(
+    members: Sequence[zipfile.ZipInfo], folder: Path
+) -> list[tuple[zipfile.ZipInfo, Path]]:
     """Return the files of an archive and their paths, all of which are checked before the first is extracted."""
-    files = [(info, path_inside(folder, info.filename)) for info in members if not info.is_dir()]
+    files = [
+        (info, path_inside(folder, info.filename))
+        for info in members
+        if not info.is_dir()
+    ]
     names = [_folded(path) for _, path in files]
     folders = {_folded(parent) for _, path in files for parent in path.parents}
     if len({*names}) < len(names) or not folders.isdisjoint(names):

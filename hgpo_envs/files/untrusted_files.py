@@ -63,7 +63,9 @@ def open_regular(path: Path, what: str = "file") -> BufferedReader:
         raise InputError(f"cannot read {path}: {reason}; expected a {what}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InputError(f"cannot read {path}: expected a {what}, found a folder, pipe or device")
+        raise InputError(
+            f"cannot read {path}: expected a {what}, found a folder, pipe or device"
+        )
     return open(descriptor, "rb")  # noqa: PTH123 (already open)
 
 
@@ -79,7 +81,9 @@ def open_unpacked(path: Path, what: str = "file") -> IO[bytes]:
     return unpacked  # type: ignore[return-value]  # it can be read
 
 
-def read_bytes(path: Path, limit: int, what: str = "file", *, unpack: bool = False) -> bytes:
+def read_bytes(
+    path: Path, limit: int, what: str = "file", *, unpack: bool = False
+) -> bytes:
     """Return the content of a regular file.
 
     Args:
@@ -96,7 +100,9 @@ def read_bytes(path: Path, limit: int, what: str = "file", *, unpack: bool = Fal
             data = file.read(limit + 1)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise InputError(f"cannot read {path}: {reason}; copy or create it again") from None
+            raise InputError(
+                f"cannot read {path}: {reason}; copy or create it again"
+            ) from None
     if len(data) > limit:
         raise InputError(
             f"{path}: expected a {what} of at most {limit:,} bytes, received a larger file"
@@ -136,13 +142,17 @@ def writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         # NumPy reports a short write as an OSError without an errno
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or "requested and" in str(
-            error
-        )
+        full = error.errno in {
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+        } or "requested and" in str(error)
         why = "no space left on the disk" if full else error.strerror or str(error)
         is_other = error.filename and error.filename != str(out.absolute())
         where = f" ({error.filename})" if is_other and not full else ""
-        raise InputError(f"cannot write {out}: {why}{where}; no partial output was left") from None
+        raise InputError(
+            f"cannot write {out}: {why}{where}; no partial output was left"
+        ) from None
 
 
 def path_inside(folder: Path, name: object) -> Path:
@@ -175,7 +185,9 @@ def path_inside(folder: Path, name: object) -> Path:
         ):
             return folder.joinpath(*parts)
     shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:80]}…"
-    raise InputError(f"the name {shown} leads out of the folder, or is not a portable file name")
+    raise InputError(
+        f"the name {shown} leads out of the folder, or is not a portable file name"
+    )
 
 
 def _portable(part: str) -> bool:

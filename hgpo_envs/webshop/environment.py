@@ -66,7 +66,11 @@ def open_source(
         "after_done": after_done,
         "reward_scale": reward_scale,
     }
-    original: dict[str, Any] = {"python": python, "num_products": num_products, "nouns": nouns}
+    original: dict[str, Any] = {
+        "python": python,
+        "num_products": num_products,
+        "nouns": nouns,
+    }
     other = "native" if backend == "original" else "original"
     defaults = signature(open_source).parameters
     for name, value in (native if backend == "original" else original).items():
@@ -86,7 +90,9 @@ def open_source(
 def data_places() -> list[Path]:
     """Return the built catalogues in the working directory and its folders."""
     return sorted(
-        path.parent for pattern in ("", "*/") for path in Path().glob(f"{pattern}catalogue.json")
+        path.parent
+        for pattern in ("", "*/")
+        for path in Path().glob(f"{pattern}catalogue.json")
     )
 
 

@@ -57,7 +57,9 @@ class RecordWriter:
         self._file = path.open("wb")
         # no time and no file name in the gzip header, so that the same records give the same bytes
         self._text = (
-            gzip.GzipFile("", "wb", fileobj=self._file, mtime=0) if compress else self._file
+            gzip.GzipFile("", "wb", fileobj=self._file, mtime=0)
+            if compress
+            else self._file
         )
         self._starts = array("q", [0])
 
@@ -94,7 +96,9 @@ class Records:
         self._starts: Final[NDArray[np.int64]] = mapped(path, np.int64)
         self._text: Final = _text(folder / f"{name}.jsonl")
         if not len(self._starts) or self._starts[-1] != len(self._text):
-            raise InputError(f"{path} does not fit {name}.jsonl; build the catalogue again")
+            raise InputError(
+                f"{path} does not fit {name}.jsonl; build the catalogue again"
+            )
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -128,7 +132,9 @@ class LabelWriter:
         """Write `<name>.npy`, the number of each row's text, and the sorted distinct texts as records."""
         texts = sorted(self._known)
         number = np.empty(len(texts), np.int32)
-        number[[self._known[text] for text in texts]] = np.arange(len(texts), dtype=np.int32)
+        number[[self._known[text] for text in texts]] = np.arange(
+            len(texts), dtype=np.int32
+        )
         np.save(folder / f"{name}.npy", number[np.frombuffer(self._codes, np.int32)])
         write_records(folder, name, texts)
 
@@ -182,13 +188,22 @@ def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[An
                 raise ValueError("another format")  # noqa: TRY301
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
             size = os.fstat(file.fileno()).st_size - file.tell()
-            right = shape[1:] == (columns,) * bool(columns) and min(shape) >= 0 and not fortran
-            if not right or dtype.type not in kinds or math.prod(shape) * dtype.itemsize != size:
+            right = (
+                shape[1:] == (columns,) * bool(columns)
+                and min(shape) >= 0
+                and not fortran
+            )
+            if (
+                not right
+                or dtype.type not in kinds
+                or math.prod(shape) * dtype.itemsize != size
+            ):
                 raise ValueError(f"{dtype} of shape {shape} in {size:,} bytes")  # noqa: TRY301
             if size <= _SMALL:
                 return np.frombuffer(file.read(size), dtype).reshape(shape)
             return np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray)
-        except Exception as error:  # NumPy's header parser raises any error of Python's tokenizer
+        except Exception as error:
+            # NumPy's header parser raises any error of Python's tokenizer
             raise InputError(
                 f"{path} is damaged ({one_line(error)}); build the catalogue again"
             ) from error
@@ -201,7 +216,13 @@ def report_damage(folder: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise InputError(
             f"the catalogue in {folder} is damaged ({type(error).__name__}: {one_line(error)}); "
             "see `hgpo data show webshop --verify`, or build it again"

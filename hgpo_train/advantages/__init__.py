@@ -25,7 +25,14 @@ from hgpo_train.advantages.estimators.tree_grpo import tree_grpo
 from hgpo_train.advantages.estimators.tree_hgpo import tree_hgpo
 from hgpo_train.advantages.estimators.tree_loo import tree_loo
 from hgpo_train.advantages.estimators.turn import turn
-from hgpo_train.advantages.registry import Estimator, compute, compute_many, estimator, get, names
+from hgpo_train.advantages.registry import (
+    Estimator,
+    compute,
+    compute_many,
+    estimator,
+    get,
+    names,
+)
 
 __all__ = [
     "Estimator",

@@ -77,16 +77,23 @@ def write_advantages(
     import pyarrow.parquet as pq  # Polars cannot append to a Parquet file
 
     # 1. The parts, each of which contains what its estimators compare.
-    whole = "batch" if any(estimator.scope == "batch" for estimator in estimators) else "group"
+    whole = (
+        "batch"
+        if any(estimator.scope == "batch" for estimator in estimators)
+        else "group"
+    )
     parts = table_parts(steps, chunk_rows, whole=whole)
-    if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
+    # chunks of one table, which this process reads
+    if isinstance(parts[0], pl.LazyFrame):
         processes = 1
         ray = False
 
     # 2. What the file says of itself, and the work on a part, which can be that of another process.
     local = isinstance(steps, str | os.PathLike) and "://" not in str(steps)
     metadata = description(estimators, fingerprint(Path(steps)) if local else "")
-    work = partial(_advantages, estimators=estimators, source=steps if is_path(steps) else None)
+    work = partial(
+        _advantages, estimators=estimators, source=steps if is_path(steps) else None
+    )
 
     # 3. The parts in order, each appended when it is there.
     rows = 0
@@ -100,7 +107,9 @@ def write_advantages(
             arrow = table.to_arrow(compat_level=pl.CompatLevel.oldest())
             if writer is None:
                 schema = arrow.schema.with_metadata({METADATA: orjson.dumps(metadata)})
-                writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+                writer = stack.enter_context(
+                    pq.ParquetWriter(file, schema, compression="zstd")
+                )
             writer.write_table(arrow, ROW_GROUP_ROWS)
             rows += table.height
             progress(table.height)
@@ -109,14 +118,20 @@ def write_advantages(
     return rows
 
 
-def description(estimators: Sequence[Estimator], run_fingerprint: str = "") -> dict[str, Any]:
+def description(
+    estimators: Sequence[Estimator], run_fingerprint: str = ""
+) -> dict[str, Any]:
     """Return what the columns of estimators were computed with, as `read_metadata` returns it."""
     columns = {
         each.column: {"estimator": each.name, "parameters": asdict(each.parameters)}
         for each in estimators
     }
     version = installed_version("hgpo") or ""
-    return {"run_fingerprint": run_fingerprint, "columns": columns, "hgpo_version": version}
+    return {
+        "run_fingerprint": run_fingerprint,
+        "columns": columns,
+        "hgpo_version": version,
+    }
 
 
 @contextmanager
@@ -124,7 +139,11 @@ def _opened(out: Path | str) -> Iterator[IO[bytes]]:
     """Open a file to write, which appears at its path or URL if the block ends without an error."""
     if "://" not in str(out):
         path = Path(out).absolute()
-        with making_folder(path.parent), new_path(path) as content, content.open("wb") as file:
+        with (
+            making_folder(path.parent),
+            new_path(path) as content,
+            content.open("wb") as file,
+        ):
             yield file
         return
     with tempfile.NamedTemporaryFile() as copy:
@@ -140,10 +159,15 @@ def _advantages(
 ) -> pl.DataFrame:
     """Return the columns that identify a row, and those of the estimators; `source` is where the steps are from."""
     if source is not None:
-        steps = with_scores(steps, source, [score for each in estimators for score in each.scores])
+        steps = with_scores(
+            steps, source, [score for each in estimators for score in each.scores]
+        )
     added = [column for estimator in estimators for column in estimator.added]
-    steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
-    computed = compute_many(steps, estimators).select(*row_keys(steps.collect_schema()), *added)
+    # advantages that the table has already are no input
+    steps = steps.drop(added, strict=False)
+    computed = compute_many(steps, estimators).select(
+        *row_keys(steps.collect_schema()), *added
+    )
     return computed.collect(engine="in-memory")
 
 
@@ -193,7 +217,9 @@ def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFra
     """Add the columns of an advantage table to its step table, by run, trajectory and step; rows keep their order."""
     shared = steps.collect_schema().names()
     added = advantages.collect_schema().names()
-    keys = [key for key in ("run", "trajectory", "step") if key in shared and key in added]
+    keys = [
+        key for key in ("run", "trajectory", "step") if key in shared and key in added
+    ]
     new = [name for name in added if name not in shared]
     return steps.join(
         advantages.select(*keys, *new),
@@ -211,8 +237,12 @@ def refuse_own_input(source: Path, out: Path) -> None:
     # As a folder of the run, or inside of one.
     inside = any(target.is_relative_to(folder.resolve()) for folder in folders)
     # other programs can read the folder of a run's shards only if it contains nothing else
-    inside = inside or any(run_of_file(path) is not None for path in (target, *target.parents))
-    if inside or (out.exists() and any(out.samefile(file) for file in step_files(source))):
+    inside = inside or any(
+        run_of_file(path) is not None for path in (target, *target.parents)
+    )
+    if inside or (
+        out.exists() and any(out.samefile(file) for file in step_files(source))
+    ):
         raise InputError(
             f"expected an output file outside of the input {source}, received {out}; change --out"
         )

@@ -29,7 +29,9 @@ HIDING: Final = ("You heat", "You cool", "You clean", "You turn on")
 """Starts of observations whose effect later observations do not show."""
 
 
-def with_alfworld_nodes(steps: pl.LazyFrame, into: str = "alfworld_node") -> pl.LazyFrame:
+def with_alfworld_nodes(
+    steps: pl.LazyFrame, into: str = "alfworld_node"
+) -> pl.LazyFrame:
     """Add the int64 hash of each step's node; null if `state` or `admissible_actions` is null.
 
     Args:
@@ -46,10 +48,14 @@ def with_alfworld_nodes(steps: pl.LazyFrame, into: str = "alfworld_node") -> pl.
     state = pl.col("state")
     first = pl.col("first")
     effective = ~state.str.starts_with(NOTHING) | first
-    shown = pl.col("admissible_actions").list.filter(pl.element() != "help").list.join("\n")
+    shown = (
+        pl.col("admissible_actions").list.filter(pl.element() != "help").list.join("\n")
+    )
     seen = pl.format("{}\n\n{}", state, shown).hash().reinterpret(signed=True)
     start = state.hash().reinterpret(signed=True)
-    hides = pl.any_horizontal(state.str.starts_with(opening) for opening in HIDING) & ~first
+    hides = (
+        pl.any_horizontal(state.str.starts_with(opening) for opening in HIDING) & ~first
+    )
     steps = steps.with_columns(
         pl.when(effective).then(seen).alias("(seen)"),
         pl.when(effective).then(hides).alias("(hides)"),
@@ -57,8 +63,16 @@ def with_alfworld_nodes(steps: pl.LazyFrame, into: str = "alfworld_node") -> pl.
 
     # What the last effective observation before a step was, and whether it hides its effect.
     steps = steps.with_columns(
-        pl.col("(seen)").forward_fill().shift(1).over("trajectory_key").alias("(before)"),
-        pl.col("(hides)").forward_fill().shift(1).over("trajectory_key").alias("(hidden)"),
+        pl.col("(seen)")
+        .forward_fill()
+        .shift(1)
+        .over("trajectory_key")
+        .alias("(before)"),
+        pl.col("(hides)")
+        .forward_fill()
+        .shift(1)
+        .over("trajectory_key")
+        .alias("(hidden)"),
     )
     both = chain(pl.col("(before)"), pl.col("(seen)"))
     node = pl.when("(hidden)").then(both).otherwise("(seen)")

@@ -33,7 +33,10 @@ def with_parents(steps: pl.DataFrame, name: str, *, accepted: bool) -> pl.DataFr
     Raises:
         InputError: The estimator takes no branches, or a parent is not in the table.
     """
-    if not set(steps.columns) >= COLUMNS or steps["parent"].null_count() == steps.height:
+    if (
+        not set(steps.columns) >= COLUMNS
+        or steps["parent"].null_count() == steps.height
+    ):
         return steps
     # tables without branches need none of the package
     from hgpo_datasets.branches import IS_BRANCH, with_prefixes

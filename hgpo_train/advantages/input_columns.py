@@ -74,7 +74,9 @@ CHAINS: Final[Mapping[Context, str]] = {
 }
 """The prefix of each context's columns; the depth follows."""
 
-_HASH: Final = re.compile(r"state_hash|next_state_hash|action_hash|(?:history|context)_hash_\d+")
+_HASH: Final = re.compile(
+    r"state_hash|next_state_hash|action_hash|(?:history|context)_hash_\d+"
+)
 _NULLABLE: Final = re.compile(r"next_state.*|(?:history|context)_hash_[1-9]\d*")
 _REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
 """The column that each value of `Parameters.reward` selects."""
@@ -187,8 +189,11 @@ def _check_types(
 ) -> None:
     """Raise `InputError` if a column has a type that cannot be used as what it means."""
     step = schema["step"]
-    if not step.is_integer() or step in (pl.Int128, pl.UInt128):  # NumPy has none of 128 bits
-        raise InputError(f"column step: expected integers, received {step}; convert it with cast")
+    # NumPy has none of 128 bits
+    if not step.is_integer() or step in (pl.Int128, pl.UInt128):
+        raise InputError(
+            f"column step: expected integers, received {step}; convert it with cast"
+        )
 
     expected_types = dict.fromkeys(_FLAGS, "booleans")
     for column in (_REWARDS[p.reward], *p.rewards):
@@ -201,7 +206,11 @@ def _check_types(
             )
     for column in needed:
         if _HASH.fullmatch(column) and schema[column] != pl.Int64():
-            fix = "reinterpret(signed=True)" if schema[column] == pl.UInt64() else "cast or hash"
+            fix = (
+                "reinterpret(signed=True)"
+                if schema[column] == pl.UInt64()
+                else "cast or hash"
+            )
             raise InputError(
                 f"column {column}: expected int64, received {schema[column]}; convert it with {fix}"
             )
@@ -247,7 +256,11 @@ def prepare(
                 f"{prefix}{k}"
                 for k in range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
             ]
-        reads = [column for column in hashes if set(_sources(column, stored, p)) <= set(schema)]
+        reads = [
+            column
+            for column in hashes
+            if set(_sources(column, stored, p)) <= set(schema)
+        ]
     _, checked = columns_used(schema, p, required, name)
 
     # 2. Rows without keys belong to nothing.
@@ -274,7 +287,9 @@ def prepare(
     reward = pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale
     keyed = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
-        key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
+        key(name for name in ("run", "trajectory") if name in schema).alias(
+            "trajectory_key"
+        ),
         rounded(reward, p.precision).alias("(reward)"),
         rounded(_added_rewards(p), p.precision).alias("(added)"),
         penalty.alias("penalty"),
@@ -306,7 +321,9 @@ def prepare(
 
     # 5. The hashes that the table does not have. A stored `next_state_hash` has nulls, which are filled.
     hashes_read = {name for name in reads if _HASH.fullmatch(name)}
-    derived = hashes_read.difference(stored) | hashes_read.intersection(["next_state_hash"])
+    derived = hashes_read.difference(stored) | hashes_read.intersection(
+        ["next_state_hash"]
+    )
     inputs = _with_hashes(inputs, stored, p, derived) if derived else inputs
     return inputs.filter(~pl.col("in_prefix")) if has_prefixes else inputs
 
@@ -382,7 +399,9 @@ def _with_outcomes(
         (_UNIQUE, "trajectory"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
-        (f"finite numbers as {listed(_added_columns(p))}", "(added)"): ~np.isfinite(added)
+        (f"finite numbers as {listed(_added_columns(p))}", "(added)"): ~np.isfinite(
+            added
+        )
         & ~aborted,
     }
     _check_rows(steps, checks, ~aborted, checked)
@@ -398,7 +417,9 @@ def _with_outcomes(
     totals = np.bincount(number, rewards)
     outcomes["episode_return"] = np.repeat(totals, lengths)
     outcomes["step_reward"] = rewards
-    steps = steps.with_columns(pl.Series(name, values) for name, values in outcomes.items())
+    steps = steps.with_columns(
+        pl.Series(name, values) for name, values in outcomes.items()
+    )
 
     # 5. What is computed only if a query uses it.
     def returns(_: object) -> pl.Series:
@@ -423,10 +444,14 @@ def _check_rows(
     """Raise `StepTableError` for the first row that fails a check, is no flag, or lacks a value if it is `whole`."""
     for name in _FLAGS:
         if name in steps.columns and steps[name].dtype.is_numeric():
-            checks[f"true, false, 0 or 1 as {name}", name] = no_flag(steps[name]).to_numpy()
+            checks[f"true, false, 0 or 1 as {name}", name] = no_flag(
+                steps[name]
+            ).to_numpy()
     for name in checked:
         if steps[name].null_count():
-            checks[f"a value as {name}", name] = steps[name].is_null().to_numpy() & whole
+            checks[f"a value as {name}", name] = (
+                steps[name].is_null().to_numpy() & whole
+            )
     for (expected, about), bad in checks.items():
         if bad.any():
             row = steps[int(bad.argmax())]
@@ -487,7 +512,9 @@ class StepTableError(InputError):
     def __init__(self, message: str, row: pl.DataFrame | None = None) -> None:
         text = message.partition("\n\n")[0]
         if row is not None:
-            names = [f"{column}={row[column].item()!r}" for column in row_keys(row.columns)]
+            names = [
+                f"{column}={row[column].item()!r}" for column in row_keys(row.columns)
+            ]
             text += f" at {', '.join(names)}"
         super().__init__(text)
 
@@ -519,9 +546,12 @@ def _with_hashes(
         after = []
         if "next_state_hash" in stored:
             after.append(pl.col("next_state_hash"))
-        if "next_state" in stored and not has_nodes:  # a node depends on more than the text
+        # a node depends on more than the text
+        if "next_state" in stored and not has_nodes:
             after.append(text_hash("next_state", key_of))
-        steps = steps.with_columns(next_state_hash=pl.coalesce(*after, neighbour("state_hash", 1)))
+        steps = steps.with_columns(
+            next_state_hash=pl.coalesce(*after, neighbour("state_hash", 1))
+        )
     return _with_chains(steps, stored, derived)
 
 
@@ -533,7 +563,11 @@ def _with_chains(
     """Add the hashes of histories up to the deepest that is derived."""
     # A chain of depth k is the chain of depth k - 1 of the row before, with this row's state.
     for context, prefix in CHAINS.items():
-        depths = [int(name.removeprefix(prefix)) for name in derived if name.startswith(prefix)]
+        depths = [
+            int(name.removeprefix(prefix))
+            for name in derived
+            if name.startswith(prefix)
+        ]
         for k in range(max(depths, default=-1) + 1):
             if f"{prefix}{k}" in stored:
                 continue

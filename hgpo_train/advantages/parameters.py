@@ -29,9 +29,12 @@ Ddof = Annotated[
         description="Delta degrees of freedom of the standard deviation: the divisor is n - ddof."
     ),
 ]
-Discount = Annotated[float, Meta(ge=0, le=1, description="γ, the discount per step, in [0, 1].")]
+Discount = Annotated[
+    float, Meta(ge=0, le=1, description="γ, the discount per step, in [0, 1].")
+]
 Epsilon = Annotated[
-    NonNegativeFloat, Meta(description="ε, added to standard deviations and to sums of weights.")
+    NonNegativeFloat,
+    Meta(description="ε, added to standard deviations and to sums of weights."),
 ]
 Precision = Annotated[
     Literal["mixed", "float64"],
@@ -47,7 +50,9 @@ Context = Annotated[
         "what the prompt shows."
     ),
 ]
-HistoryLength = Annotated[NonNegativeInt, Meta(description="K, the maximum depth of contexts.")]
+HistoryLength = Annotated[
+    NonNegativeInt, Meta(description="K, the maximum depth of contexts.")
+]
 CrossSteps = Annotated[
     bool,
     Meta(
@@ -57,7 +62,9 @@ CrossSteps = Annotated[
 ]
 StepWeight = Annotated[float, Meta(description="w, the weight of the step term.")]
 EpisodeWeight = Annotated[float, Meta(description="The weight of the episode term.")]
-Similarity = Annotated[bool, Meta(description="Whether states with similar texts are one state.")]
+Similarity = Annotated[
+    bool, Meta(description="Whether states with similar texts are one state.")
+]
 SimilarityThreshold = Annotated[
     float, Meta(description="The minimum ratio of similar texts, in (0, 1).")
 ]
@@ -108,7 +115,9 @@ class Parameters:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"parameter {name}: expected a finite number, received {value}")
+                raise InputError(
+                    f"parameter {name}: expected a finite number, received {value}"
+                )
 
 
 class CallOptions(TypedDict, total=False):

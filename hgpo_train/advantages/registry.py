@@ -12,7 +12,16 @@ import re
 import warnings
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, cast, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    cast,
+    get_type_hints,
+)
 
 import numpy as np
 import polars as pl
@@ -128,7 +137,9 @@ class Estimator:
     def added(self) -> dict[str, str]:
         """The added columns, each with the function's name for it."""
         optional = self.optional(self.parameters) if self.details else ()
-        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional}
+        return {self.column: "advantage"} | {
+            f"{self.column}_{name}": name for name in optional
+        }
 
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
@@ -150,8 +161,14 @@ class Estimator:
         """Call the function on a table with the input columns."""
         # The class of parameters has all of `Parameters`, and the function names those that it uses.
         given = list(inspect.signature(self.function).parameters.values())[1:]
-        names = [each.name for each in given if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        return self.function(steps, **{name: getattr(self.parameters, name) for name in names})
+        names = [
+            each.name
+            for each in given
+            if each.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        return self.function(
+            steps, **{name: getattr(self.parameters, name) for name in names}
+        )
 
     def __reduce__(self) -> tuple[Callable[..., Estimator], tuple[object, ...]]:
         """Pickle the estimator by its name: a module has the estimator in the place of its function."""
@@ -228,12 +245,16 @@ def compute(
     >>> compute(table, "hgpo", mode="mean_norm").collect()["advantage"].round(3).to_list()
     [5.0, -5.0]
     """
-    estimator = get(estimator) if isinstance(estimator, str) else as_estimator(estimator)
+    estimator = (
+        get(estimator) if isinstance(estimator, str) else as_estimator(estimator)
+    )
     estimator = estimator.with_parameters(column=column, details=details, **parameters)
     return _add(step_table(steps, estimator.scores), estimator)
 
 
-def compute_many(steps: StepTable, estimators: Iterable[str | Estimator]) -> pl.LazyFrame:
+def compute_many(
+    steps: StepTable, estimators: Iterable[str | Estimator]
+) -> pl.LazyFrame:
     """Add the columns of several estimators, which have different names, to a step table; see `compute`.
 
     The column of an estimator that is given by its registered name is `advantage_<name>`.
@@ -246,7 +267,9 @@ def compute_many(steps: StepTable, estimators: Iterable[str | Estimator]) -> pl.
 
     def named_estimator(each: str | Estimator) -> Estimator:
         return (
-            get(each).with_parameters(column=f"advantage_{each}") if isinstance(each, str) else each
+            get(each).with_parameters(column=f"advantage_{each}")
+            if isinstance(each, str)
+            else each
         )
 
     named = [named_estimator(each) for each in estimators]
@@ -272,12 +295,18 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
     is_single = len(names) == 1
     dtype = pl.Float64() if is_single else pl.Struct(dict.fromkeys(names, pl.Float64()))
     estimates = pl.map_batches(
-        estimator.columns(schema), partial(_estimates, estimator=estimator), return_dtype=dtype
+        estimator.columns(schema),
+        partial(_estimates, estimator=estimator),
+        return_dtype=dtype,
     )
     if is_single:
         return steps.with_columns(estimates.alias(estimator.column))
     added = [pl.col(_ESTIMATES).struct.field(name) for name in names]
-    return steps.with_columns(estimates.alias(_ESTIMATES)).with_columns(added).drop(_ESTIMATES)
+    return (
+        steps.with_columns(estimates.alias(_ESTIMATES))
+        .with_columns(added)
+        .drop(_ESTIMATES)
+    )
 
 
 def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
@@ -285,7 +314,8 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
     # 1. The query. Windows over many groups are twice as fast in the streaming engine, which takes longer to start.
     steps = pl.DataFrame(columns)
     added = [
-        pl.col(name).cast(pl.Float64).alias(column) for column, name in estimator.added.items()
+        pl.col(name).cast(pl.Float64).alias(column)
+        for column, name in estimator.added.items()
     ]
     engine: EngineType = "streaming" if steps.height > LARGE else "in-memory"
     try:
@@ -298,7 +328,9 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
         )
         check_scores(prepared, estimator.scores, steps)
         table = (
-            estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
+            estimator.apply(prepared)
+            .select("(row)", "(aborted)", *added)
+            .collect(engine=engine)
         )
     except InputError as error:  # of a query that is part of this one
         raise StepTableError(str(error)) from None
@@ -352,7 +384,9 @@ def estimator(
     in_training: InTraining | None = None,
     smallest_group: int = 1,
     branches: bool = False,
-) -> Callable[[Callable[Concatenate[pl.LazyFrame, P], pl.LazyFrame]], TypedEstimator[P]]:
+) -> Callable[
+    [Callable[Concatenate[pl.LazyFrame, P], pl.LazyFrame]], TypedEstimator[P]
+]:
     """Return a decorator that registers a function as an estimator: ``@estimator("mine")``.
 
     The function receives a LazyFrame with the columns of `hgpo_train.advantages.input_columns` and returns it with a
@@ -412,7 +446,9 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
         return function
     if not callable(function) or not inspect.signature(function).parameters:
         expected = "a name, module:function, an Estimator or a function of a LazyFrame"
-        raise InputError(f"estimator: expected {expected}, received {one_line(repr(function))}")
+        raise InputError(
+            f"estimator: expected {expected}, received {one_line(repr(function))}"
+        )
     name = name or str(getattr(function, "__name__", type(function).__name__))
     if not re.fullmatch(r"[^\s/\\]+", name):  # part of names of files and columns
         raise InputError(
@@ -435,7 +471,8 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
                 f"the estimator {name!r}: expected {expected}, received {parameter.name!r}"
             )
         annotation = types.get(
-            parameter.name, Any if parameter.default is None else type(parameter.default)
+            parameter.name,
+            Any if parameter.default is None else type(parameter.default),
         )
         fields.append((parameter.name, annotation, field(default=parameter.default)))
     namespace = {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
@@ -483,5 +520,7 @@ def names(*, scored: bool = False) -> list[str]:
         except InputError as error:
             warnings.warn(str(error), stacklevel=2)
     # Others cannot be computed from any table, which is what "all" means to a caller.
-    found = {name: each for name, each in _registered.items() if each.in_training is None}
+    found = {
+        name: each for name, each in _registered.items() if each.in_training is None
+    }
     return [name for name, each in found.items() if scored or not each.scores]

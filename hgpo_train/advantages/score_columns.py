@@ -52,7 +52,9 @@ def _is_numeric(dtype: pl.DataType, *, nested: bool | None = None) -> bool:
     return bool(inner.is_numeric()) and nested in (None, is_list)
 
 
-def check_scores(prepared: pl.LazyFrame, scores: Sequence[str], steps: pl.DataFrame) -> None:
+def check_scores(
+    prepared: pl.LazyFrame, scores: Sequence[str], steps: pl.DataFrame
+) -> None:
     """Check that scores are finite or null, except in aborted trajectories.
 
     Args:

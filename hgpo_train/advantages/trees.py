@@ -53,7 +53,14 @@ TreeWeights = Annotated[
     ),
 ]
 
-_READ: Final = ("task_key", "trajectory_key", "parent_key", "branch_step", "step", "step_reward")
+_READ: Final = (
+    "task_key",
+    "trajectory_key",
+    "parent_key",
+    "branch_step",
+    "step",
+    "step_reward",
+)
 _ADDED: Final = {
     "node": pl.Int64(),
     "children": pl.Float64(),
@@ -62,7 +69,9 @@ _ADDED: Final = {
 }
 
 
-def with_tree(steps: pl.LazyFrame, *, gamma: float, fresh: bool = False) -> pl.LazyFrame:
+def with_tree(
+    steps: pl.LazyFrame, *, gamma: float, fresh: bool = False
+) -> pl.LazyFrame:
     """Add the columns of a tree.
 
     Args:
@@ -78,7 +87,9 @@ def with_tree(steps: pl.LazyFrame, *, gamma: float, fresh: bool = False) -> pl.L
     def columns(read: Sequence[pl.Series]) -> pl.Series:
         tree = _Tree(pl.DataFrame(read), fresh=fresh)
         values = (tree.node, tree.children, tree.weights(), tree.returns(gamma))
-        return pl.DataFrame(dict(zip(_ADDED, values, strict=True)), schema=_ADDED).to_struct()
+        return pl.DataFrame(
+            dict(zip(_ADDED, values, strict=True)), schema=_ADDED
+        ).to_struct()
 
     added = pl.map_batches(_READ, columns, return_dtype=pl.Struct(_ADDED))
     return steps.with_columns(added.alias("(tree)")).unnest("(tree)")
@@ -127,7 +138,9 @@ class _Tree:
             pl.int_range(pl.len()).alias("row"),
         )
         rows = rows.filter(self.whole)
-        found = firsts.join(rows, on=["trajectory_key", "step"], how="left", maintain_order="left")
+        found = firsts.join(
+            rows, on=["trajectory_key", "step"], how="left", maintain_order="left"
+        )
         above: Integers = found["row"].fill_null(-1).to_numpy()
         return above
 
@@ -177,9 +190,11 @@ class _Tree:
         """Return Q of each row, computed from the deepest branches to rollouts."""
         height = len(self.number)
         is_last = np.append(self.number[1:] != self.number[:-1], True)
-        n = np.where(is_last, 1.0, np.roll(self.children, -1))  # children of the next node
+        # children of the next node
+        n = np.where(is_last, 1.0, np.roll(self.children, -1))
         returns = np.empty(height)
-        branches = np.zeros(height)  # the sum of Q over the branches that leave a row's node
+        # the sum of Q over the branches that leave a row's node
+        branches = np.zeros(height)
         for depth in range(self.depth.max(), -1, -1):
             chosen = self.depth == depth
             rows = np.flatnonzero(chosen[self.number])
@@ -239,17 +254,25 @@ def weighted_normalise(
         counts.sum().over("(group)").alias("(n)"),
     )
     deviation = x - pl.col("(mean)")
-    steps = steps.with_columns((w * deviation * deviation).sum().over("(group)").alias("(spread)"))
+    steps = steps.with_columns(
+        (w * deviation * deviation).sum().over("(group)").alias("(spread)")
+    )
     total = pl.col("(total)")
     std = (pl.col("(spread)") / (total - ddof * pl.col("(squares)") / total)).sqrt()
     score = deviation / (std + epsilon) if mode == "mean_std_norm" else deviation
 
     # Sums are rounded: what differs from equal values by rounding alone is exactly 0.
-    rounding = 1e-12 * pl.max_horizontal(pl.col("(least)").abs(), pl.col("(most)").abs())
+    rounding = 1e-12 * pl.max_horizontal(
+        pl.col("(least)").abs(), pl.col("(most)").abs()
+    )
     is_constant = pl.col("(most)") - pl.col("(least)") <= rounding
     is_equal = is_constant & (deviation.abs() <= rounding)
     # A row that is no part of the sums, such as one with a penalty, may differ from equal values: not divided by ε.
-    score = pl.when(is_equal).then(0.0).when(is_constant).then(deviation).otherwise(score)
+    score = (
+        pl.when(is_equal).then(0.0).when(is_constant).then(deviation).otherwise(score)
+    )
     return steps.with_columns(
-        pl.when(pl.col("(group)").is_not_null() & (pl.col("(n)") > 1)).then(score).alias(into)
+        pl.when(pl.col("(group)").is_not_null() & (pl.col("(n)") > 1))
+        .then(score)
+        .alias(into)
     )

@@ -78,7 +78,9 @@ def read_variants(
     ):
         known = types_of(type(estimator.parameters))
         assigned = read_assignments("estimators", own, known)
-        values = {name: value for name, value in shared.items() if name in known} | assigned
+        values = {
+            name: value for name, value in shared.items() if name in known
+        } | assigned
         changed = estimator.with_parameters(column=f"(estimate {number})", **values)
         variants.append(Variant(text, changed, assigned))
     return variants

@@ -167,7 +167,8 @@ def normalise(
     if mode == "mean_std_norm":
         score = score / (std + epsilon)
     rounding = _ROUNDING * n * (mean.abs() + std)  # of a sum of n numbers
-    equal = (deviation.abs() <= rounding) & deviation.is_finite()  # NaN counts as equal to NaN
+    # NaN counts as equal to NaN
+    equal = (deviation.abs() <= rounding) & deviation.is_finite()
 
     # 3. Nothing outside of groups, and what the caller chose in singleton groups.
     grouped = pl.col("(group)").is_not_null()
@@ -211,6 +212,9 @@ def weighted_mean(
     total = pl.col("(weight)")
     divisor = pl.when(total > 0).then(total + epsilon).otherwise(1.0)
     return steps.with_columns(
-        *((weight / divisor).alias(f"weight_{name}") for name, weight in weights.items()),
+        *(
+            (weight / divisor).alias(f"weight_{name}")
+            for name, weight in weights.items()
+        ),
         advantage=reduce(add, products) / divisor,
     )

@@ -47,9 +47,15 @@ def levels_chart(
         statistic: The statistic, such as ``shared``.
         by: The column that it was split by, which colours show, in the order of the table; the legend is above.
     """
-    rows = intervals.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
+    rows = intervals.filter(
+        pl.col("statistic") == statistic, pl.col("value").is_not_null()
+    )
     order = [
-        *(level for level in rows["level"].unique(maintain_order=True) if level != ORACLE),
+        *(
+            level
+            for level in rows["level"].unique(maintain_order=True)
+            if level != ORACLE
+        ),
         ORACLE,
     ]
     # Layers from the back: what chance gives, intervals, and values; the last are hollow, without an interval.
@@ -60,12 +66,21 @@ def levels_chart(
             title="k, past states in the context",
             axis=alt.Axis(labelAngle=0),
         ),
-        **({} if by is None else _split(by, rows[by].unique(maintain_order=True).to_list())),
+        **(
+            {}
+            if by is None
+            else _split(by, rows[by].unique(maintain_order=True).to_list())
+        ),
     )
-    shares = (alt.Tooltip(f"{name}:Q", format=".1%") for name in ("value", "low", "high", "chance"))
+    shares = (
+        alt.Tooltip(f"{name}:Q", format=".1%")
+        for name in ("value", "low", "high", "chance")
+    )
     tooltip: list[Any] = ["level:N", *([f"{by}:N"] if by else []), *shares]
     colour: dict[str, Any] = {} if by else {"color": COLOURS[0]}
-    points = base.encode(y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip)
+    points = base.encode(
+        y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip
+    )
     point: dict[str, Any] = {"size": 60, "opacity": 1, "strokeWidth": 1.5, **colour}
     layers = [
         base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(
@@ -82,14 +97,17 @@ def levels_chart(
     parts |= {"grey: chance alone": rows["chance"].count() > 0}
     about = "; ".join(part for part, shown in parts.items() if shown)
     label = DEFINITIONS["levels"][statistic].label
-    head = alt.TitleParams(label[:1].upper() + label[1:], subtitle=about, subtitleColor="#555")
+    head = alt.TitleParams(
+        label[:1].upper() + label[1:], subtitle=about, subtitleColor="#555"
+    )
     return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=head)
 
 
 def _split(by: str, values: list[Any]) -> dict[str, Any]:
     """Return the encodings of a column in its own order: colours with a legend, side by side."""
     scale = alt.Scale(
-        domain=values, range=[COLOURS[number % len(COLOURS)] for number in range(len(values))]
+        domain=values,
+        range=[COLOURS[number % len(COLOURS)] for number in range(len(values))],
     )
     legend = alt.Legend(title=by.replace("_", " "), orient="top", symbolType="circle")
     return {
@@ -98,7 +116,9 @@ def _split(by: str, values: list[Any]) -> dict[str, Any]:
     }
 
 
-def statistics_chart(intervals: pl.DataFrame, *, by: str | None = None) -> alt.VConcatChart:
+def statistics_chart(
+    intervals: pl.DataFrame, *, by: str | None = None
+) -> alt.VConcatChart:
     """Return the page of `hgpo stats --plot`: shared contexts, differing histories, and what these explain."""
     charts = [
         levels_chart(intervals, name, by=by)
@@ -124,9 +144,19 @@ def protocols_chart(effects: pl.DataFrame) -> alt.FacetChart:
     )
     legend = alt.Legend(orient="bottom", labelLimit=0, columns=1, symbolType="circle")
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
-        y=alt.Y("protocol:N", sort=names, title=None, axis=alt.Axis(grid=True, labelLimit=0)),
+        y=alt.Y(
+            "protocol:N", sort=names, title=None, axis=alt.Axis(grid=True, labelLimit=0)
+        ),
         color=alt.Color("kind:N", scale=scale, title=None, legend=legend),
-        tooltip=["protocol:N", "sentence:N", "effect:Q", "low:Q", "high:Q", "note:N", "source:N"],
+        tooltip=[
+            "protocol:N",
+            "sentence:N",
+            "effect:Q",
+            "low:Q",
+            "high:Q",
+            "note:N",
+            "source:N",
+        ],
     )
     # Layers from the back: the number that is moved, intervals, and effects.
     middle = {
@@ -143,15 +173,21 @@ def protocols_chart(effects: pl.DataFrame) -> alt.FacetChart:
     points = alt.X("effect:Q", title="points of success", scale=near, axis=axis)
     dots = base.mark_point(filled=True, size=50, opacity=1).encode(x=points)
     order = rows["policy"].unique(maintain_order=True).to_list()
-    head = alt.Header(title=None, labelExpr="split(datum.value, ', ')", labelFontWeight="bold")
-    layers = alt.layer(zero, bars, dots).properties(width=_WIDTH // 2, height=alt.Step(18))
+    head = alt.Header(
+        title=None, labelExpr="split(datum.value, ', ')", labelFontWeight="bold"
+    )
+    layers = alt.layer(zero, bars, dots).properties(
+        width=_WIDTH // 2, height=alt.Step(18)
+    )
     return layers.facet(column=alt.Column("policy:N", sort=order, header=head))
 
 
 def check_chart_file(option: str, path: Path) -> None:
     """Raise an InputError that names the option if a chart cannot be written to a file of this name and folder."""
     if path.suffix not in FORMATS:
-        raise InputError(f"{option} {path}: expected a file that ends in {', '.join(FORMATS)}")
+        raise InputError(
+            f"{option} {path}: expected a file that ends in {', '.join(FORMATS)}"
+        )
     if not path.parent.is_dir():
         raise InputError(
             f"{option} {path}: expected an existing folder, {path.parent} does not exist"

@@ -74,7 +74,9 @@ def part_sums(
     keys = [*settings.by, "(task)"]
     units = table.select(keys).unique(maintain_order=True)
     units = units.with_row_index("(unit)").cast({"(unit)": pl.Int64})
-    table = table.join(units, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    table = table.join(
+        units, on=keys, how="left", nulls_equal=True, maintain_order="left"
+    )
     of_trajectory = table.group_by(row_keys(table.columns)[:-1])
     units_of_each = of_trajectory.agg(pl.col("(unit)").n_unique())
     if (units_of_each["(unit)"] > 1).any():
@@ -88,7 +90,9 @@ def part_sums(
     prepared = prepared.filter(~pl.col("(aborted)"))
     variants = []
     for without_unchanged in settings.variants:
-        kept = prepared.filter(~pl.col("(unchanged)")) if without_unchanged else prepared
+        kept = (
+            prepared.filter(~pl.col("(unchanged)")) if without_unchanged else prepared
+        )
         variants.append([episodes, *_sums(kept, units, settings, place)])
     return table.height, variants
 
@@ -101,10 +105,15 @@ def _read(steps: pl.LazyFrame, settings: Settings) -> pl.DataFrame:
         if name not in schema and name != ALL:
             raise InputError(unknown("column to split by", name, schema))
     read = {*_READ, *settings.estimator.columns(schema)}
-    if "action_admissible" in schema and settings.estimator.parameters.state_key != ALFWORLD_NODES:
+    if (
+        "action_admissible" in schema
+        and settings.estimator.parameters.state_key != ALFWORLD_NODES
+    ):
         read.discard("admissible_actions")  # the widest column
     wanted = {*row_keys(schema), *settings.by, *read}
-    task = [name for name in TASK if name in schema] if "task_id" in schema else ["task"]
+    task = (
+        [name for name in TASK if name in schema] if "task_id" in schema else ["task"]
+    )
     texts = [pl.col(name).cast(pl.String) for name in task]
     named = pl.concat_str(texts, separator=" ", ignore_nulls=True).alias("(task)")
     return (
@@ -119,11 +128,19 @@ def _sums(
 ) -> Iterator[tuple[str, pl.DataFrame]]:
     """Yield the named sums of prepared steps; random numbers depend on the place of the part in the table."""
     p = settings.estimator.parameters
-    contexts = {str(k): pl.col(f"{CHAINS[p.context]}{k}") for k in range(p.history_length + 1)}
+    contexts = {
+        str(k): pl.col(f"{CHAINS[p.context]}{k}") for k in range(p.history_length + 1)
+    }
     if "(whole)" in steps.columns:
         contexts[ORACLE] = pl.col("(whole)")
-    groups = {level: _groups(steps, context, units.height) for level, context in contexts.items()}
-    yield "sizes", pl.concat(_sizes(level, group, units) for level, group in groups.items())
+    groups = {
+        level: _groups(steps, context, units.height)
+        for level, context in contexts.items()
+    }
+    yield (
+        "sizes",
+        pl.concat(_sizes(level, group, units) for level, group in groups.items()),
+    )
     yield "states", _states(steps, f"{CHAINS[p.context]}0", groups["0"], units)
 
     # 1. What does not depend on returns.
@@ -131,7 +148,9 @@ def _sums(
     rows = sum_by(steps["(unit)"].to_numpy(), np.ones(steps.height), units.height)
     masked = np.full(units.height, np.nan)
     if "state" in steps.columns and p.state_key is None:
-        masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)["shared"]
+        masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)[
+            "shared"
+        ]
     structure = {}
     for level, group in groups.items():
         structure[level] = counts(group, trajectories) | {
@@ -141,19 +160,28 @@ def _sums(
         }
         # Steps with fewer states than the level has are compared by their whole histories, where these are known.
         if len(group.rows) < steps.height and ORACLE in contexts:
-            compared = _groups(steps, pl.coalesce(contexts[level], "(whole)"), units.height)
+            compared = _groups(
+                steps, pl.coalesce(contexts[level], "(whole)"), units.height
+            )
             structure[level]["whole_pairs"] = compared.pairs()
 
     # 2. What does, for the returns themselves and for each permutation.
     returns = steps["return"].to_numpy()
-    seeds = ([settings.seed, place, permutation, 0] for permutation in range(settings.permutations))
+    seeds = (
+        [settings.seed, place, permutation, 0]
+        for permutation in range(settings.permutations)
+    )
     generators = map(np.random.default_rng, seeds)
-    values = np.stack([returns, *exchanged(groups["0"], trajectories, returns, generators)])
+    values = np.stack(
+        [returns, *exchanged(groups["0"], trajectories, returns, generators)]
+    )
     of_returns = _with_returns(values, steps, groups, settings.estimator)
     for number in range(len(values)):
         sums = {}
         for level in contexts:
-            numbered = {name: array[number] for name, array in of_returns[level].items()}
+            numbered = {
+                name: array[number] for name, array in of_returns[level].items()
+            }
             sums[level] = structure[level] | numbered
         frame = _framed(sums, units)
         if number == 0:
@@ -228,7 +256,9 @@ def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
     if "won" in steps.columns:
         won = pl.col("won").cast(pl.Boolean).any(ignore_nulls=False)
     is_invalid = ~pl.col("action_valid").cast(pl.Boolean)
-    episodes = steps.group_by("(unit)", "task_key", "trajectory_key", maintain_order=True).agg(
+    episodes = steps.group_by(
+        "(unit)", "task_key", "trajectory_key", maintain_order=True
+    ).agg(
         pl.col("episode_return").first().alias("return"),
         length=pl.len().cast(pl.Int64),
         episode_return=pl.col("(rewards)").first(),
@@ -253,7 +283,10 @@ def _groups(steps: pl.DataFrame, context: pl.Expr, count: int) -> Groups:
 
 
 def _with_returns(
-    returns: Floats, steps: pl.DataFrame, groups: Mapping[str, Groups], estimator: Estimator
+    returns: Floats,
+    steps: pl.DataFrame,
+    groups: Mapping[str, Groups],
+    estimator: Estimator,
 ) -> dict[str, dict[str, Floats]]:
     """Return the sums of each level that depend on returns, for each permutation of the returns."""
     states = groups["0"]
@@ -265,7 +298,9 @@ def _with_returns(
         deep[groups[str(estimator.parameters.history_length)].shared().rows] = True
         rows = states.rows[states.by_row(states.reduced(np.logical_or, deep))]
         permuted = returns[1:, rows]
-        compared.append(_compared(permuted, steps[rows], list(groups), estimator, states.count))
+        compared.append(
+            _compared(permuted, steps[rows], list(groups), estimator, states.count)
+        )
     sums = {}
     for level, group in groups.items():
         sums[level] = spread(group, returns, at_state)
@@ -275,7 +310,11 @@ def _with_returns(
 
 
 def _compared(
-    returns: Floats, steps: pl.DataFrame, levels: Sequence[str], estimator: Estimator, count: int
+    returns: Floats,
+    steps: pl.DataFrame,
+    levels: Sequence[str],
+    estimator: Estimator,
+    count: int,
 ) -> dict[str, dict[str, Floats]]:
     """Return each level's sums about advantages, of copies of the steps with different returns."""
     # 1. The estimator is applied once, to all copies, which have different tasks.
@@ -283,7 +322,9 @@ def _compared(
     copies = []
     for number, values in enumerate(returns):
         task = chain(pl.col("task_key"), pl.lit(number))
-        copies.append(steps.select(pl.Series("return", values), task, "episode_score", *inputs))
+        copies.append(
+            steps.select(pl.Series("return", values), task, "episode_score", *inputs)
+        )
     details = pl.col(list(estimator.added.values())).cast(pl.Float64).fill_null(np.nan)
     advantages = estimator.apply(pl.concat(copies).lazy())
     frame = advantages.select(details).collect(engine="in-memory")
@@ -306,16 +347,22 @@ def _compared(
             "in_pairs": both & (columns[f"size_{name}"] == 2),
             "weight": columns.get(f"weight_k{level}", nothing),
         }
-        sums[level] = {name: sum_by(units, value, count) for name, value in compared.items()}
+        sums[level] = {
+            name: sum_by(units, value, count) for name, value in compared.items()
+        }
     return sums
 
 
-def _framed(sums: Mapping[str, Mapping[str, Floats]], units: pl.DataFrame) -> pl.DataFrame:
+def _framed(
+    sums: Mapping[str, Mapping[str, Floats]], units: pl.DataFrame
+) -> pl.DataFrame:
     """Return one row per unit and level."""
     levels = list(sums)
     columns = {}
     for name in sums[levels[0]]:
-        columns[name] = np.stack([sums[level][name] for level in levels], axis=1).ravel()
+        columns[name] = np.stack(
+            [sums[level][name] for level in levels], axis=1
+        ).ravel()
     repeated = units.drop("(unit)")[np.repeat(np.arange(units.height), len(levels))]
     return repeated.hstack(pl.DataFrame({"level": levels * units.height, **columns}))
 
@@ -331,7 +378,9 @@ def _sizes(level: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
     return sizes.agg(pl.len().cast(pl.Int64).alias("groups"))
 
 
-def _states(steps: pl.DataFrame, state: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
+def _states(
+    steps: pl.DataFrame, state: str, groups: Groups, units: pl.DataFrame
+) -> pl.DataFrame:
     """Return the number of steps and of pairs of steps at each state, with the texts of the states of most pairs."""
     text = pl.col("state") if "state" in steps.columns else pl.lit(None, pl.String)
     texts = steps.select("(unit)", key=state, state=text)

@@ -27,17 +27,21 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
     "summary": {
         "groups": Definition("groups", "Groups of rollouts of one task."),
         "trajectories": Definition(
-            "rollouts", "Rollouts that were not aborted; all columns but “aborted” are of them."
+            "rollouts",
+            "Rollouts that were not aborted; all columns but “aborted” are of them.",
         ),
         "aborted": Definition(
-            "aborted", "Rollouts that ended by a failure, of which the outcome is not known."
+            "aborted",
+            "Rollouts that ended by a failure, of which the outcome is not known.",
         ),
         "steps": Definition("steps", "Steps of these rollouts."),
         "mean_length": Definition(
             "mean length", "Steps of the average rollout.", "steps / rollouts"
         ),
         "mean_return": Definition(
-            "mean return", "The sum of a rollout's stored rewards, on average.", "mean of Σ_t r_t"
+            "mean return",
+            "The sum of a rollout's stored rewards, on average.",
+            "mean of Σ_t r_t",
         ),
         "success": Definition(
             "success",
@@ -67,7 +71,8 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "valid form", "Share of the responses from which an action could be read."
         ),
         "admissible": Definition(
-            "admissible", "Share of the actions that the environment could carry out, where known."
+            "admissible",
+            "Share of the actions that the environment could carry out, where known.",
         ),
         "unchanged": Definition(
             "nothing changed",
@@ -75,7 +80,8 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "with “Nothing happens”, or follows an action that was not admissible.",
         ),
         "shared_masked": Definition(
-            "shared, masked", "Steps that would share their state if its numbers were masked."
+            "shared, masked",
+            "Steps that would share their state if its numbers were masked.",
         ),
         "largest_pairs": Definition(
             "pairs of one task",
@@ -95,13 +101,16 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "Σ_{n>1} n / steps",
         ),
         "cross": Definition(
-            "… with another rollout", "Share of all steps in a group with two or more rollouts."
+            "… with another rollout",
+            "Share of all steps in a group with two or more rollouts.",
         ),
         "mean_size": Definition(
             "mean group size", "Steps of the average group.", "Σ n / number of groups"
         ),
         "step_size": Definition(
-            "mean group size per step", "Size of the group of the average step.", "Σ n² / Σ n"
+            "mean group size per step",
+            "Size of the group of the average step.",
+            "Σ n² / Σ n",
         ),
         "differing": Definition(
             "same state, different history",
@@ -149,7 +158,8 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "Share of the compared steps in a group of two at depth K, where z-scores are ±1 or 0 for any returns.",
         ),
         "compared": Definition(
-            "steps that have both", "Number of steps with an advantage at depth k and at depth K."
+            "steps that have both",
+            "Number of steps with an advantage at depth k and at depth K.",
         ),
     },
     "intervals": {
@@ -162,7 +172,9 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "chance",
             "Mean of the statistic if the returns are permuted among the rollouts that visit the same state.",
         ),
-        "tasks": Definition("tasks", "Number of tasks, which are the independent observations."),
+        "tasks": Definition(
+            "tasks", "Number of tasks, which are the independent observations."
+        ),
     },
     "states": {
         "pairs": Definition(

@@ -31,7 +31,8 @@ _NUMBERS: Final = (
     "mean_length",
     "mean_return",
 )
-_ROUNDING: Final = 1e-5  # what a sum of weights may lack of 1, because of the estimator's epsilon
+# what a sum of weights may lack of 1, because of the estimator's epsilon
+_ROUNDING: Final = 1e-5
 
 
 def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
@@ -50,15 +51,15 @@ def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
     """
     run = found.summary.row(0, named=True)
     if not run["trajectories"]:
-        return [f"Every rollout was aborted ({run['aborted']:,}), so there is nothing to compare."]
+        return [
+            f"Every rollout was aborted ({run['aborted']:,}), so there is nothing to compare."
+        ]
     if run["unchanged"] < _FEW:
         changed = None
     levels = _levels(found)
     masked = _masking(run["shared_masked"], levels[0]["shared"])
     if not levels[0]["shared"]:
-        alone = (
-            "No two steps of a group are at the same state, so that HGPO's advantages are all 0."
-        )
+        alone = "No two steps of a group are at the same state, so that HGPO's advantages are all 0."
         return [*_outcomes(run), alone, *masked]
     return [
         *_outcomes(run),
@@ -70,7 +71,9 @@ def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
         *(
             []
             if changed is None
-            else _explained(changed, "Without replies to actions that changed nothing, the")
+            else _explained(
+                changed, "Without replies to actions that changed nothing, the"
+            )
         ),
         *_signs(levels, found),
         *_zeros(levels),
@@ -91,14 +94,19 @@ def _outcomes(run: Row) -> list[str]:
     ]
     won = "it is not stored which of them won"
     if run["success"] is not None:
-        interval = f"95%: {share(run['success_95_low'])} to {share(run['success_95_high'])}"
+        interval = (
+            f"95%: {share(run['success_95_low'])} to {share(run['success_95_high'])}"
+        )
         won = f"{share(run['success'])} of the rollouts won ({interval})"
     sentences = [f"{parts[0]} of {parts[1]} in {parts[2]}; {won}."]
     if run["aborted"]:
         were = "rollout was" if run["aborted"] == 1 else "rollouts were"
         line = f"{run['aborted']:,} more {were} aborted and not counted"
         if run["success"] is not None:
-            bounds = (share(run["success_if_aborted_lost"]), share(run["success_if_aborted_won"]))
+            bounds = (
+                share(run["success_if_aborted_lost"]),
+                share(run["success_if_aborted_won"]),
+            )
             line += f"; {bounds[0]} won if they are lost, {bounds[1]} if they are won"
         sentences.append(f"{line}.")
     if run["flat_groups"]:
@@ -116,7 +124,9 @@ def _contexts(levels: list[Row], found: Statistics) -> list[str]:
         return [f"{shared}."]
     last = levels[-1]
     before = (
-        "the state before it" if last["level"] == "1" else f"the {last['level']} states before it"
+        "the state before it"
+        if last["level"] == "1"
+        else f"the {last['level']} states before it"
     )
     return [
         f"{shared}, {share(last['shared'])} also {before}.",
@@ -126,7 +136,9 @@ def _contexts(levels: list[Row], found: Statistics) -> list[str]:
 
 def _differ(found: Statistics) -> str:
     levels = _levels(found)
-    differ = [f"{_with_interval(found, 'differing', levels[1])} differ in the state before"]
+    differ = [
+        f"{_with_interval(found, 'differing', levels[1])} differ in the state before"
+    ]
     if len(levels) > 2:
         differ.append(
             f"{_with_interval(found, 'differing', levels[-1])} within the last {levels[-1]['level']} states"
@@ -136,10 +148,18 @@ def _differ(found: Statistics) -> str:
 
 def _with_interval(found: Statistics, statistic: str, level: Row) -> str:
     """Return a share with its interval, or with the reason why there is none; below six tasks, the share alone."""
-    row = found.intervals.filter(statistic=statistic, level=level["level"]).row(0, named=True)
+    row = found.intervals.filter(statistic=statistic, level=level["level"]).row(
+        0, named=True
+    )
     if row["low"] is not None:
-        return f"{share(row['value'])} ({percent(row['low'])} to {percent(row['high'])})"
-    reason = " (no interval: too few tasks decide it)" if row["tasks"] >= FEWEST_TASKS else ""
+        return (
+            f"{share(row['value'])} ({percent(row['low'])} to {percent(row['high'])})"
+        )
+    reason = (
+        " (no interval: too few tasks decide it)"
+        if row["tasks"] >= FEWEST_TASKS
+        else ""
+    )
     return f"{share(row['value'])}{reason}"
 
 
@@ -202,8 +222,14 @@ def _signs(levels: list[Row], found: Statistics) -> list[str]:
     differ = _with_interval(found, "sign_disagreement", levels[0])
     compared = f"Of the {counted(last['compared'], 'step')} with a group at k = {last['level']}"
     line = f"{compared}, {differ} have an advantage of another sign among equal states alone"
-    chance = found.intervals.filter(level="0", statistic="sign_disagreement")["chance"].item()
-    return [f"{line}." if chance is None else f"{line}; by chance it would be {share(chance)}."]
+    chance = found.intervals.filter(level="0", statistic="sign_disagreement")[
+        "chance"
+    ].item()
+    return [
+        f"{line}."
+        if chance is None
+        else f"{line}; by chance it would be {share(chance)}."
+    ]
 
 
 def _zeros(levels: list[Row]) -> list[str]:
@@ -215,7 +241,9 @@ def _zeros(levels: list[Row]) -> list[str]:
             "Steps that share a state in a group have equal returns: HGPO's advantages are all 0."
         ]
     reason = "at every level, they are alone or the returns of their group are equal"
-    return [f"{share(zero).capitalize()} of the steps have an advantage of 0: {reason}."]
+    return [
+        f"{share(zero).capitalize()} of the steps have an advantage of 0: {reason}."
+    ]
 
 
 def _masking(masked: float | None, shared: float) -> list[str]:
@@ -265,7 +293,11 @@ def cell(name: str, value: object) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.3f}" if name in _NUMBERS else percent(value, 1)
-    return f"{value:,}" if isinstance(value, int) and name != "iteration" else beginning(str(value))
+    return (
+        f"{value:,}"
+        if isinstance(value, int) and name != "iteration"
+        else beginning(str(value))
+    )
 
 
 def html_tables(found: Statistics) -> str:
@@ -282,12 +314,16 @@ def html_tables(found: Statistics) -> str:
     tables.append(_html_table([*map(escape, by), *map(_hover, columns.values())], rows))
 
     # The levels are columns of a table of their own for each value.
-    for part in found.levels.partition_by(by, maintain_order=True) if by else [found.levels]:
+    for part in (
+        found.levels.partition_by(by, maintain_order=True) if by else [found.levels]
+    ):
         values = [f"{name} {part[name][0]}" for name in by]
         rows = []
         for name, words in DEFINITIONS["levels"].items():
             rows.append([_hover(words), *(cell(name, value) for value in part[name])])
-        tables.append(_html_table([escape(", ".join(["k", *values])), *part["level"]], rows))
+        tables.append(
+            _html_table([escape(", ".join(["k", *values])), *part["level"]], rows)
+        )
     return "\n".join(tables)
 
 

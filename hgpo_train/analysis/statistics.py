@@ -114,7 +114,9 @@ class Statistics(NamedTuple):
         try:
             from hgpo_train.analysis.charts import statistics_chart
         except ModuleNotFoundError as error:
-            raise InputError(f"chart needs {error.name}: {install_command('notebooks')}") from None
+            raise InputError(
+                f"chart needs {error.name}: {install_command('notebooks')}"
+            ) from None
         if len(self.by) > 1:
             raise InputError(
                 f"chart: expected statistics split by one column at most, received {self.by}"
@@ -219,7 +221,8 @@ def _statistics(
     columns = (by,) if isinstance(by, str) else tuple(by)
     settings = Settings(columns or (ALL,), estimator, variants, permutations, seed)
     parts = table_parts(steps, chunk_rows)
-    if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
+    # chunks of one table, which this process reads
+    if isinstance(parts[0], pl.LazyFrame):
         processes = 1
 
     collected: list[dict[str, list[pl.DataFrame]]] = [{} for _ in variants]
@@ -232,7 +235,8 @@ def _statistics(
                     for name, frame in named:
                         frames.setdefault(name, []).append(frame)
         sums = (
-            {name: pl.concat(several) for name, several in frames.items()} for frames in collected
+            {name: pl.concat(several) for name, several in frames.items()}
+            for frames in collected
         )
         return [_from_sums(each, list(settings.by)) for each in sums]
     except pl.exceptions.DuplicateError as error:
@@ -244,9 +248,13 @@ def _statistics(
 
 def _check(name: str, number: int, least: int, most: int | None = None) -> None:
     if number < least:
-        raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
+        raise InputError(
+            f"{name}: expected an integer of at least {least}, received {number}"
+        )
     if most is not None and number > most:
-        raise InputError(f"{name}: expected an integer of at most {most:,}, received {number:,}")
+        raise InputError(
+            f"{name}: expected an integer of at most {most:,}, received {number:,}"
+        )
 
 
 def _from_sums(sums: dict[str, pl.DataFrame], by: list[str]) -> Statistics:
@@ -272,7 +280,9 @@ def _levels(
     tasks = sums.group_by(*by, "(task)", "level", maintain_order=True).sum()
     of_chance = {}
     if permuted is not None:
-        permutations = permuted.group_by(*by, "(permutation)", "level", maintain_order=True).sum()
+        permutations = permuted.group_by(
+            *by, "(permutation)", "level", maintain_order=True
+        ).sum()
         of_chance = _by_value(permutations, by, len(levels))
 
     tables = []
@@ -294,7 +304,9 @@ def _levels(
             "groups": whole["groups"],
             "compared": whole["compared"],
         }
-        integers = [pl.Series(name, array.astype(np.int64)) for name, array in numbers.items()]
+        integers = [
+            pl.Series(name, array.astype(np.int64)) for name, array in numbers.items()
+        ]
         table = pl.DataFrame({"level": levels} | found).with_columns(integers)
         compared = pl.when(pl.col("level") != ORACLE).then("compared")
         tables.append(table.with_columns(compared).select(*keys, pl.all()))
@@ -315,7 +327,9 @@ def _levels(
             if name in OF_RETURNS and chance:
                 mean = chance[name].mean(0)
             tasks_present = int(present.sum())
-            frame = frame.with_columns(pl.Series("chance", mean), tasks=pl.lit(tasks_present))
+            frame = frame.with_columns(
+                pl.Series("chance", mean), tasks=pl.lit(tasks_present)
+            )
             bounds.append(frame.select(*keys, pl.all()))
     return _sorted(tables, by), _sorted(bounds, by)
 
@@ -332,8 +346,12 @@ def _by_value(
     """Return sums as arrays of shape (tasks or permutations, levels), by the values of the columns `by`."""
     names = sums.select(selectors.float()).columns
     arrays = {}
-    for values, part in sums.partition_by(by, as_dict=True, maintain_order=True).items():
-        arrays[values] = {name: part[name].to_numpy().reshape(-1, levels) for name in names}
+    for values, part in sums.partition_by(
+        by, as_dict=True, maintain_order=True
+    ).items():
+        arrays[values] = {
+            name: part[name].to_numpy().reshape(-1, levels) for name in names
+        }
     return arrays
 
 
@@ -348,9 +366,13 @@ def _intervals(
     weights = tasks | {"pairs": np.broadcast_to(pairs[:, :1], pairs.shape)}
     bounds = {}
     for name, of in SHARES.items():
-        bounds[name] = jackknife_bounds(values[name], without[name], weights[of], "share")
+        bounds[name] = jackknife_bounds(
+            values[name], without[name], weights[of], "share"
+        )
     compared = tasks["compared"]
-    bounds["bias"] = jackknife_bounds(values["bias"], without["bias"], compared, "positive")
+    bounds["bias"] = jackknife_bounds(
+        values["bias"], without["bias"], compared, "positive"
+    )
 
     # What is not explained is positive, and can exceed 1. Where it is 0, only the interval of a share has a width.
     rest = (1 - values["explained"], 1 - without["explained"], tasks["at_state"])
@@ -398,7 +420,9 @@ def _states(sums: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     return ordered.filter(place < STATES).select(*by, "state", "pairs", "steps")
 
 
-def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def _summary(
+    episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]
+) -> pl.DataFrame:
     """Return `Statistics.summary` from one row per trajectory, and the sums of level 0."""
     # 1. Sums over rollouts, and the measures that every command reports.
     whole = ~pl.col("aborted")

@@ -23,7 +23,11 @@ def _list() -> None:
     shared = vars(Parameters())
     rows = []
     for name in names(scored=True):
-        own = [item for item in vars(get(name).parameters).items() if item not in shared.items()]
+        own = [
+            item
+            for item in vars(get(name).parameters).items()
+            if item not in shared.items()
+        ]
         scores = f" (scores: {', '.join(get(name).scores)})" if get(name).scores else ""
         rows.append(
             [
@@ -33,9 +37,15 @@ def _list() -> None:
             ]
         )
     rows.append(
-        ["all", "", ", ".join(f"{parameter}={value}" for parameter, value in shared.items())]
+        [
+            "all",
+            "",
+            ", ".join(f"{parameter}={value}" for parameter, value in shared.items()),
+        ]
     )
-    print_table(["estimator", "summary", "parameters and their defaults"], rows, texts=3)
+    print_table(
+        ["estimator", "summary", "parameters and their defaults"], rows, texts=3
+    )
 
 
 def advantages(
@@ -96,7 +106,9 @@ def advantages(
         variant.name if names.count(name) > 1 else name
         for variant, name in zip(variants, names, strict=True)
     ]
-    columns = ["advantage"] if len(names) == 1 else [f"advantage_{name}" for name in names]
+    columns = (
+        ["advantage"] if len(names) == 1 else [f"advantage_{name}" for name in names]
+    )
     estimators = [
         variant.estimator.with_parameters(column=column, details=details)
         for variant, column in zip(variants, columns, strict=True)
@@ -119,7 +131,9 @@ def advantages(
         figures = pl.scan_parquet(target, glob=False).select(
             column.mean(), std=column.std(), zero=(column == 0).mean()
         )
-        mean, std, zero = figures.with_columns(pl.col("std").fill_null(0.0)).collect().row(0)
+        mean, std, zero = (
+            figures.with_columns(pl.col("std").fill_null(0.0)).collect().row(0)
+        )
         known = "null: every rollout is aborted"
         if mean is not None:
             known = f"mean {round(mean, 3) + 0.0:.3f}, std {std:.3f}, {zero:.1%} zero"
@@ -129,7 +143,9 @@ def advantages(
     print(f"{counted(rows, 'row')} in {target}. {common.next_commands(('stats', run))}")
 
 
-def _target(run: str, out: str | None, names: Sequence[str], *, overwrite: bool) -> Path | str:
+def _target(
+    run: str, out: str | None, names: Sequence[str], *, overwrite: bool
+) -> Path | str:
     """Return the path or the URL of the table.
 
     Raises:
@@ -141,7 +157,9 @@ def _target(run: str, out: str | None, names: Sequence[str], *, overwrite: bool)
 
     is_remote = "://" in run
     if out is None and is_remote:
-        raise InputError(f"{run}: expected --out with the path or URL of the table; give one")
+        raise InputError(
+            f"{run}: expected --out with the path or URL of the table; give one"
+        )
     target = (
         out
         if out is not None and "://" in out

@@ -107,7 +107,10 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
 ENTRY_POINTS: Final = "hgpo.commands"
 
 KNOWN: Final = {
-    "advise": ("research", "Rank estimators on a saved run by what one update of each is worth."),
+    "advise": (
+        "research",
+        "Rank estimators on a saved run by what one update of each is worth.",
+    ),
     "arena": (
         "research",
         "Compare estimators by what policies learn from them, in worlds with known truth.",
@@ -138,7 +141,10 @@ KNOWN: Final = {
         "integrations/record",
         "Reward the rollouts of a recorded run by a function.",
     ),
-    "serve": ("integrations/openenv", "Serve environments to trainers in other processes."),
+    "serve": (
+        "integrations/openenv",
+        "Serve environments to trainers in other processes.",
+    ),
     "truth": ("research", "Compute the true advantages of the steps of a run."),
 }
 """Commands of the project's own distributions: the folder in a checkout, and what they do, for help."""
@@ -207,9 +213,13 @@ def add_plugins(app: App, words: Sequence[str]) -> None:
         is_called = list(words[: len(groups) + 1]) == [*groups, last]
         function = load_plugin(name) if is_called else _not_called
         about = (
-            None if is_called else KNOWN.get(name, ("", "A command of another distribution."))[1]
+            None
+            if is_called
+            else KNOWN.get(name, ("", "A command of another distribution."))[1]
         )
-        parent.command(function, name=last, help=about, help_formatter=HelpPage(function))
+        parent.command(
+            function, name=last, help=about, help_formatter=HelpPage(function)
+        )
 
 
 def _not_called() -> None:
@@ -239,7 +249,9 @@ def load_plugin(name: str) -> Callable[..., Any]:
 def versions() -> str:
     """Return the versions of the distributions, without importing them."""
     lines = [f"hgpo {version('hgpo')}"]
-    lines.append(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    lines.append(
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
     for name in LIBRARIES:
         try:
             lines.append(f"{name} {version(name)}")
@@ -281,7 +293,8 @@ def check_empty_words(words: Sequence[str]) -> None:
         name, equals, value = word.partition("=")
         if word and not (equals and not value and name.startswith("-")):
             continue
-        from hgpo_envs.errors import InputError  # here, so that help imports nothing of it
+        # here, so that help imports nothing of it
+        from hgpo_envs.errors import InputError
 
         option = name or (before if before.startswith("-") else "arguments")
         raise InputError(

@@ -95,7 +95,10 @@ def _report(run: CollectedRun, *, fresh: bool) -> None:
             "branches",
             f"{run.branches:,} at {run.points:,} steps, {tally.trajectories:,} of them new",
         ),
-        ("new steps", f"{tally.steps:,} of the environment and of the policy ({rate:,.0f}/s)"),
+        (
+            "new steps",
+            f"{tally.steps:,} of the environment and of the policy ({rate:,.0f}/s)",
+        ),
         ("replayed", f"{run.replayed:,} stored actions, to rebuild states"),
         ("solved, without branches", run.success.describe()),
     ]

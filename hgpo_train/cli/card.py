@@ -62,7 +62,9 @@ def card(
     )
     with writing(out), making_folder(out.absolute().parent):
         write_file(out, text)
-    print(f"The card is {out}. {common.next_commands(('card', 'check', out, '--run', run))}")
+    print(
+        f"The card is {out}. {common.next_commands(('card', 'check', out, '--run', run))}"
+    )
     if not as_json:
         print("Or, with the name of your repository:")
         for upload in _uploads(document, run, out):
@@ -97,7 +99,10 @@ def _uploads(document: Mapping[str, Any], run: Path, page: Path) -> list[list[ob
             [page, "README.md"],
             [run / CONFIG, CONFIG],
         ]
-    return [[run, ".", "--repo-type", "dataset"], [page, "README.md", "--repo-type", "dataset"]]
+    return [
+        [run, ".", "--repo-type", "dataset"],
+        [page, "README.md", "--repo-type", "dataset"],
+    ]
 
 
 def check_card(
@@ -122,4 +127,6 @@ def check_card(
     iteration = given.iteration if (run / CONFIG).exists() else None
     problems = card_problems(_document(run, given.question, iteration), found)
     common.print_problems(problems, f"{card} is not the card of {run}")
-    print(f"Every figure of {card} is that of {run}. {common.next_commands(('verify', run))}")
+    print(
+        f"Every figure of {card} is that of {run}. {common.next_commands(('verify', run))}"
+    )

@@ -37,7 +37,10 @@ def check(
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import print_json
     from hgpo_train.evaluation.certificate import NAME
-    from hgpo_train.evaluation.certificate_check import check_certificate, read_certificate
+    from hgpo_train.evaluation.certificate_check import (
+        check_certificate,
+        read_certificate,
+    )
 
     path = file / NAME if file.is_dir() else file
     result = check_certificate(path, run, replay=replay, panel=panel, data=data)

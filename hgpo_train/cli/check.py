@@ -54,7 +54,11 @@ def check_env(
         else None
     )
     tasks = min(len(handle.tasks), max(1, episodes // ROLLOUTS))
-    commands = None if policy is None else _played(env, policy, tasks, ROLLOUTS, seed, arguments)
+    commands = (
+        None
+        if policy is None
+        else _played(env, policy, tasks, ROLLOUTS, seed, arguments)
+    )
     checks = check_environment(
         handle.shared,
         handle.settings,
@@ -67,13 +71,20 @@ def check_env(
     with closing(handle):
         _report(
             checks,
-            lambda finding: f"{_WORDS[finding.verdict]:<4} {finding.check:<19} {finding.message}",
+            lambda finding: (
+                f"{_WORDS[finding.verdict]:<4} {finding.check:<19} {finding.message}"
+            ),
             as_json=as_json,
         )
 
 
 def _played(
-    env: str, policy: str, tasks: int, group_size: int, seed: int, options: dict[str, Any]
+    env: str,
+    policy: str,
+    tasks: int,
+    group_size: int,
+    seed: int,
+    options: dict[str, Any],
 ) -> dict[str, list[list[str]]]:
     """Return the commands of a policy's rollouts by task."""
     from tempfile import TemporaryDirectory
@@ -95,7 +106,9 @@ def _played(
         rows = run.steps.sort("task_id", "trajectory", "step").group_by(
             "task_id", "trajectory", maintain_order=True
         )
-        for task_id, taken in rows.agg("action").select("task_id", "action").collect().iter_rows():
+        for task_id, taken in (
+            rows.agg("action").select("task_id", "action").collect().iter_rows()
+        ):
             commands.setdefault(task_id, []).append(taken)
     return commands
 
@@ -120,13 +133,19 @@ def check_gpu(
     from hgpo_train.training import gpu_check
     from hgpo_train.training.config import Config, load_config
 
-    settings = load_config(config, overrides or (), Config) if config or overrides else None
+    settings = (
+        load_config(config, overrides or (), Config) if config or overrides else None
+    )
     _report(
-        gpu_check.check_gpu(settings), lambda finding: clean_text(finding.line()), as_json=as_json
+        gpu_check.check_gpu(settings),
+        lambda finding: clean_text(finding.line()),
+        as_json=as_json,
     )
 
 
-def _report(checks: Iterable[Any], describe: Callable[[Any], str], *, as_json: bool) -> None:
+def _report(
+    checks: Iterable[Any], describe: Callable[[Any], str], *, as_json: bool
+) -> None:
     """Print findings as they come, or all of them as JSON. Exit with 1 if a check fails."""
     from hgpo_train.cli.display import print_json
 

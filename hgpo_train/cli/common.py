@@ -29,7 +29,9 @@ def check_output_path(out: Path, option: str = "--out") -> None:
     from hgpo_envs.errors import InputError
     from hgpo_envs.files.atomic import check_writable
 
-    if any(run_with_steps(folder) for folder in (out.absolute(), *out.absolute().parents)):
+    if any(
+        run_with_steps(folder) for folder in (out.absolute(), *out.absolute().parents)
+    ):
         raise InputError(
             f"{option} {out}: expected a path outside of a run's steps/; choose another path"
         )
@@ -44,7 +46,11 @@ def check_output_path(out: Path, option: str = "--out") -> None:
             raise InputError(
                 f"{option} {str(out)[:100]!r}: {reason}; choose another path"
             ) from None
-        if path == out.absolute() and path.exists() and not (path.is_file() or path.is_dir()):
+        if (
+            path == out.absolute()
+            and path.exists()
+            and not (path.is_file() or path.is_dir())
+        ):
             raise InputError(
                 f"{option} {out}: found a pipe or a device, not a file; choose another path"
             )
@@ -80,7 +86,9 @@ def check_output_file(out: Path, example: str, *, overwrite: bool) -> None:
             f"--out {out}: expected a file, received a folder; name a file in it, such as {out / example}"
         )
     if out.exists() and not overwrite:
-        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+        raise InputError(
+            f"{out} exists already; replace it with --overwrite, or use another --out"
+        )
 
 
 @contextmanager
@@ -110,7 +118,9 @@ def play_and_report(
     from hgpo_train.rollout.failures import RolloutError
 
     try:
-        with resumable("Finished groups are kept; run the same command again to resume."):
+        with resumable(
+            "Finished groups are kept; run the same command again to resume."
+        ):
             run = play()
     except RolloutError as error:
         if isinstance(error.run, CollectedRun):
@@ -119,7 +129,8 @@ def play_and_report(
     report(run)
     if run.failures.failed:
         print(
-            f"{run.failures.describe()}. Run the same command again to retry them.", file=sys.stderr
+            f"{run.failures.describe()}. Run the same command again to retry them.",
+            file=sys.stderr,
         )
 
 
@@ -132,7 +143,9 @@ def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:
     """
     if shown is None:
         return
-    compared = {int(getattr(each.parameters, "history_length", shown)) for each in estimators}
+    compared = {
+        int(getattr(each.parameters, "history_length", shown)) for each in estimators
+    }
     for depth in sorted(compared - {shown}):
         print(
             f"Note: prompts show {shown} past steps, advantages compare {depth} past states (docs/memory.md)."
@@ -157,7 +170,11 @@ def stored_config(run: str) -> Mapping[str, Any]:
     from hgpo_datasets import manifest
     from hgpo_datasets.sources import parts_of
 
-    runs = [] if "://" in run else [part.path for part in parts_of([run]) if part.kind == "run"]
+    runs = (
+        []
+        if "://" in run
+        else [part.path for part in parts_of([run]) if part.kind == "run"]
+    )
     header = manifest.read(Path(runs[0])).header if runs else None
     return {} if header is None else header.config
 
@@ -166,7 +183,11 @@ def prompt_length(run: str) -> int | None:
     """Return the number of past steps in a saved run's prompts; None if it is not stored, or for conversations."""
     env = stored_config(run).get("env", {})
     length = env.get("history_length")
-    return length if isinstance(length, int) and env.get("prompt_style") != "chat" else None
+    return (
+        length
+        if isinstance(length, int) and env.get("prompt_style") != "chat"
+        else None
+    )
 
 
 def print_problems(problems: Sequence[str], summary: str) -> None:
@@ -187,7 +208,9 @@ def program() -> str:
     """Return how this program is called: ``hgpo`` where the shell finds it, such as ``.venv/bin/hgpo`` otherwise."""
     path = Path(sys.argv[0])
     known = shutil.which("hgpo")
-    is_other = path.name == "hgpo" and path.exists() and not (known and path.samefile(known))
+    is_other = (
+        path.name == "hgpo" and path.exists() and not (known and path.samefile(known))
+    )
     return shlex.quote(str(path)) if is_other else "hgpo"
 
 

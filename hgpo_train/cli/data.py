@@ -12,9 +12,14 @@ from cyclopts import Parameter
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 Run = Annotated[
-    Path, Parameter(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")
+    Path,
+    Parameter(
+        help="A run, a folder that contains runs, a Parquet file, or a quoted pattern."
+    ),
 ]
-Seed = Annotated[int, Parameter(help="Seed of the content; the same seed gives the same bytes.")]
+Seed = Annotated[
+    int, Parameter(help="Seed of the content; the same seed gives the same bytes.")
+]
 
 
 def build_alfworld(
@@ -45,7 +50,11 @@ def build_alfworld(
     with ProgressBars() as bars:
         ids = bars.track(source.ids("all"), description="packing")
         count = write_pack(
-            out, ((task_id, source.read(task_id), source.trajectory(task_id)) for task_id in ids)
+            out,
+            (
+                (task_id, source.read(task_id), source.trajectory(task_id))
+                for task_id in ids
+            ),
         )
     _next_alfworld(count, out)
 
@@ -62,13 +71,23 @@ def _check_pack(out: Path, *, overwrite: bool) -> None:
 def _next_alfworld(games: int, out: Path) -> None:
     from hgpo_envs.wording import counted
 
-    print(f"{counted(games, 'game')} in {out}. {_next_rollout('HGPO/ALFWorld-v0', out)}")
+    print(
+        f"{counted(games, 'game')} in {out}. {_next_rollout('HGPO/ALFWorld-v0', out)}"
+    )
 
 
 def _next_rollout(env: str, data: Path) -> str:
     """Return the command that rolls out tasks of new data."""
     return common.next_commands(
-        ("rollout", "--env", env, "--data", data, "--out", f"runs/{data.absolute().stem}")
+        (
+            "rollout",
+            "--env",
+            env,
+            "--data",
+            data,
+            "--out",
+            f"runs/{data.absolute().stem}",
+        )
     )
 
 
@@ -95,7 +114,11 @@ def synth_alfworld(
         ids = bars.track(store.ids(), description="generating")
         if out.suffix:
             count = write_pack(
-                out, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in ids)
+                out,
+                (
+                    (task_id, store.read(task_id), store.trajectory(task_id))
+                    for task_id in ids
+                ),
             )
         else:
             count = write_folder(store, ids, out)
@@ -124,7 +147,9 @@ def fetch_alfworld(
     from hgpo_train.cli.display import ProgressBars
 
     if local and sha256 is not None:
-        raise InputError("--sha256 is the checksum of a download; leave it out with --from")
+        raise InputError(
+            "--sha256 is the checksum of a download; leave it out with --from"
+        )
     with ProgressBars() as bars:
         counts = release.fetch_release(
             out,
@@ -136,7 +161,9 @@ def fetch_alfworld(
             unpacking=partial(bars.show, "unpacked files"),
         )
     games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
-    following = common.next_commands(("data", "build", "alfworld", out, "--out", f"{out}.pack"))
+    following = common.next_commands(
+        ("data", "build", "alfworld", out, "--out", f"{out}.pack")
+    )
     print(f"{games} games in {out}. {following}")
 
 
@@ -204,7 +231,9 @@ def fetch_webshop(
 
     with ProgressBars() as bars:
         _next_webshop(
-            *fetch_release(size, out, local=local, progress=lambda name: partial(bars.show, name))
+            *fetch_release(
+                size, out, local=local, progress=lambda name: partial(bars.show, name)
+            )
         )
 
 
@@ -226,7 +255,10 @@ def synth_webshop(*, products: int, out: Path, seed: Seed = 0) -> None:
 
     with ProgressBars() as bars:
         write_synthetic(
-            out, products, seed, progress=lambda done: bars.show("products", done, products)
+            out,
+            products,
+            seed,
+            progress=lambda done: bars.show("products", done, products),
         )
     _next_webshop(*(out / name for name in FILES))
 
@@ -341,7 +373,9 @@ def export_minari(run: Run, /, *, name: str) -> None:
 
     dataset = to_minari(run, name)
     episodes = counted(dataset.total_episodes, "episode")
-    print(f"{episodes}, {counted(dataset.total_steps, 'step')}. Next: minari show {name}")
+    print(
+        f"{episodes}, {counted(dataset.total_steps, 'step')}. Next: minari show {name}"
+    )
 
 
 def export_delta(run: Path, /, *, out: str) -> None:
@@ -360,7 +394,9 @@ def export_delta(run: Path, /, *, out: str) -> None:
     print(f"{counted(report.rows, 'row')}: version {report.version} of {out}")
 
 
-def export_openai(run: Run, /, *, out: Path, overwrite: options.Overwrite = False) -> None:
+def export_openai(
+    run: Run, /, *, out: Path, overwrite: options.Overwrite = False
+) -> None:
     """Write the conversations of a run as JSON lines with messages, in OpenAI's form.
 
     Args:

@@ -62,9 +62,16 @@ def compare(
     ids = [Split(each, split) for each in shared]
     with ProgressBars() as bars:
         track = partial(bars.track, description="comparing")
-        comparison = compare_data(shared[0].source, shared[1].source, (ids[0], ids[1]), track)
+        comparison = compare_data(
+            shared[0].source, shared[1].source, (ids[0], ids[1]), track
+        )
     if as_json:
-        document: dict[str, Any] = {"env": spec.id, "split": split, "a": str(a), "b": str(b)}
+        document: dict[str, Any] = {
+            "env": spec.id,
+            "split": split,
+            "a": str(a),
+            "b": str(b),
+        }
         print_json(document | {"equal": comparison.equal} | asdict(comparison))
     else:
         _show(comparison, str(a), str(b))
@@ -75,14 +82,22 @@ def _show(comparison: DataComparison, a: str, b: str) -> None:
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import print_table
 
-    for side, path, tasks in (("A", a, comparison.tasks_in_a), ("B", b, comparison.tasks_in_b)):
+    for side, path, tasks in (
+        ("A", a, comparison.tasks_in_a),
+        ("B", b, comparison.tasks_in_b),
+    ):
         print(f"{side}: {path}, {counted(tasks, 'task')}")
     if comparison.equal:
         print(f"equal: {', '.join(comparison.differences)}")
         return
-    sizes = {"only in A": len(comparison.only_in_a), "only in B": len(comparison.only_in_b)}
+    sizes = {
+        "only in A": len(comparison.only_in_a),
+        "only in B": len(comparison.only_in_b),
+    }
     sizes |= {name: len(found) for name, found in comparison.differences.items()}
-    print_table(["different", "tasks"], [(name, f"{size:,}") for name, size in sizes.items()])
+    print_table(
+        ["different", "tasks"], [(name, f"{size:,}") for name, size in sizes.items()]
+    )
     for line in _examples(comparison):
         print(line)
 

@@ -44,7 +44,8 @@ def print_run(run: dict[str, Any]) -> None:
     """Print a summary of `summarize_run`: facts, results by task type, and sizes by family of columns."""
     total = run["total"]
     sizes = [
-        f"{count:,} of {counted(size, 'rollout')}" for size, count in run["group_sizes"].items()
+        f"{count:,} of {counted(size, 'rollout')}"
+        for size, count in run["group_sizes"].items()
     ]
     facts = {
         "run": ", ".join(run["runs"]),
@@ -54,15 +55,25 @@ def print_run(run: dict[str, Any]) -> None:
         if run["iterations"][1]
         else "",
         "groups": ", ".join(sizes),
-        "branches": f"{run['branches']:,}, counted in steps alone" if run["branches"] else "",
-        "steps": "{steps:,} (episodes of {shortest} to {longest}, median {median:g})".format(**run),
+        "branches": f"{run['branches']:,}, counted in steps alone"
+        if run["branches"]
+        else "",
+        "steps": "{steps:,} (episodes of {shortest} to {longest}, median {median:g})".format(
+            **run
+        ),
         "files": "{files:,}, hashes to depth {depth}".format(**run),
-        "config": ", ".join(f"{name}={value}" for name, value in (run["config"] or {}).items()),
+        "config": ", ".join(
+            f"{name}={value}" for name, value in (run["config"] or {}).items()
+        ),
     }
     if total["aborted"] and total["success"] is not None:
-        low, high = (_number(total[f"success_if_aborted_{end}"]) for end in ("lost", "won"))
+        low, high = (
+            _number(total[f"success_if_aborted_{end}"]) for end in ("lost", "won")
+        )
         bounds = f"{low} of all episodes if they are lost, {high} if they are won"
-        facts["aborted"] = f"{counted(total['aborted'], 'episode')}; success is {bounds}"
+        facts["aborted"] = (
+            f"{counted(total['aborted'], 'episode')}; success is {bounds}"
+        )
     print_table(["", ""], [fact for fact in facts.items() if fact[1]], texts=2)
 
     hidden = set() if total["aborted"] else {"aborted"}
@@ -73,13 +84,21 @@ def print_run(run: dict[str, Any]) -> None:
     columns = {name: value for name, value in _RESULTS.items() if name not in hidden}
     rows = [(results["task_type"] or "unknown", results) for results in run["kinds"]]
     rows += [("all", total)] if len(rows) > 1 else []
-    cells = [[name, *(value(results) for value in columns.values())] for name, results in rows]
+    cells = [
+        [name, *(value(results) for value in columns.values())]
+        for name, results in rows
+    ]
     print_table(["task type", *columns], cells, title="Results")
 
     families = {**run["family_bytes"], "files": run["bytes"]}
     storage = []
     for name, size in families.items():
         storage.append(
-            [name, f"{size:,}", f"{size / run['bytes']:.1%}", f"{size / run['steps']:.1f}"]
+            [
+                name,
+                f"{size:,}",
+                f"{size / run['bytes']:.1%}",
+                f"{size / run['steps']:.1f}",
+            ]
         )
     print_table(["columns", "bytes", "share", "bytes a step"], storage, title="Storage")

@@ -36,7 +36,11 @@ class _CleanConsole(Console):
     ) -> Iterable[Segment]:
         """Render an object, as `rich.console.Console.render` does."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+            yield (
+                segment
+                if segment.control
+                else Segment(printable(segment.text), segment.style)
+            )
 
 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
@@ -70,10 +74,14 @@ def print_table(
         console: The console; by default standard output.
     """
     console = console or terminal()
-    cells = [[Text(printable(cell)) for cell in row] for row in rows]  # no markup in them
-    widths = [max(cell_len(line) for line in name.splitlines() or [""]) for name in columns]
+    # no markup in them
+    cells = [[Text(printable(cell)) for cell in row] for row in rows]
     widths = [
-        max([width, *(row[place].cell_len for row in cells)]) for place, width in enumerate(widths)
+        max(cell_len(line) for line in name.splitlines() or [""]) for name in columns
+    ]
+    widths = [
+        max([width, *(row[place].cell_len for row in cells)])
+        for place, width in enumerate(widths)
     ]
     labels = [min(width, _LABEL) for width in widths[:texts]]
     parts: list[list[int]] = [[]]
@@ -86,7 +94,11 @@ def print_table(
             parts.append([])
         parts[-1].append(place)
     for part in parts:
-        shown = Text(f"\n{title}", style="table.title") if title and part is parts[0] else None
+        shown = (
+            Text(f"\n{title}", style="table.title")
+            if title and part is parts[0]
+            else None
+        )
         table = Table(title=shown, title_justify="left", box=None, pad_edge=False)
         table.show_header = any(columns)
         table.padding = (0, _GAP, 0, 0)
@@ -115,7 +127,9 @@ def _lines(text: str, width: int) -> str:
 
 def print_json(document: object) -> None:
     """Print a document of JSON values, indented. Control characters are escaped, also those that JSON allows."""
-    text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
+    text = orjson.dumps(
+        document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+    ).decode()
     print(CONTROL.sub(lambda letter: f"\\u{ord(letter[0]):04x}", text))
 
 
@@ -125,14 +139,18 @@ class ProgressBars(Progress):
     def __init__(self) -> None:
         console = terminal(stderr=True)
         columns = (*Progress.get_default_columns(), TimeElapsedColumn())
-        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        super().__init__(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
         self._bars: dict[str, TaskID] = {}
         self._print_line = spaced()
 
     def show(self, stage: str, done: int, total: int | None = None) -> None:
         """Show how much of a stage is done, such as a download."""
         if self.disable:
-            self._print_line(lambda: f"{stage}: {done:,}" + (f" of {total:,}" if total else ""))
+            self._print_line(
+                lambda: f"{stage}: {done:,}" + (f" of {total:,}" if total else "")
+            )
             return
         if stage not in self._bars:
             self._bars[stage] = self.add_task(stage)

@@ -26,7 +26,9 @@ def envs(*, as_json: options.Json = False) -> None:
     for listed in environments:
         if not listed.install:
             _show(listed)
-    if absent := [(listed.id, listed.install) for listed in environments if listed.install]:
+    if absent := [
+        (listed.id, listed.install) for listed in environments if listed.install
+    ]:
         print_table(["", ""], absent, title="Not installed", texts=2)
     print(
         f"\n{common.next_commands(['rollout', '--env', 'ID', '--policy', 'random', '--out', 'RUN'])}"
@@ -39,7 +41,9 @@ def _document(listed: ListedEnvironment) -> dict[str, Any]:
     from inspect import Parameter
 
     arguments = [
-        {"name": name} if default is Parameter.empty else {"name": name, "default": default}
+        {"name": name}
+        if default is Parameter.empty
+        else {"name": name, "default": default}
         for name, default in listed.arguments.items()
     ]
     return asdict(listed) | {"arguments": arguments}
@@ -51,7 +55,9 @@ def _show(listed: ListedEnvironment) -> None:
     rows = [("error", listed.error)] if listed.error else []
     rows += [("data", _describe(data, listed)) for data in listed.data]
     if absent := [
-        path for path in listed.looked if path not in {data.path for data in listed.data}
+        path
+        for path in listed.looked
+        if path not in {data.path for data in listed.data}
     ]:
         rows.append(("data", f"nothing at {', '.join(absent)}"))
     arguments = [

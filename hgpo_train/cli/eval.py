@@ -70,7 +70,9 @@ def evaluate(
     from hgpo_train.rollout.env_handle import evaluation_split, open_env
 
     try:
-        numbers = [*SEEDS] if seeds is None else [int(part) for part in seeds.split(",")]
+        numbers = (
+            [*SEEDS] if seeds is None else [int(part) for part in seeds.split(",")]
+        )
     except ValueError:
         raise InputError(
             f"--seeds: expected integers separated by commas, received {seeds!r}"
@@ -81,8 +83,14 @@ def evaluate(
             f"--temperature: policy {policy!r} does not sample from a model; remove the option"
         )
     if panel is not None:
-        given: dict[str, Any] = {"env": env, "temperature": temperature, "seeds": seeds and numbers}
-        _evaluate_panel(panel, policy, out, environment, given, execution, against, as_json=as_json)
+        given: dict[str, Any] = {
+            "env": env,
+            "temperature": temperature,
+            "seeds": seeds and numbers,
+        }
+        _evaluate_panel(
+            panel, policy, out, environment, given, execution, against, as_json=as_json
+        )
         return
     env = env or DEFAULT_ENV
     if against is not None and against.is_file() and against.suffix == ".json":
@@ -93,7 +101,9 @@ def evaluate(
     other = None if against is None else episode_table(scan_steps(against))
     if other is not None:
         with closing(open_env(env, **arguments)) as handle:
-            both = other.filter(pl.col("env_id") == handle.env_id, _is_listed(handle.tasks))
+            both = other.filter(
+                pl.col("env_id") == handle.env_id, _is_listed(handle.tasks)
+            )
         if both.is_empty():
             raise InputError(
                 f"--against {against}: it has no task of {handle.env_id} that would be evaluated"
@@ -107,7 +117,9 @@ def evaluate(
         **execution.arguments(policy, **sampling),
         **arguments,
     )
-    common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json))
+    common.play_and_report(
+        play, partial(_report, against=against, other=other, as_json=as_json)
+    )
 
 
 def _evaluate_panel(
@@ -138,13 +150,24 @@ def _evaluate_panel(
             continue
         instead = f"{name}+{option}={value}".replace(" ", "")
         can_change = option in panel.flat() and option != "env"
-        advice = f"to change it, write --panel '{instead}'" if can_change else "leave it out"
+        advice = (
+            f"to change it, write --panel '{instead}'" if can_change else "leave it out"
+        )
         raise InputError(
             f"--{option.replace('_', '-')}: the panel {panel.title} fixes it; {advice}"
         )
-    other = None if against is None else read_comparable(against, panel, environment.data).table()
+    other = (
+        None
+        if against is None
+        else read_comparable(against, panel, environment.data).table()
+    )
     play = partial(
-        evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy)
+        evaluate_panel,
+        panel,
+        policy,
+        out,
+        data=environment.data,
+        **execution.arguments(policy),
     )
     # A certificate is checked against the panel of its title, which knows no file.
     check = common.given_options(
@@ -162,7 +185,11 @@ def _is_listed(tasks: Split) -> pl.Expr:
 
     from hgpo_envs.task_sampling import SORTED
 
-    return pl.lit(value=True) if len(tasks) > SORTED else pl.col("task_id").is_in(list(tasks))
+    return (
+        pl.lit(value=True)
+        if len(tasks) > SORTED
+        else pl.col("task_id").is_in(list(tasks))
+    )
 
 
 def _report(
@@ -189,9 +216,19 @@ def _report(
 
     episodes = episode_table(run.steps)
     reports = evaluation_reports(episodes)
-    measures = [name for name in ("success", "score") if name == "success" or _is_scored(reports)]
-    known = [name for name in measures if reports and reports[0].measures[name] is not None]
-    comparisons = [] if other is None else [compare(episodes, other, measure) for measure in known]
+    measures = [
+        name
+        for name in ("success", "score")
+        if name == "success" or _is_scored(reports)
+    ]
+    known = [
+        name for name in measures if reports and reports[0].measures[name] is not None
+    ]
+    comparisons = (
+        []
+        if other is None
+        else [compare(episodes, other, measure) for measure in known]
+    )
     wordings = wordings_of(run.steps)
     if as_json:
         document: dict[str, object] = {
@@ -220,7 +257,8 @@ def _report(
     for comparison in comparisons:
         values = (comparison.difference, comparison.low, comparison.high)
         difference, low, high = (
-            "unknown" if value is None else f"{round(value, 3) + 0.0:+.3f}" for value in values
+            "unknown" if value is None else f"{round(value, 3) + 0.0:+.3f}"
+            for value in values
         )
         print(
             f"{comparison.measure} against {against}: {difference} (95% {low} … {high}) over "
@@ -251,15 +289,23 @@ def _print_reports(reports: list[EvaluationReport], panel: str) -> None:
         columns.append("scenarios\n%")
     rows = []
     # The only task type of an evaluation has the row of all tasks.
-    is_one = len(reports) == 2 and reports[1].success.rollouts == reports[0].success.rollouts
+    is_one = (
+        len(reports) == 2 and reports[1].success.rollouts == reports[0].success.rollouts
+    )
     for report in reports[1:] if is_one else reports:
         values = report.measures
-        row = [report.name, str(report.tasks), *_mean_and_interval(values["success"], 100, 1)]
+        row = [
+            report.name,
+            str(report.tasks),
+            *_mean_and_interval(values["success"], 100, 1),
+        ]
         if is_scored:
             row += _mean_and_interval(values["score"], 1, 3)
         if is_grouped:
             row.append(
-                "–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}"
+                "–"
+                if report.scenario_success is None
+                else f"{100 * report.scenario_success:.1f}"
             )
         row += [
             _mean(values["length"], 1),
@@ -267,14 +313,21 @@ def _print_reports(reports: list[EvaluationReport], panel: str) -> None:
             _mean(values["admissibility"], 100),
         ]
         rows.append(row)
-    title = f"{panel}seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
+    title = (
+        f"{panel}seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
+    )
     print_table([*columns, "steps", "valid\n%", "admis.\n%"], rows, title=title)
 
 
 def _is_scored(reports: list[EvaluationReport]) -> bool:
     """Return whether mean scores differ from success rates, so they are worth showing."""
-    means = [[report.measures[name] for name in ("score", "success")] for report in reports]
-    return any(score and (not success or score.mean != success.mean) for score, success in means)
+    means = [
+        [report.measures[name] for name in ("score", "success")] for report in reports
+    ]
+    return any(
+        score and (not success or score.mean != success.mean)
+        for score, success in means
+    )
 
 
 def _mean(summary: MeasureSummary | None, scale: float) -> str:
@@ -287,7 +340,9 @@ def _mean_and_interval(
     if summary is None:
         return "unknown", "–"
     values = (summary.mean, summary.low, summary.high)
-    mean, low, high = ("" if value is None else f"{scale * value:.{places}f}" for value in values)
+    mean, low, high = (
+        "" if value is None else f"{scale * value:.{places}f}" for value in values
+    )
     if summary.std is not None:
         mean += f" ±{scale * summary.std:.{places}f}"
     return mean, f"{low}–{high}"

@@ -50,7 +50,9 @@ def exit_with_error(error: BaseException, words: Sequence[str] = ()) -> NoReturn
         error, polars.exceptions.ComputeError | polars.exceptions.PanicException
     ):
         _fail(
-            error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1
+            error,
+            f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file",
+            1,
         )
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         hint = "use fewer --slots or --processes, or raise the limits (ulimit -u, ulimit -v)"
@@ -60,11 +62,17 @@ def exit_with_error(error: BaseException, words: Sequence[str] = ()) -> NoReturn
             1,
         )
     if isinstance(error, OSError) and error.errno in _HINTS:
-        path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        path = (
+            f"{os.fsdecode(error.filename)}: "
+            if isinstance(error.filename, str | bytes)
+            else ""
+        )
         message = f"{path}{os.strerror(error.errno)}; {_HINTS[error.errno]}"
         _fail(error, message, 2 if error.errno in _WRONG_PATH else 1)
     if error.args and isinstance(error.args[0], str):  # Polars adds the whole query
-        message = error.args[0].partition("\n\nThis error occurred in the following expression")[0]
+        message = error.args[0].partition(
+            "\n\nThis error occurred in the following expression"
+        )[0]
         error.args = (message, *error.args[1:])
     print(
         "".join(traceback.format_exception(type(error), error, _user_frames(error))),
@@ -135,7 +143,9 @@ _HINTS: Final = {
         (errno.ENOSPC, errno.EDQUOT),
         "free some space; the same command continues from what is committed (hgpo train: with --resume)",
     ),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "use fewer --slots, or raise `ulimit -n`"),
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE), "use fewer --slots, or raise `ulimit -n`"
+    ),
     **dict.fromkeys(
         (errno.EAGAIN, errno.ENOMEM),
         "use fewer --slots or --processes, or raise the limits (ulimit)",

@@ -32,7 +32,9 @@ class HelpPage:
     def __init__(self, command: Callable[..., object] | None = None) -> None:
         self._command = command
 
-    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+    def __call__(
+        self, console: Console, options: ConsoleOptions, panel: HelpPanel
+    ) -> None:
         """Print a panel: the commands, arguments or options."""
         del options
         if not panel.entries:
@@ -113,7 +115,10 @@ def _entry(names: str, meaning: str, width: int) -> list[str]:
     lines = [line.replace(_HARD_SPACE, " ") for line in wrapped]
     first = f"  {names}"
     if len(first) <= _NAMES - 2 and lines:
-        return [f"{first:<{_NAMES}}{lines[0]}", *(" " * _NAMES + line for line in lines[1:])]
+        return [
+            f"{first:<{_NAMES}}{lines[0]}",
+            *(" " * _NAMES + line for line in lines[1:]),
+        ]
     return [first, *(" " * _NAMES + line for line in lines)]
 
 
@@ -124,4 +129,6 @@ def _text(console: Console, part: RenderableType) -> str:
 
 
 def _print(console: Console, lines: list[str]) -> None:
-    console.print("\n".join(lines), highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console.print(
+        "\n".join(lines), highlight=False, markup=False, emoji=False, soft_wrap=True
+    )

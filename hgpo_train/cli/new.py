@@ -14,7 +14,10 @@ _NEXT: Final = {
         "hgpo check env {name}:{upper}",
         "hgpo rollout --env {name}:{upper} --tasks 10 --out runs/{name}",
     ),
-    "estimator": ("hgpo quickstart", "hgpo advantages runs/quickstart -e {name}:{name}"),
+    "estimator": (
+        "hgpo quickstart",
+        "hgpo advantages runs/quickstart -e {name}:{name}",
+    ),
     "policy": (
         "hgpo rollout --env HGPO/ALFWorld-v0 --policy {name}:{name} --tasks 10 --out runs/{name}",
     ),
@@ -53,7 +56,9 @@ def new(
             f"NAME: expected a Python name in lower case, such as my_maze, received {name!r}"
         )
     if tools and kind != "environment":
-        raise InputError(f"--tools: expected an environment, received {kind}; leave --tools out")
+        raise InputError(
+            f"--tools: expected an environment, received {kind}; leave --tools out"
+        )
     if find_spec(name) is not None:
         raise InputError(
             f"NAME: {name!r} is an installed module, which would be imported instead; choose another name"
@@ -67,7 +72,9 @@ def new(
     print(f"Written: {module}, {test}. Next:")
     commands = [] if out.resolve() == Path.cwd() else [f"cd {shlex.quote(str(out))}"]
     commands.append(f"pytest {test.name}")
-    commands += [command.format(name=name, upper=name.upper()) for command in _NEXT[kind]]
+    commands += [
+        command.format(name=name, upper=name.upper()) for command in _NEXT[kind]
+    ]
     for command in commands:
         print(f"    {command}")
 
@@ -77,7 +84,9 @@ def filled(template: str, name: str) -> str:
     from importlib.resources import files
     from string import Template
 
-    text = (files("hgpo_train") / "scaffold" / f"{template}.txt").read_text(encoding="utf-8")
+    text = (files("hgpo_train") / "scaffold" / f"{template}.txt").read_text(
+        encoding="utf-8"
+    )
     return Template(text).substitute(
         name=name, NAME=name.upper(), Name=name.title().replace("_", "")
     )

@@ -29,8 +29,12 @@ def _episode_options() -> dict[str, FieldSource]:
 
 _EPISODE: Final = _episode_options()
 
-Env = Annotated[str, Parameter(help="Gymnasium id of the environment, or module:EnvironmentSpec.")]
-Split = Annotated[str, Parameter(help="Split of the tasks; 'all' includes every split.")]
+Env = Annotated[
+    str, Parameter(help="Gymnasium id of the environment, or module:EnvironmentSpec.")
+]
+Split = Annotated[
+    str, Parameter(help="Split of the tasks; 'all' includes every split.")
+]
 HistoryLength = Annotated[
     int | None, Parameter(help="{} Default: {}.".format(*_EPISODE["history_length"]))
 ]  # fmt: skip
@@ -41,7 +45,8 @@ EnvOption = Annotated[
     list[str] | None, Parameter(help="A keyword argument of the environment, name=value; may be repeated.")
 ]  # fmt: skip
 PolicyOption = Annotated[
-    list[str] | None, Parameter(help="An option of the policy, name=value; may be repeated.")
+    list[str] | None,
+    Parameter(help="An option of the policy, name=value; may be repeated."),
 ]
 RunFolder = Annotated[Path, Parameter(help="The run's folder. A run in it is resumed.")]
 SavedRun = Annotated[
@@ -55,14 +60,18 @@ Processes = Annotated[
 ]
 Allow = Annotated[
     list[str] | None,
-    Parameter(help="Code that files of the run may name, such as module:object; may be repeated."),
+    Parameter(
+        help="Code that files of the run may name, such as module:object; may be repeated."
+    ),
 ]
 Overwrite = Annotated[bool, Parameter(help="Replace what is there.")]
 Json = Annotated[bool, Parameter("--json", help="Print JSON.")]
 Overrides = Annotated[
     list[str] | None,
     Parameter(
-        "--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"
+        "--set",
+        help="Override a setting: section.field=value; may be repeated.",
+        metavar="A.B=C",
     ),
 ]
 PrintConfig = Annotated[bool, Parameter(help="Print all settings and exit.")]
@@ -108,11 +117,14 @@ class EnvironmentOptions:
             if name in options:
                 raise InputError(f"--env-option {name}: use --{name.replace('_', '-')}")
             if name in (*signature(collect).parameters, "render_mode", "sampling"):
-                expected = "expected an argument of the environment, received one of rollouts"
+                expected = (
+                    "expected an argument of the environment, received one of rollouts"
+                )
                 raise InputError(f"--env-option {name}: {expected}")
         given = {name: value for name, value in options.items() if value is not None}
         texts = {
-            name: str(value) if isinstance(value, Path) else value for name, value in given.items()
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in given.items()
         }
         return {**texts, **assigned}
 
@@ -156,7 +168,9 @@ class RolloutOptions:
         from hgpo_train.settings import read_assignments
 
         given = read_assignments(
-            "--policy-option", self.policy_option or (), policy_spec(policy).option_types
+            "--policy-option",
+            self.policy_option or (),
+            policy_spec(policy).option_types,
         )
         return {
             "policy_options": options | given,

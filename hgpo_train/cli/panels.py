@@ -54,12 +54,21 @@ def show(panel: str, /, *, as_json: options.Json = False) -> None:
         if name not in ("name", "version", "tasks"):
             rows.append((name, value if isinstance(value, str) else repr(value)))
     state, why = _data(found)
-    rows += [("tasks", f"{len(found.tasks)}, from {found.tasks[0]} to {found.tasks[-1]}")]
-    rows += [("on this machine", f"{state}; {why}" if why else state), ("hash", found.digest)]
+    rows += [
+        ("tasks", f"{len(found.tasks)}, from {found.tasks[0]} to {found.tasks[-1]}")
+    ]
+    rows += [
+        ("on this machine", f"{state}; {why}" if why else state),
+        ("hash", found.digest),
+    ]
     if found.about:
         print(found.about)
     print_table(["", ""], rows, title=found.title, texts=2)
-    print(common.next_commands(("eval", "--panel", panel, "--policy", "random", "--out", "RUN")))
+    print(
+        common.next_commands(
+            ("eval", "--panel", panel, "--policy", "random", "--out", "RUN")
+        )
+    )
 
 
 def _document(panel: Panel) -> dict[str, object]:

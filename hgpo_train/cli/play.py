@@ -67,7 +67,11 @@ def play(
         folder = out or Path(scratch) / "run"
 
         def games() -> int:
-            return scan_steps(folder).collect()["trajectory"].n_unique() if is_run(folder) else 0
+            return (
+                scan_steps(folder).collect()["trajectory"].n_unique()
+                if is_run(folder)
+                else 0
+            )
 
         before = games()
         arguments |= {
@@ -82,7 +86,9 @@ def play(
         except _Quit:
             console.print(f"\n{games() - before} of {tasks} played.")
         else:
-            ends = run.steps.group_by("trajectory", maintain_order=True).last().collect()
+            ends = (
+                run.steps.group_by("trajectory", maintain_order=True).last().collect()
+            )
             for end in ends.slice(before).iter_rows(named=True):
                 console.print(end["next_state"] or "", style="dim", markup=False)
                 solved = {
@@ -97,7 +103,8 @@ def play(
             console.print("Save games with --out RUN.", soft_wrap=True)
         elif games() > before:
             console.print(
-                f"The games are in {out}. {common.next_commands(('view', out))}", soft_wrap=True
+                f"The games are in {out}. {common.next_commands(('view', out))}",
+                soft_wrap=True,
             )
 
 
@@ -120,7 +127,8 @@ class Person:
             self._console.print(request.instruction, style="bold", markup=False)
         if not request.step and request.tools:
             self._tools(request.tools)
-        self._show(f"step {request.step + 1}", request.observation)  # from 1, as in prompts
+        # from 1, as in prompts
+        self._show(f"step {request.step + 1}", request.observation)
         if request.state.valid is False:
             self._note("The action was not admissible, and was not executed.")
         self._list(request.admissible_actions, "", _SHOWN)
@@ -145,7 +153,8 @@ class Person:
 
     def _chosen(self, text: str, request: Request) -> str:
         """Return the action that a text means; empty, with a note why, if it means none."""
-        from hgpo_envs.responses import numbered  # imports Gymnasium, which help does not need
+        # imports Gymnasium, which help does not need
+        from hgpo_envs.responses import numbered
 
         actions = request.admissible_actions
         if not actions or not text.isdecimal():  # without a list, a number is a text
@@ -183,17 +192,26 @@ class Person:
         for tool in tools:
             function = tool["function"]
             parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            properties = (
+                parameters.get("properties") if isinstance(parameters, dict) else None
+            )
             listed = properties.items() if isinstance(properties, dict) else ()
-            arguments = ", ".join([f"{name}: {_type(schema)}" for name, schema in listed])
+            arguments = ", ".join(
+                [f"{name}: {_type(schema)}" for name, schema in listed]
+            )
             description = " ".join(str(function.get("description", "")).split())
             self._note(f"{function['name']}({arguments})  {description}")
         first = tools[0]["function"]["name"]
-        self._note(f'Type a call as {first} {{"ARGUMENT": VALUE, …}}; h: help, t: schemas')
+        self._note(
+            f'Type a call as {first} {{"ARGUMENT": VALUE, …}}; h: help, t: schemas'
+        )
 
     def _schemas(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._show(
-            "schemas", "\n".join([json.dumps(tool, ensure_ascii=False, indent=2) for tool in tools])
+            "schemas",
+            "\n".join(
+                [json.dumps(tool, ensure_ascii=False, indent=2) for tool in tools]
+            ),
         )
 
     def _ask(self) -> str:
@@ -235,7 +253,9 @@ def _type(schema: object) -> str:
     if not isinstance(schema, dict):
         return "any"
     if isinstance(schema.get("enum"), list):
-        return " | ".join([json.dumps(value, ensure_ascii=False) for value in schema["enum"]])
+        return " | ".join(
+            [json.dumps(value, ensure_ascii=False) for value in schema["enum"]]
+        )
     kind = schema.get("type", "any")
     return " | ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 

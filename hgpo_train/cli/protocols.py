@@ -50,7 +50,11 @@ def protocols(
     from hgpo_train.panels import load_panel
 
     if plot is not None:
-        from hgpo_train.analysis.charts import check_chart_file, protocols_chart, save_chart
+        from hgpo_train.analysis.charts import (
+            check_chart_file,
+            protocols_chart,
+            save_chart,
+        )
 
         check_chart_file("--plot", plot)
     if (run is None) == (policy is None) or (policy is None) != (out is None):
@@ -75,18 +79,24 @@ def protocols(
         with common.resumable(
             "Finished groups are committed; run the same command again to resume."
         ):
-            reference, played = played_effects(found, policy, out, data=data, **arguments)
+            reference, played = played_effects(
+                found, policy, out, data=data, **arguments
+            )
         following = common.next_commands(("view", out / "reference"))
     effects = [*table_effects(reference), *played]
 
     # 2. The report.
     if as_json:
         rows = [each._asdict() for each in effects]
-        print_json({"success": reference.success, "tasks": reference.tasks, "effects": rows})
+        print_json(
+            {"success": reference.success, "tasks": reference.tasks, "effects": rows}
+        )
     else:
         _print_effects(title, reference, effects)
     if plot is not None:
-        table = pl.DataFrame([each._asdict() for each in effects], infer_schema_length=None)
+        table = pl.DataFrame(
+            [each._asdict() for each in effects], infer_schema_length=None
+        )
         save_chart(protocols_chart(table.with_columns(policy=pl.lit(title))), plot)
         print(f"The picture is {plot}.", file=sys.stderr)
     print(following, file=sys.stderr)
@@ -100,11 +110,18 @@ def _print_effects(title: str, reference: Reference, effects: list[Effect]) -> N
     for each in effects:
         values = (each.effect, each.low, each.high)
         effect, low, high = (
-            "" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}" for value in values
+            "" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}"
+            for value in values
         )
         interval = f"{low} … {high}" if low else ""
-        rows.append([each.protocol, each.note or each.sentence, each.kind, effect, interval])
+        rows.append(
+            [each.protocol, each.note or each.sentence, each.kind, effect, interval]
+        )
     size = f"{counted(reference.tasks, 'task')}, {counted(len(reference.rollouts), 'rollout')}"
     head = f"{title}: success {reference.success:.1%} of {size}; what protocols add, in points"
-    print_table(["protocol", "what it does", "kind", "points", "95%"], rows, title=head, texts=3)
-    print("shift: 95% interval over tasks. spread: where 95% of its numbers lie, by chance.")
+    print_table(
+        ["protocol", "what it does", "kind", "points", "95%"], rows, title=head, texts=3
+    )
+    print(
+        "shift: 95% interval over tasks. spread: where 95% of its numbers lie, by chance."
+    )

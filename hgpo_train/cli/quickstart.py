@@ -42,7 +42,9 @@ def quickstart(
         from hgpo_train.training.first_training import first_training
     show(
         console,
-        work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True),
+        work.quickstart(
+            out, seed=seed, tasks=tasks, group_size=group_size, progress=True
+        ),
         out,
     )
     if train:
@@ -53,9 +55,12 @@ def quickstart(
             trained = first_training(out / "training", console, seed=seed)
         console.print(f"\n{trained.curve()}\n", highlight=False, soft_wrap=True)
         console.print(trained.verdict(), highlight=False)
-        print_paths(console, {"Picture": trained.run.parent / "curve.svg", "Run": trained.run})
+        print_paths(
+            console, {"Picture": trained.run.parent / "curve.svg", "Run": trained.run}
+        )
         run, page = (
-            shlex.quote(str(path)) for path in (trained.run, trained.run.parent / "page.html")
+            shlex.quote(str(path))
+            for path in (trained.run, trained.run.parent / "page.html")
         )
         show_commands(
             console,
@@ -79,12 +84,26 @@ def show(console: Console, result: QuickstartResult, out: Path) -> None:
         f"{result.summary['success']:.0%} won.\n"
         "The policy acts on what it sees, makes mistakes, and loses track of the task in many rollouts."
     )
-    columns = ["K", "steps with a group", "last K states differ", "mean change", "signs changed"]
+    columns = [
+        "K",
+        "steps with a group",
+        "last K states differ",
+        "mean change",
+        "signs changed",
+    ]
     rows = []
     for row in result.depths.iter_rows(named=True):
-        changes = (f"{row['inconsistent']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}")
+        changes = (
+            f"{row['inconsistent']:.1%}",
+            f"{row['shift']:.3f}",
+            f"{row['flipped']:.1%}",
+        )
         rows.append(
-            [str(row["K"]), f"{row['shared']:.1%}", *(changes if row["K"] else ("–", "–", "–"))]
+            [
+                str(row["K"]),
+                f"{row['shared']:.1%}",
+                *(changes if row["K"] else ("–", "–", "–")),
+            ]
         )
     print_table(
         columns,
@@ -116,7 +135,9 @@ def show(console: Console, result: QuickstartResult, out: Path) -> None:
 def print_paths(console: Console, paths: dict[str, Path]) -> None:
     """Print what was written where."""
     for title, path in paths.items():
-        console.print(f"{title:<11} {path}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{title:<11} {path}", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def show_commands(console: Console, commands: dict[str, str]) -> None:

@@ -71,7 +71,12 @@ class QuickstartResult(NamedTuple):
 
 
 def quickstart(
-    folder: Path, *, seed: int = 0, tasks: int = 24, group_size: int = 16, progress: bool = False
+    folder: Path,
+    *,
+    seed: int = 0,
+    tasks: int = 24,
+    group_size: int = 16,
+    progress: bool = False,
 ) -> QuickstartResult:
     """Collect rollouts of games in `folder`/run, compute advantages in `folder`/run.advantages, and compare them.
 
@@ -82,7 +87,9 @@ def quickstart(
         RolloutError: More than a tenth of the rollouts failed.
     """
     if folder.is_file():
-        raise InputError(f"{folder}: expected a folder, received a file; use another --out")
+        raise InputError(
+            f"{folder}: expected a folder, received a file; use another --out"
+        )
     run = folder / "run"
     target = folder / "run.advantages" / "hgpo_by_depth.parquet"
     env: dict[str, Any] = {
@@ -100,12 +107,15 @@ def quickstart(
         **env,
     )
     estimators = [
-        get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}") for k in DEPTHS
+        get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}")
+        for k in DEPTHS
     ]
     write_advantages(run, estimators, target)
     found = statistics(run, history_length=max(DEPTHS))
     depths = _compare_depths(found.levels, pl.read_parquet(target, glob=False))
-    return QuickstartResult(played.tally, run, target, found.summary.row(0, named=True), depths)
+    return QuickstartResult(
+        played.tally, run, target, found.summary.row(0, named=True), depths
+    )
 
 
 def _compare_depths(levels: pl.DataFrame, advantages: pl.DataFrame) -> pl.DataFrame:
@@ -117,9 +127,13 @@ def _compare_depths(levels: pl.DataFrame, advantages: pl.DataFrame) -> pl.DataFr
         changes = advantages.select(
             moved=(change.abs() > 1e-9).mean(),
             shift=change.abs().mean(),
-            flipped=((pl.col(f"advantage_k{k}").sign() * state_alone.sign()) < 0).mean(),
+            flipped=(
+                (pl.col(f"advantage_k{k}").sign() * state_alone.sign()) < 0
+            ).mean(),
         )
-        level = levels.filter(level=str(k)).select(shared="shared", inconsistent="differing")
+        level = levels.filter(level=str(k)).select(
+            shared="shared", inconsistent="differing"
+        )
         rows.append({"K": k} | level.row(0, named=True) | changes.row(0, named=True))
     return pl.DataFrame(rows)
 
@@ -136,17 +150,21 @@ class QuickstartPlayer(BatchPolicy):
         assert isinstance(explorer, BatchPolicy)
         self._explorer = explorer
         self._lost: set[int] = set()  # the slots of rollouts that have lost track
-        self._before: dict[int, list[str]] = {}  # by slot: what was admissible one step before
+        # by slot: what was admissible one step before
+        self._before: dict[int, list[str]] = {}
 
     def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
         """See `Policy`."""
         # The explorer sees every state, so that it can continue after a mistake.
         answers = self._explorer.respond(requests)
         return [
-            self._act(request, answer) for request, answer in zip(requests, answers, strict=True)
+            self._act(request, answer)
+            for request, answer in zip(requests, answers, strict=True)
         ]
 
-    def _act(self, request: Request, answer: str | Reply | Failure) -> str | Reply | Failure:
+    def _act(
+        self, request: Request, answer: str | Reply | Failure
+    ) -> str | Reply | Failure:
         slot = request.slot
         draw = request.rng
         if request.is_first:
@@ -155,7 +173,9 @@ class QuickstartPlayer(BatchPolicy):
         if draw.random() < LOST:
             self._lost.add(slot)
         stale = [
-            action for action in self._before[slot] if action not in request.admissible_actions
+            action
+            for action in self._before[slot]
+            if action not in request.admissible_actions
         ]
         self._before[slot] = request.admissible_actions
         if stale and draw.random() < STALE:
@@ -163,7 +183,11 @@ class QuickstartPlayer(BatchPolicy):
         if slot not in self._lost and draw.random() >= MISTAKE:
             return answer
         # the mistakes in a state are always the same of a game
-        actions = [action for action in request.admissible_actions if not action.startswith(IDLE)]
+        actions = [
+            action
+            for action in request.admissible_actions
+            if not action.startswith(IDLE)
+        ]
         order = {
             action: text_hash(f"{request.task.id} {request.state.text} {action}")
             for action in actions
@@ -171,4 +195,6 @@ class QuickstartPlayer(BatchPolicy):
         return draw.choice(sorted(actions, key=order.__getitem__)[:HABITS])
 
 
-PLAYER = PolicySpec(lambda _, context: QuickstartPlayer(context), action_format="command")
+PLAYER = PolicySpec(
+    lambda _, context: QuickstartPlayer(context), action_format="command"
+)

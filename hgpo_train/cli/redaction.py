@@ -88,7 +88,9 @@ class RedactedStream:
         from hgpo_envs.files.secrets import redact
 
         shown = redact(text)
-        self._stream.write(shown if self._styled or _BAR.fullmatch(shown) else printable(shown))
+        self._stream.write(
+            shown if self._styled or _BAR.fullmatch(shown) else printable(shown)
+        )
         return len(text)
 
     def writelines(self, lines: Any) -> None:  # noqa: ANN401 (any iterable of texts)

@@ -89,20 +89,34 @@ def _report(run: CollectedRun) -> None:
         ("rollouts", f"{every.height:,}, {tally.trajectories:,} of them new"),
         ("steps", f"{steps:,}, {tally.steps:,} of them new ({rate:,.0f}/s)"),
         ("solved", run.success.describe()),
-        ("mean return", "–" if summary["mean_return"] is None else f"{summary['mean_return']:.3f}"),
-        ("well-formed actions", "–" if summary["valid"] is None else f"{summary['valid']:.1%}"),
+        (
+            "mean return",
+            "–" if summary["mean_return"] is None else f"{summary['mean_return']:.3f}",
+        ),
+        (
+            "well-formed actions",
+            "–" if summary["valid"] is None else f"{summary['valid']:.1%}",
+        ),
         (
             "admissible actions",
-            "unknown" if summary["admissible"] is None else f"{summary['admissible']:.1%}",
+            "unknown"
+            if summary["admissible"] is None
+            else f"{summary['admissible']:.1%}",
         ),
     ]
     estimator = []
     if branched.height:
         rows.insert(
-            2, ("branches of them", f"{branched.height:,}, with {branched['length'].sum():,} steps")
+            2,
+            (
+                "branches of them",
+                f"{branched.height:,}, with {branched['length'].sum():,} steps",
+            ),
         )
         estimator = ["-e", "tree_loo"]
     print_table(["", ""], rows, texts=2, console=console)
-    following = common.next_commands(("stats", run.path), ("advantages", run.path, *estimator))
+    following = common.next_commands(
+        ("stats", run.path), ("advantages", run.path, *estimator)
+    )
     hint = f"Steps are in {run.path}. {following}"
     console.print(hint, soft_wrap=True, markup=False)

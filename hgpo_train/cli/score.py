@@ -86,6 +86,10 @@ def score(
         for name in names(scored=True)
         if get(name).scores and chosen.issuperset(get(name).scores)
     ]
-    following: list[tuple[object, ...]] = [("advantages", run, "-e", name) for name in readers]
+    following: list[tuple[object, ...]] = [
+        ("advantages", run, "-e", name) for name in readers
+    ]
     following = following or [("advantages", "--list")]
-    print(f"{counted(rows, 'scored step')} in {run / 'scores'}. {common.next_commands(*following)}")
+    print(
+        f"{counted(rows, 'scored step')} in {run / 'scores'}. {common.next_commands(*following)}"
+    )

@@ -46,5 +46,6 @@ def sft(
         checkpoint = run_sft(settings, steps, out, display)
     following = ("train", "CONFIG", "--set", f"model.path={out}")
     console.print(
-        f"The policy is in [bold]{checkpoint}[/]. {common.next_commands(following)}", soft_wrap=True
+        f"The policy is in [bold]{checkpoint}[/]. {common.next_commands(following)}",
+        soft_wrap=True,
     )

@@ -49,12 +49,19 @@ def stats(
     from hgpo_datasets.branches import has_branches
     from hgpo_envs.errors import InputError
     from hgpo_train.analysis.describe import describe
-    from hgpo_train.analysis.statistics import default_permutations, with_and_without_unchanged
+    from hgpo_train.analysis.statistics import (
+        default_permutations,
+        with_and_without_unchanged,
+    )
     from hgpo_train.cli.display import ProgressBars, terminal
 
     by = by or []
     if plot is not None:
-        from hgpo_train.analysis.charts import check_chart_file, save_chart, statistics_chart
+        from hgpo_train.analysis.charts import (
+            check_chart_file,
+            save_chart,
+            statistics_chart,
+        )
 
         check_chart_file("--plot", plot)
         if len(by) > 1:
@@ -65,7 +72,9 @@ def stats(
         result, changed = with_and_without_unchanged(
             run,
             by=by,
-            permutations=default_permutations(total) if permutations is None else permutations,
+            permutations=default_permutations(total)
+            if permutations is None
+            else permutations,
             seed=seed,
             processes=processes,
             progress=partial(bars.advance, bars.add_task("statistics", total=total)),
@@ -80,7 +89,10 @@ def stats(
     _print(result, changed, by)
     if not by:
         console = terminal(highlight=False, markup=False)
-        for sentence in ("", *(f"• {sentence}" for sentence in describe(result, changed))):
+        for sentence in (
+            "",
+            *(f"• {sentence}" for sentence in describe(result, changed)),
+        ):
             console.print(sentence)
     if plot is not None:
         save_chart(statistics_chart(result.intervals, by=by[0] if by else None), plot)
@@ -101,7 +113,9 @@ def _write(result: Statistics, changed: Statistics | None, out: Path) -> None:
     make_folder(out)
     tables = result._asdict()
     if changed is not None:
-        tables |= {f"{name}_without_unchanged": getattr(changed, name) for name in CHANGED}
+        tables |= {
+            f"{name}_without_unchanged": getattr(changed, name) for name in CHANGED
+        }
     for name, frame in tables.items():
         write_file(out / f"{name}.csv", frame.write_csv().encode())
 
@@ -124,12 +138,17 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
         if result.summary["aborted"].sum()
         else ("aborted", "success_if_aborted_lost", "success_if_aborted_won")
     )
-    columns = {name: title for name, title in labels["summary"].items() if name not in hidden}
+    columns = {
+        name: title for name, title in labels["summary"].items() if name not in hidden
+    }
     if by:
         _print_frame("Rollouts", keys | columns, result.summary, len(by))
     else:
         run = result.summary.row(0, named=True)
-        print_table(["", ""], [[title, cell(name, run[name])] for name, title in columns.items()])
+        print_table(
+            ["", ""],
+            [[title, cell(name, run[name])] for name, title in columns.items()],
+        )
     if not hidden:
         _print_frame(
             "Rollouts by their number of steps",
@@ -141,7 +160,9 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
         return
     parts = {"Levels of context": result.levels}
     if changed is not None:
-        parts["Levels of context, without replies to actions that changed nothing"] = changed.levels
+        parts["Levels of context, without replies to actions that changed nothing"] = (
+            changed.levels
+        )
     for title, levels in parts.items():
         for part in levels.partition_by(by, maintain_order=True) if by else [levels]:
             rows = [
@@ -155,17 +176,32 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
         if by
         else result.states.head(_STATES)
     )
-    states = states.with_columns(state=pl.Series([beginning(text) for text in states["state"]]))
+    states = states.with_columns(
+        state=pl.Series([beginning(text) for text in states["state"]])
+    )
     columns = keys | {"state": "state"} | labels["states"]
-    _print_frame("States with most pairs of steps at the same state", columns, states, len(by) + 1)
+    _print_frame(
+        "States with most pairs of steps at the same state",
+        columns,
+        states,
+        len(by) + 1,
+    )
 
 
-def _print_frame(title: str, columns: dict[str, str], frame: pl.DataFrame, texts: int) -> None:
+def _print_frame(
+    title: str, columns: dict[str, str], frame: pl.DataFrame, texts: int
+) -> None:
     """Print some columns of a frame with their titles; the first `texts` columns are no numbers."""
     from hgpo_train.analysis.describe import cell
     from hgpo_train.cli.display import print_table
 
-    rows = [[cell(name, row[name]) for name in columns] for row in frame.iter_rows(named=True)]
+    rows = [
+        [cell(name, row[name]) for name in columns]
+        for row in frame.iter_rows(named=True)
+    ]
     print_table(
-        [name.replace("_", " ") for name in columns.values()], rows, title=title, texts=texts
+        [name.replace("_", " ") for name in columns.values()],
+        rows,
+        title=title,
+        texts=texts,
     )

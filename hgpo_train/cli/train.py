@@ -52,16 +52,30 @@ def train(
     from hgpo_envs.errors import InputError
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
-    from hgpo_train.training.config import Config, configured_estimator, load_config, shipped
+    from hgpo_train.training.config import (
+        Config,
+        configured_estimator,
+        load_config,
+        shipped,
+    )
     from hgpo_train.training.run_folder import without_secrets
 
     console = terminal()
     if list_configs:
         for name, path in shipped().items():
-            about = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+            about = (
+                path.read_text(encoding="utf-8")
+                .partition("\n")[0]
+                .removeprefix("#")
+                .strip()
+            )
             console.print(f"[bold]{name}[/]  {about}", highlight=False, soft_wrap=True)
         return
-    folder = out if out is not None else Path("runs") / (Path(config).stem if config else "train")
+    folder = (
+        out
+        if out is not None
+        else Path("runs") / (Path(config).stem if config else "train")
+    )
     stored = folder / "config.toml"
     if config is None and resume:
         if not stored.exists():
@@ -81,7 +95,9 @@ def train(
     elif plan or card is not None:
         _print_plan(settings, card, console)
     else:
-        _run(settings, folder, console, steps=steps, advantages=advantages, resume=resume)
+        _run(
+            settings, folder, console, steps=steps, advantages=advantages, resume=resume
+        )
 
 
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
@@ -94,12 +110,18 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
         this_card,
     )
 
-    this = named_card(card) if card is not None else this_card(choose_device(settings.model.device))
+    this = (
+        named_card(card)
+        if card is not None
+        else this_card(choose_device(settings.model.device))
+    )
     model = meta_model(settings.model.path)
     if this is None:
         for known in CARDS:
             console.print(
-                plan_memory(settings, model, known).verdict(), highlight=False, soft_wrap=True
+                plan_memory(settings, model, known).verdict(),
+                highlight=False,
+                soft_wrap=True,
             )
         return
     plan = plan_memory(settings, model, this)
@@ -121,7 +143,11 @@ def _run(
     from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.training.config import code_named, configured_estimator
     from hgpo_train.training.display import Display
-    from hgpo_train.training.evaluations import evaluation_command, evaluation_result, evaluations
+    from hgpo_train.training.evaluations import (
+        evaluation_command,
+        evaluation_result,
+        evaluations,
+    )
     from hgpo_train.training.run_folder import describe_interrupted
     from hgpo_train.training.saved_tables import train_on_table
     from hgpo_train.training.trainer import Trainer
@@ -133,27 +159,40 @@ def _run(
     display = Display(console, settings.iterations if steps is None else 0)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
     stage += "".join(
-        f" --allow {shlex.quote(str(name))}" for name in code_named(settings).values() if name
+        f" --allow {shlex.quote(str(name))}"
+        for name in code_named(settings).values()
+        if name
     )
-    command = f"{common.program()} train --resume{stage} --out {shlex.quote(str(folder))}"
-    with common.resumable(lambda: f"{describe_interrupted(folder)} Resume with: {command}"):
+    command = (
+        f"{common.program()} train --resume{stage} --out {shlex.quote(str(folder))}"
+    )
+    with common.resumable(
+        lambda: f"{describe_interrupted(folder)} Resume with: {command}"
+    ):
         if steps is not None and advantages is not None:
             with display.live():
-                train_on_table(settings, steps, advantages, folder, display, resume=resume)
+                train_on_table(
+                    settings, steps, advantages, folder, display, resume=resume
+                )
         else:
             if settings.environment.prompt_style == "memory":
                 common.note_memory(
-                    settings.environment.history_length, [configured_estimator(settings)]
+                    settings.environment.history_length,
+                    [configured_estimator(settings)],
                 )
             with display.live():
                 state = Trainer(settings, folder, display, resume=resume).run()
-            if state.best and (best := folder / "checkpoints" / f"{state.best:06d}").exists():
+            if (
+                state.best
+                and (best := folder / "checkpoints" / f"{state.best:06d}").exists()
+            ):
                 result = evaluation_result(settings, evaluations(folder), state.best)
                 console.print(f"{result} It is [bold]{best}[/].", soft_wrap=True)
             metrics = folder / "metrics.jsonl"
             table = folder / "steps"
             console.print(
-                f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True
+                f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].",
+                soft_wrap=True,
             )
     policy = list_checkpoints(folder / "checkpoints")[-1]
     following: Sequence[object] = ("stats", folder)
@@ -164,5 +203,6 @@ def _run(
             f"{folder}-eval",
         )
     console.print(
-        f"The policy is in [bold]{policy}[/]. {common.next_commands(following)}", soft_wrap=True
+        f"The policy is in [bold]{policy}[/]. {common.next_commands(following)}",
+        soft_wrap=True,
     )

@@ -21,7 +21,11 @@ print_reports(sys.argv[1:])
 
 
 def verify(
-    run: list[Path], /, *, processes: options.Processes = 1, as_json: options.Json = False
+    run: list[Path],
+    /,
+    *,
+    processes: options.Processes = 1,
+    as_json: options.Json = False,
 ) -> None:
     """Find changed bytes, truncated, missing or foreign files, and rows that violate a rule.
 
@@ -50,7 +54,9 @@ def verify(
         raise InputError(result["refused"])
     if not all(report["values"]["ok"] for report in reports):
         sys.exit(1)
-    tables = [report["values"]["source"] for report in reports if report["values"]["rows"]]
+    tables = [
+        report["values"]["source"] for report in reports if report["values"]["rows"]
+    ]
     if tables and not as_json:
         print(common.next_commands(("data", "show", tables[0])))
 

@@ -71,7 +71,10 @@ def view(
 
         sources = open_sources(run, wait=True)
         for waiting in filter(None, (source.problem() for source in sources)):
-            print(f"{waiting}; the page shows the run as soon as it can be read.", file=sys.stderr)
+            print(
+                f"{waiting}; the page shows the run as soon as it can be read.",
+                file=sys.stderr,
+            )
         serve(
             sources,
             host=host,
@@ -97,7 +100,12 @@ def _show(sources: list[Source], estimators: Sequence[str]) -> None:
 
 
 def _write(
-    sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, **selection: Any
+    sources: list[Source],
+    out: Path,
+    *,
+    max_mb: float,
+    overwrite: bool,
+    **selection: Any,
 ) -> None:
     from hgpo_envs.files.atomic import making_folder
     from hgpo_envs.wording import counted

@@ -3,7 +3,11 @@
 from hgpo_train.evaluation.comparison import Comparison, compare
 from hgpo_train.evaluation.panel_evaluation import evaluate_panel
 from hgpo_train.evaluation.play import evaluate
-from hgpo_train.evaluation.report import EvaluationReport, episode_table, evaluation_reports
+from hgpo_train.evaluation.report import (
+    EvaluationReport,
+    episode_table,
+    evaluation_reports,
+)
 
 __all__ = [
     "Comparison",

@@ -74,7 +74,9 @@ def read_manifest(run: Path) -> manifest.Manifest:
         InputError: The folder contains no run, or its manifest is damaged.
     """
     if not is_run(run):
-        expected = "expected the folder (--out) of hgpo train, hgpo eval or hgpo rollout"
+        expected = (
+            "expected the folder (--out) of hgpo train, hgpo eval or hgpo rollout"
+        )
         raise InputError(f"{run}: {expected}, found no {manifest.NAME} in it")
     listed = manifest.read(run)
     if listed.problem:
@@ -185,7 +187,9 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame) -> dict[str, Any]
         evaluations: The episodes of all seeds or evaluations, among which some rules choose.
     """
     rules = success_by_rule(episodes, evaluations)
-    of_seeds = pl.Series([found.value for found in by_seed(evaluations).values()], dtype=pl.Float64)
+    of_seeds = pl.Series(
+        [found.value for found in by_seed(evaluations).values()], dtype=pl.Float64
+    )
     known = episodes.with_columns(success=pl.col("won").cast(pl.Float64))
     of_tasks = measure_by_task(known, "success", TASK)["success"]
 
@@ -197,12 +201,15 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame) -> dict[str, Any]
     return {
         "reporting_rule": MEANT,
         "rules": {
-            name: {**found._asdict(), "what counts": RULES[name]} for name, found in rules.items()
+            name: {**found._asdict(), "what counts": RULES[name]}
+            for name, found in rules.items()
         },
         "spread": {"seeds": _spread(of_seeds), "tasks": _spread(of_tasks)},
         "by_seed": points(evaluations),
         "measures": {
-            name: found._asdict() for name, found in measures.items() if found is not None
+            name: found._asdict()
+            for name, found in measures.items()
+            if found is not None
         },
         "tasks": evaluations["task_id"].unique().sort().to_list(),
     }
@@ -212,7 +219,11 @@ def points(evaluations: pl.DataFrame) -> dict[str, Any]:
     """Return the success of each seed or evaluation with its interval, by its number as a text."""
     found = by_seed(evaluations)
     return {
-        str(number): {"success": estimate.value, "low": estimate.low, "high": estimate.high}
+        str(number): {
+            "success": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+        }
         for number, estimate in found.items()
     }
 
@@ -264,7 +275,8 @@ def file_sums(run: Path, *names: str) -> dict[str, str]:
     """Return the SHA-256 of small files of a run, of those that exist; manifests have those of the shards."""
     paths = {name: run / name for name in names if (run / name).exists()}
     return {
-        name: hashlib.sha256(read_bytes(path, _SMALL)).hexdigest() for name, path in paths.items()
+        name: hashlib.sha256(read_bytes(path, _SMALL)).hexdigest()
+        for name, path in paths.items()
     }
 
 

@@ -48,7 +48,8 @@ def card_page(card: Mapping[str, Any]) -> str:
     # What Hugging Face reads, and what the check reads.
     head = [f"{name}: {json.dumps(value)}" for name, value in card["head"].items()]
     given = msgspec.json.encode(msgspec.convert(card, Given)).decode()
-    mark = _MARK + given.replace(">", "\\u003e") + _END  # a question cannot end the comment
+    # a question cannot end the comment
+    mark = _MARK + given.replace(">", "\\u003e") + _END
     lines = ["---", *head, *_TAGS, "---", "", mark, ""]
 
     question = card["question"] or "not given"
@@ -182,7 +183,9 @@ def read_card(path: Path) -> tuple[str | dict[str, Any], Given]:
         else:
             found = data.decode()
             mark = next(line for line in found.splitlines() if line.startswith(_MARK))
-            given = msgspec.json.decode(mark.removeprefix(_MARK).removesuffix(_END), type=Given)
+            given = msgspec.json.decode(
+                mark.removeprefix(_MARK).removesuffix(_END), type=Given
+            )
     except (ValueError, StopIteration, RecursionError):
         raise InputError(
             f"{path}: expected a card as `hgpo card RUN -o {path.name}` writes it"
@@ -203,7 +206,10 @@ def card_problems(card: Mapping[str, Any], found: str | Mapping[str, Any]) -> li
     """
     if isinstance(found, dict):
         free: dict[str, Any] = dict.fromkeys(_FREE)
-        return [str(difference) for difference in differences({**card, **free}, {**found, **free})]
+        return [
+            str(difference)
+            for difference in differences({**card, **free}, {**found, **free})
+        ]
     received = _compared_lines(str(found))
     expected = _compared_lines(card_page(card))
     changes = difflib.unified_diff(received, expected, n=0, lineterm="")

@@ -63,7 +63,9 @@ def write_certificate(run: Path, panel: Panel) -> None:
         InputError: As `certificate`.
         OSError: The disk cannot be written. An existing certificate is unchanged.
     """
-    text = json.dumps(certificate(run, panel), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        certificate(run, panel), indent=1, ensure_ascii=False, allow_nan=False
+    )
     write_file(run / NAME, seal(text.encode()))
 
 
@@ -86,8 +88,16 @@ def certificate(run: Path, panel: Panel) -> dict[str, Any]:
     sessions = read_sessions(run)
     return {
         "format": FORMAT,
-        "panel": {"title": played["title"], "digest": panel.digest, "settings": panel.canonical()},
-        "data": {"tasks": played["tasks"], "pinned": panel.is_pinned, **_plain(config["tasks"])},
+        "panel": {
+            "title": played["title"],
+            "digest": panel.digest,
+            "settings": panel.canonical(),
+        },
+        "data": {
+            "tasks": played["tasks"],
+            "pinned": panel.is_pinned,
+            **_plain(config["tasks"]),
+        },
         "policy": {**_plain(config["policy"]), "files": policy_files(config["policy"])},
         **figures(episodes, panel.environment["env"]),
         "cost": {
@@ -116,7 +126,8 @@ def figures(episodes: Sequence[Mapping[str, Any]], env_id: str) -> dict[str, Any
             "results": [asdict(report) for report in reports],
             "intervals": INTERVALS,
             "success_by_rule": {
-                name: counted._asdict() for name, counted in success_by_rule(table).items()
+                name: counted._asdict()
+                for name, counted in success_by_rule(table).items()
             },
         }
     )
@@ -135,7 +146,9 @@ def as_table(episodes: Sequence[Mapping[str, Any]], env_id: str) -> pl.DataFrame
 
 def _episodes(steps: pl.LazyFrame, panel: Panel) -> list[dict[str, Any]]:
     """Return the outcomes of all episodes, in the panel's order."""
-    hashes = {(seed, task_id): digest for seed, task_id, digest in trajectory_hashes(steps)}
+    hashes = {
+        (seed, task_id): digest for seed, task_id, digest in trajectory_hashes(steps)
+    }
     table = episode_table(steps)
     rows = {(row["seed"], row["task_id"]): row for row in table.iter_rows(named=True)}
     planned = [(seed, task_id) for seed in panel.seeds for task_id in panel.tasks]
@@ -162,7 +175,9 @@ def trajectory_hashes(steps: pl.LazyFrame) -> Iterable[tuple[int, str, str]]:
     """Yield the seed, the task and the hash of each episode of an evaluation."""
     values = pl.struct("state", "action", "reward", "next_state").sort_by("step")
     table = (
-        steps.group_by("iteration", "task_id", "trajectory").agg(values.alias("steps")).collect()
+        steps.group_by("iteration", "task_id", "trajectory")
+        .agg(values.alias("steps"))
+        .collect()
     )
     for seed, task_id, _, rows in table.iter_rows():
         yield seed, task_id, trajectory_hash([tuple(row.values()) for row in rows])
@@ -187,7 +202,8 @@ def policy_files(policy: Mapping[str, Any]) -> dict[str, str] | None:
         return None
     folder = BUNDLED.get(weights, Path(weights))
     if not folder.is_dir():
-        with suppress(Exception):  # no such library, or a model that is not in its cache
+        # no such library, or a model that is not in its cache
+        with suppress(Exception):
             from huggingface_hub import snapshot_download
 
             folder = Path(snapshot_download(weights, local_files_only=True))
@@ -203,7 +219,11 @@ def policy_files(policy: Mapping[str, Any]) -> dict[str, str] | None:
 def machine() -> dict[str, Any]:
     """Return what is known of this machine: system, processor, number of processors, and the GPU that PyTorch uses."""
     torch = sys.modules.get("torch")  # a policy without a model has not imported it
-    gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+    gpu = (
+        torch.cuda.get_device_name()
+        if torch is not None and torch.cuda.is_available()
+        else None
+    )
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": platform.processor(),

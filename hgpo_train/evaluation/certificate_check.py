@@ -21,7 +21,13 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.sealed import is_sealed
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_train.evaluation.certificate import FORMAT, NAME, as_table, certificate, figures
+from hgpo_train.evaluation.certificate import (
+    FORMAT,
+    NAME,
+    as_table,
+    certificate,
+    figures,
+)
 from hgpo_train.evaluation.json_difference import differences
 from hgpo_train.evaluation.panel_evaluation import SAMPLING
 from hgpo_train.panels.data import find_data
@@ -133,7 +139,14 @@ def read_certificate(path: Path) -> Certificate:
             f"{path} is no certificate of the form {FORMAT!r}: {one_line(error, 200)}"
         ) from None
     if _is_deep(
-        [found.panel.settings, found.data, found.policy, found.cost, found.machine, found.results]
+        [
+            found.panel.settings,
+            found.data,
+            found.policy,
+            found.cost,
+            found.machine,
+            found.results,
+        ]
     ):
         raise InputError(
             f"{path} is no certificate of the form {FORMAT!r}: values are nested more than {DEEPEST} deep"
@@ -141,7 +154,8 @@ def read_certificate(path: Path) -> Certificate:
     for number, episode in enumerate(found.episodes):
         length = episode["length"]
         is_possible = (
-            episode["invalid"] <= length and episode["admissible"] <= episode["judged"] <= length
+            episode["invalid"] <= length
+            and episode["admissible"] <= episode["judged"] <= length
         )
         if not is_possible or length != int(length):
             expected = "expected counts with invalid <= length and admissible <= judged <= length"
@@ -176,7 +190,9 @@ def read_comparable(
         there = theirs.pop(name)
         if here != there:
             both = len(set(here) & set(there))
-            lines.append(f"{name}: {len(there)} there, {len(here)} here, {both} in both")
+            lines.append(
+                f"{name}: {len(there)} there, {len(here)} here, {both} in both"
+            )
     lines += [
         f"{each.path} is {each.found} there and {each.expected} here"
         for each in differences(ours, theirs)
@@ -184,7 +200,9 @@ def read_comparable(
     if lines:
         rest = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
         shown = "; ".join([*lines[:5], *rest])
-        raise InputError(f"{path} is of another panel, {one_line(found.panel.title)}: {shown}")
+        raise InputError(
+            f"{path} is of another panel, {one_line(found.panel.title)}: {shown}"
+        )
     return found
 
 
@@ -267,12 +285,16 @@ def _wrong_figures(found: Certificate, panel: Panel) -> list[str]:
     """Return the figures that do not follow from the episodes."""
     expected = figures(found.episodes, panel.environment["env"])
     stated = {name: msgspec.to_builtins(getattr(found, name)) for name in expected}
-    expected["cost.environment_steps"] = int(sum(episode["length"] for episode in found.episodes))
+    expected["cost.environment_steps"] = int(
+        sum(episode["length"] for episode in found.episodes)
+    )
     stated["cost.environment_steps"] = found.cost.get("environment_steps")
     return _named("", expected, stated)
 
 
-def _check_run(found: Certificate, own: Panel, run: Path, result: CertificateCheck) -> None:
+def _check_run(
+    found: Certificate, own: Panel, run: Path, result: CertificateCheck
+) -> None:
     """Compare the certificate with the one that the run's files give now, and the run's settings with the panel's."""
     result.problems += _wrong_settings(run, own)
     try:
@@ -287,10 +309,14 @@ def _check_run(found: Certificate, own: Panel, run: Path, result: CertificateChe
     del of_run["machine"], stated["machine"], stated["check"]
     # The model may be elsewhere, or be gone.
     if of_run["policy"]["files"] is None and found.policy.get("files"):
-        result.notes.append("the model is not on this machine: its files were not compared")
+        result.notes.append(
+            "the model is not on this machine: its files were not compared"
+        )
         of_run["policy"]["files"] = found.policy["files"]
     for document in (of_run, stated):
-        document["episodes"] = {_key(episode): episode for episode in document["episodes"]}
+        document["episodes"] = {
+            _key(episode): episode for episode in document["episodes"]
+        }
     result.problems += _named("", of_run, stated)
 
 
@@ -307,7 +333,9 @@ def _check_replay(
     result.problems += _named("data.tasks", checksum, found.data.get("tasks"))
     # What is not of the panel is named already, and may be no task of the environment.
     whole = [
-        each for each in found.episodes if not each["aborted"] and each["task_id"] in panel.tasks
+        each
+        for each in found.episodes
+        if not each["aborted"] and each["task_id"] in panel.tasks
     ]
     chosen = random.sample(whole, min(number, len(whole)))
     with closing(open_env(arguments.pop("env"), **arguments)) as handle:
@@ -348,19 +376,29 @@ def _wrong_settings(run: Path, panel: Panel) -> list[str]:
     # A policy that samples from no model has no such options.
     found |= {name: policy[name] for name in SAMPLING if name in policy}
     expected = {name: settings[name] for name in settings if name in found}
-    return _named(f"settings of {run}", expected, {name: found[name] for name in expected})
+    return _named(
+        f"settings of {run}", expected, {name: found[name] for name in expected}
+    )
 
 
-def _wrong_episodes(episodes: Sequence[Mapping[str, Any]], panel: Panel) -> Iterator[str]:
+def _wrong_episodes(
+    episodes: Sequence[Mapping[str, Any]], panel: Panel
+) -> Iterator[str]:
     """Yield the episodes that are missing, occur twice, are not of the panel, or are in another order."""
     planned = [
-        _key({"seed": seed, "task_id": task_id}) for seed in panel.seeds for task_id in panel.tasks
+        _key({"seed": seed, "task_id": task_id})
+        for seed in panel.seeds
+        for task_id in panel.tasks
     ]
     found = Counter(map(_key, episodes))
     yield from (f"episodes: {key} is missing" for key in planned if key not in found)
-    yield from (f"episodes: {key} is not of the panel" for key in found.keys() - set(planned))
     yield from (
-        f"episodes: {key} occurs {times} times" for key, times in found.items() if times > 1
+        f"episodes: {key} is not of the panel" for key in found.keys() - set(planned)
+    )
+    yield from (
+        f"episodes: {key} occurs {times} times"
+        for key, times in found.items()
+        if times > 1
     )
     if list(found) != planned and sorted(found) == sorted(planned):
         yield "episodes: their order is not the panel's"
@@ -372,7 +410,9 @@ def _wrong_episodes(episodes: Sequence[Mapping[str, Any]], panel: Panel) -> Iter
 
 def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[str]:
     """Return what differs when an episode's actions are replayed, at the first step with a difference."""
-    is_it = (pl.col("iteration") == outcome["seed"]) & (pl.col("task_id") == outcome["task_id"])
+    is_it = (pl.col("iteration") == outcome["seed"]) & (
+        pl.col("task_id") == outcome["task_id"]
+    )
     rows: Iterable[Mapping[str, Any]] = (
         scan_steps(run).filter(is_it).sort("step").collect().iter_rows(named=True)
     )
@@ -388,7 +428,10 @@ def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[st
             episode.observe(row["action"], None, episode.engine.act(row["action"]))
             state = episode.state
             replayed |= {"reward": state.reward, "won": state.won, "score": state.score}
-            replayed |= {"terminated": episode.terminated, "truncated": episode.truncated}
+            replayed |= {
+                "terminated": episode.terminated,
+                "truncated": episode.truncated,
+            }
             recorded = {name: row[name] for name in _REPLAYED}
             if row["next_state"] is not None:
                 recorded["next_state"] = row["next_state"]

@@ -49,7 +49,9 @@ class Comparison:
     p: float
 
 
-def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success") -> Comparison:
+def compare(
+    first: pl.DataFrame, second: pl.DataFrame, measure: str = "success"
+) -> Comparison:
     """Compare two evaluations on the tasks that both contain: those with equal environments, ids and instructions.
 
     Instructions count because an id can be a position in an order that depends on a seed, as in WebShop.
@@ -70,8 +72,14 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     """
     name = MEASURES.get(measure, measure)
     # NaN is what other libraries write for a value that is not known.
-    sides = [measure_by_task(table.fill_nan(None), name, TASK) for table in (first, second)]
-    both = sides[0].join(sides[1], on=TASK, suffix=" of second", nulls_equal=True).sort(TASK)
+    sides = [
+        measure_by_task(table.fill_nan(None), name, TASK) for table in (first, second)
+    ]
+    both = (
+        sides[0]
+        .join(sides[1], on=TASK, suffix=" of second", nulls_equal=True)
+        .sort(TASK)
+    )
     if both.is_empty():
         raise InputError(
             "the two evaluations have no task in common; evaluate the same split with the same data"

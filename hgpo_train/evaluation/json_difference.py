@@ -33,7 +33,9 @@ class Difference(NamedTuple):
         return f"{self.path}: expected {self.expected}, found {self.found}"
 
 
-def differences(expected: object, found: object, path: str = "") -> Iterator[Difference]:
+def differences(
+    expected: object, found: object, path: str = ""
+) -> Iterator[Difference]:
     """Yield the values that differ between two JSON documents, in the order of the first.
 
     Args:
@@ -47,7 +49,9 @@ def differences(expected: object, found: object, path: str = "") -> Iterator[Dif
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in dict.fromkeys([*expected, *found]):
             below = f"{path}.{name}" if path else str(name)
-            yield from differences(expected.get(name, _MISSING), found.get(name, _MISSING), below)
+            yield from differences(
+                expected.get(name, _MISSING), found.get(name, _MISSING), below
+            )
     elif isinstance(expected, list | tuple) and isinstance(found, list | tuple):
         for number in range(max(len(expected), len(found))):
             first = expected[number] if number < len(expected) else _MISSING

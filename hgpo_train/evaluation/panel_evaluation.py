@@ -76,7 +76,13 @@ def evaluate_panel(
             tasks=panel.tasks,
             seeds=panel.seeds,
             policy_options=options,
-            metadata={"panel": {"title": panel.title, "digest": panel.digest, "tasks": checksum}},
+            metadata={
+                "panel": {
+                    "title": panel.title,
+                    "digest": panel.digest,
+                    "tasks": checksum,
+                }
+            },
             **arguments,
             **execution,
         )

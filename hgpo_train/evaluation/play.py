@@ -57,7 +57,12 @@ def evaluate(
         InputError: The seeds are not distinct, or as `collect`, like the other exceptions.
     """
     seeds = [int(seed) for seed in seeds]
-    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 1 << 31:
+    if (
+        not seeds
+        or len(set(seeds)) != len(seeds)
+        or min(seeds) < 0
+        or max(seeds) >= 1 << 31
+    ):
         raise InputError(
             f"seeds: expected distinct integers from 0 to {(1 << 31) - 1}, received {list(seeds)}"
         )

@@ -57,19 +57,31 @@ class Variation(NamedTuple):
     has_other_tasks: bool = False
 
 
-_WORDING: Final = "alfworld/alfworld #96, #106; WooooDyy/AgentGym #41; LeapLabTHU/ExpeL #8"
+_WORDING: Final = (
+    "alfworld/alfworld #96, #106; WooooDyy/AgentGym #41; LeapLabTHU/ExpeL #8"
+)
 _SPLIT: Final = "aiming-lab/SkillRL #24, #66; mll-lab-nu/RAGEN #134"
-_GOALS: Final = "ZJU-REAL/Agent-G2 #1, WillDreamer/ARL-Arena #7, langfengQ/verl-agent #262"
+_GOALS: Final = (
+    "ZJU-REAL/Agent-G2 #1, WillDreamer/ARL-Arena #7, langfengQ/verl-agent #262"
+)
 _PRICES: Final = "Yifan-Song793/ETO #17"
 _SAMPLED: Final = "verl-agent validates with 0.4 and trains with 1"
 _OTHER: Final = {"price_seed": OTHER_SEED}
 
 VARIATIONS: Final = (
     Variation(
-        "put in/on", "The wording until alfworld 0.3.", _WORDING, {"grammar": "put"}, "ALFWorld"
+        "put in/on",
+        "The wording until alfworld 0.3.",
+        _WORDING,
+        {"grammar": "put"},
+        "ALFWorld",
     ),
     Variation(
-        "move to", "The wording since alfworld 0.4.", _WORDING, {"grammar": "move"}, "ALFWorld"
+        "move to",
+        "The wording since alfworld 0.4.",
+        _WORDING,
+        {"grammar": "move"},
+        "ALFWorld",
     ),
     Variation(
         "valid_seen",
@@ -87,10 +99,16 @@ VARIATIONS: Final = (
         "ALFWorld",
         has_other_tasks=True,
     ),
-    Variation("limit 50", "A limit of 50 steps.", LIMITS, {"max_steps": 50}, "ALFWorld"),
+    Variation(
+        "limit 50", "A limit of 50 steps.", LIMITS, {"max_steps": 50}, "ALFWorld"
+    ),
     Variation("limit 30", "A limit of 30 steps.", LIMITS, {"max_steps": 30}, "WebShop"),
     Variation(
-        "other prices", "The same goals with another seed of prices.", _PRICES, _OTHER, "WebShop"
+        "other prices",
+        "The same goals with another seed of prices.",
+        _PRICES,
+        _OTHER,
+        "WebShop",
     ),
     Variation(
         "goals of a worker",
@@ -158,7 +176,9 @@ def played_effects(
         play("played again", panel.with_overrides({"seeds": seeds})), reference
     )
     sentence = "A/A: the reference played again with other seeds."
-    effects = [again._replace(protocol="played again", sentence=sentence, source=SEEDS_SOURCE)]
+    effects = [
+        again._replace(protocol="played again", sentence=sentence, source=SEEDS_SOURCE)
+    ]
 
     # 2. Every variation that is not the reference itself.
     settings = panel.flat()
@@ -169,9 +189,13 @@ def played_effects(
         if "temperature" in changes and policy.partition(":")[0] not in SAMPLING:
             effect = cannot_move("the policy does not sample from a model")
         elif has_other_tasks:
-            effect = unpaired_difference(play(name, _of_split(panel, changes, data)), reference)
+            effect = unpaired_difference(
+                play(name, _of_split(panel, changes, data)), reference
+            )
         else:
-            effect = paired_difference(play(name, panel.with_overrides(changes)), reference)
+            effect = paired_difference(
+                play(name, panel.with_overrides(changes)), reference
+            )
         effects.append(effect._replace(protocol=name, sentence=sentence, source=source))
     return reference, effects
 
@@ -185,7 +209,9 @@ def _of_split(
     split = changes["split"]
     arguments, _ = find_data(panel, data)
     spec = environment_spec(resolve_id(panel.environment["env"]))
-    known = {name: value for name, value in arguments.items() if name in spec.parameters()}
+    known = {
+        name: value for name, value in arguments.items() if name in spec.parameters()
+    }
     return replace(
         panel,
         name=f"{panel.name}-{split.replace('_', '-')}",

@@ -197,7 +197,9 @@ def recounted(outcome: pl.Expr, nothing: str, reference: Reference) -> Effect:
     shares = won.sum(0) / counted.sum(0)
     influences = len(sums) * (won - shares * counted) / counted.sum(0) + shares
     differences = influences[:, 0] - influences[:, 1]
-    return Effect("shift", float(shares[0] - shares[1]), *paired_interval(differences.tolist()))
+    return Effect(
+        "shift", float(shares[0] - shares[1]), *paired_interval(differences.tolist())
+    )
 
 
 def shorter(limit: int, reference: Reference) -> Effect:
@@ -219,14 +221,17 @@ def best_checkpoint(reference: Reference) -> Effect:
     best = max(found, key=lambda iteration: found[iteration].value)
     if found[best].value == reference.success:
         return cannot_move(f"the last of {len(found)} evaluations is the best")
-    return paired_difference(Reference(reference.evaluations.filter(seed=best)), reference)
+    return paired_difference(
+        Reference(reference.evaluations.filter(seed=best)), reference
+    )
 
 
 def paired_difference(first: Reference, second: Reference) -> Effect:
     """Return the difference of two evaluations on the tasks with the same ids."""
     shares = DROPPED.mean().alias("share")
     tables = [
-        each.rollouts.group_by(TASK).agg(shares).drop_nulls("share") for each in (first, second)
+        each.rollouts.group_by(TASK).agg(shares).drop_nulls("share")
+        for each in (first, second)
     ]
     both = tables[0].join(tables[1], on=TASK, suffix=" of second", nulls_equal=True)
     if both.is_empty():
@@ -253,7 +258,10 @@ def spread(reference: Reference, deviation: float, highest_of: int = 1) -> Effec
     )
     most = 1 - reference.success
     return Effect(
-        "spread", min(most, round(fmean(values), 12)), max(most - 1, low), min(most, high)
+        "spread",
+        min(most, round(fmean(values), 12)),
+        max(most - 1, low),
+        min(most, high),
     )
 
 
@@ -274,12 +282,16 @@ def drawn(environments: int, squares: float, reference: Reference) -> Effect:
 def drawn_by_workers(environments: int, reference: Reference) -> Effect:
     """Play the first game of each of verl-agent's workers, whose list has the order of the file system."""
     places = [str(place) for place in range(reference.population)]
-    games = [next(verl_agent(places, WORKER_SEED + worker)) for worker in range(environments)]
+    games = [
+        next(verl_agent(places, WORKER_SEED + worker)) for worker in range(environments)
+    ]
     shares = np.unique(games, return_counts=True)[1] / environments
     return drawn(environments, float((shares**2).sum()), reference)
 
 
-def drawn_with_repeats(environments: int, reference: Reference, highest_of: int = 1) -> Effect:
+def drawn_with_repeats(
+    environments: int, reference: Reference, highest_of: int = 1
+) -> Effect:
     """Play so many tasks, each drawn from all of them; report the highest of several such validations.
 
     The number of wins is binomial, whatever the policy: a draw wins with the mean chance of the tasks.
@@ -289,7 +301,9 @@ def drawn_with_repeats(environments: int, reference: Reference, highest_of: int 
         return _SAME
     numbers = range(environments + 1)
     chances = [
-        math.comb(environments, wins) * share**wins * (1 - share) ** (environments - wins)
+        math.comb(environments, wins)
+        * share**wins
+        * (1 - share) ** (environments - wins)
         for wins in numbers
     ]
     at_most = np.cumsum(chances).clip(0, 1) ** highest_of
@@ -358,7 +372,10 @@ _DRAWS: Final = [
 ]
 _TASKS: Final = [
     Protocol(
-        f"{size} tasks", f"{size} tasks without repeats.", _SIZES, partial(drawn, size, 1 / size)
+        f"{size} tasks",
+        f"{size} tasks without repeats.",
+        _SIZES,
+        partial(drawn, size, 1 / size),
     )
     for size in (64, 128, 140)
 ]
@@ -370,7 +387,12 @@ PROTOCOLS: Final = (
         SEEDS_SOURCE,
         other_seeds,
     ),
-    Protocol("one seed", "One seed, without an interval.", SEEDS_SOURCE, partial(reseeded, 1.0)),
+    Protocol(
+        "one seed",
+        "One seed, without an interval.",
+        SEEDS_SOURCE,
+        partial(reseeded, 1.0),
+    ),
     Protocol(
         "128 workers",
         "Each worker shuffles an unsorted list by its seed: 91 of 140 games.",
@@ -405,7 +427,10 @@ PROTOCOLS: Final = (
         by_rule("aborted lost", _NONE_FAILED),
     ),
     Protocol(
-        "failed won", "Failed rollouts count as won.", _CARDS, by_rule("aborted won", _NONE_FAILED)
+        "failed won",
+        "Failed rollouts count as won.",
+        _CARDS,
+        by_rule("aborted won", _NONE_FAILED),
     ),
     Protocol(
         "limit won",
@@ -413,8 +438,12 @@ PROTOCOLS: Final = (
         "mll-lab-nu/RAGEN #138",
         by_rule("limit won", "no rollout reaches the limit"),
     ),
-    Protocol("30 steps", "A limit of 30 steps.", LIMITS, partial(shorter, 30), "ALFWorld"),
-    Protocol("15 steps", "A limit of 15 steps.", LIMITS, partial(shorter, 15), "WebShop"),
+    Protocol(
+        "30 steps", "A limit of 30 steps.", LIMITS, partial(shorter, 30), "ALFWorld"
+    ),
+    Protocol(
+        "15 steps", "A limit of 15 steps.", LIMITS, partial(shorter, 15), "WebShop"
+    ),
 )
 """The protocols whose effect follows from a run's table."""
 
@@ -430,5 +459,7 @@ def table_effects(reference: Reference) -> list[Effect]:
     for name, sentence, source, move, benchmark in PROTOCOLS:
         if benchmark in benchmarks:
             effect = move(reference)
-            effects.append(effect._replace(protocol=name, sentence=sentence, source=source))
+            effects.append(
+                effect._replace(protocol=name, sentence=sentence, source=source)
+            )
     return effects

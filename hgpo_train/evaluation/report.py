@@ -128,7 +128,10 @@ def evaluation_reports(table: pl.DataFrame) -> list[EvaluationReport]:
         table: Episodes of `episode_table`.
     """
     types = sorted(name for name in table["task_type"].unique().to_list() if name)
-    parts = [("all", table), *((name, table.filter(pl.col("task_type") == name)) for name in types)]
+    parts = [
+        ("all", table),
+        *((name, table.filter(pl.col("task_type") == name)) for name in types),
+    ]
     return [_report(name, part) for name, part in parts if not part["aborted"].all()]
 
 
@@ -141,7 +144,11 @@ def _report(name: str, table: pl.DataFrame) -> EvaluationReport:
         solved = table.group_by("seed", "scenario").agg(
             pl.col("success").min(), pl.col("aborted").any()
         )
-        by_seed = solved.filter(~pl.col("aborted")).group_by("seed").agg(pl.col("success").mean())
+        by_seed = (
+            solved.filter(~pl.col("aborted"))
+            .group_by("seed")
+            .agg(pl.col("success").mean())
+        )
         scenario_success = by_seed["success"].mean()
     return EvaluationReport(
         name=name,

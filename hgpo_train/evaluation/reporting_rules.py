@@ -110,7 +110,9 @@ def success_by_rule(
     >>> [found[rule].success for rule in ("aborted lost", "aborted dropped", "best", "mean")]
     [0.25, 0.3333333333333333, 1.0, 0.5]
     """
-    reported = {name: count(rollouts, outcome) for name, (_, outcome) in OUTCOMES.items()}
+    reported = {
+        name: count(rollouts, outcome) for name, (_, outcome) in OUTCOMES.items()
+    }
     chosen_from = rollouts if evaluations is None else evaluations
     seeds = by_seed(chosen_from)
     if not seeds:
@@ -123,7 +125,8 @@ def success_by_rule(
         "last": chosen_from["seed"].max(),
     }
     reported |= {
-        name: count(chosen_from.filter(pl.col("seed") == seed)) for name, seed in chosen.items()
+        name: count(chosen_from.filter(pl.col("seed") == seed))
+        for name, seed in chosen.items()
     }
 
     # Each seed has equal weight. Seeds play the same tasks, so that the tasks are the trials, not the episodes.

@@ -65,13 +65,17 @@ def write_summary(run: Path) -> None:
             "solved": int(episodes["success"].sum()),
             "failed": failures.failed,
         },
-        "failures": [{"reason": reason, "episodes": times} for reason, times in failures.reasons],
+        "failures": [
+            {"reason": reason, "episodes": times} for reason, times in failures.reasons
+        ],
         "results": [asdict(report) for report in evaluation_reports(episodes)],
         "intervals": INTERVALS,
         **expense(sessions),
         "versions": sessions[-1].versions if sessions else {},
     }
-    text = json.dumps(redact_json(summary), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        redact_json(summary), indent=1, ensure_ascii=False, allow_nan=False
+    )
     write_file(run / NAME, seal(text.encode()))
 
 
@@ -85,5 +89,7 @@ def expense(sessions: Sequence[Session]) -> dict[str, Any]:
     for name in ("prompt", "response"):
         counts = [getattr(session, f"{name}_tokens") for session in sessions]
         tokens[name] = sum(counts) if recorded and None not in counts else None
-    seconds = round(sum(session.seconds for session in sessions), 3) if recorded else None
+    seconds = (
+        round(sum(session.seconds for session in sessions), 3) if recorded else None
+    )
     return {"tokens": tokens, "wall_s": seconds, "sessions": len(sessions)}

@@ -43,7 +43,9 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
             text = tokenizer.apply_chat_template(chat, tokenize=False)
         except TemplateError:  # raised by templates that refuse a conversation
             continue
-        (tokens,) = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)["input_ids"]
+        (tokens,) = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)[
+            "input_ids"
+        ]
         found.append(next((token for token in tokens if token in added), None))
     if len({*found}) == 1 and found[0] is not None:
         end: int = found[0]
@@ -60,7 +62,9 @@ def end_of_message(tokenizer: Tokenizer) -> list[int]:
     ends = []
     for follows in (True, False):
         text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": RESPONSE}], add_generation_prompt=follows, tokenize=False
+            [{"role": "user", "content": RESPONSE}],
+            add_generation_prompt=follows,
+            tokenize=False,
         )
         ends.append(text.partition(RESPONSE)[2])
     followed, alone = tokenizer(ends, add_special_tokens=False)["input_ids"]
@@ -79,7 +83,9 @@ def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, .
         tokenizer: A tokenizer with a chat template.
         model: The model, if its generation settings are known.
     """
-    configured: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    configured: Any = getattr(
+        getattr(model, "generation_config", None), "eos_token_id", None
+    )
     tokens = configured if isinstance(configured, list) else [configured]
     tokens = [tokenizer.eos_token_id, end_of_turn(tokenizer), *tokens]
     return tuple(dict.fromkeys(token for token in tokens if token is not None))
@@ -97,7 +103,9 @@ def use_chat_template(tokenizer: Tokenizer, path: str) -> None:
     try:
         tokenizer.chat_template = text.decode()
         tokenizer.apply_chat_template(
-            [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
+            [{"role": "user", "content": "?"}],
+            add_generation_prompt=True,
+            tokenize=False,
         )
     except Exception as error:  # a template can raise any exception
         raise InputError(
@@ -172,4 +180,8 @@ def with_opened_thought(response: str, opened: str) -> str:
 def without_opened_thought(response: str, opened: str) -> str:
     """Return a response without its first ``<think>``, if the prompt has opened the thought already."""
     text = response.lstrip()
-    return text.removeprefix(_OPEN).lstrip() if opened and text.startswith(_OPEN) else response
+    return (
+        text.removeprefix(_OPEN).lstrip()
+        if opened and text.startswith(_OPEN)
+        else response
+    )

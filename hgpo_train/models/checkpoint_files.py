@@ -33,7 +33,8 @@ OPTIMISER: Final = "trainer/optimiser.safetensors"
 MANIFEST: Final = "trainer/manifest.json"
 
 BUNDLED: Final = {
-    name: Path(__file__).parent / "bundled" / name for name in ("tiny-alfworld", "tiny-webshop")
+    name: Path(__file__).parent / "bundled" / name
+    for name in ("tiny-alfworld", "tiny-webshop")
 }
 """The models of this package by name: of a million parameters, after imitation of a weak player
 (`tools/bundle_model.py`)."""
@@ -176,7 +177,9 @@ def write_manifest(folder: Path) -> None:
     """Write a checkpoint's manifest. Call it after all other files are written."""
     files = file_checksums(folder)
     files.pop(MANIFEST, None)
-    (folder / MANIFEST).write_bytes(msgspec.json.encode(_Manifest("hgpo checkpoint 1", files)))
+    (folder / MANIFEST).write_bytes(
+        msgspec.json.encode(_Manifest("hgpo checkpoint 1", files))
+    )
 
 
 def file_checksums(folder: Path) -> dict[str, str]:
@@ -193,7 +196,9 @@ def checksums(folder: Path) -> dict[str, str]:
     files = read_json(folder / MANIFEST, _Manifest).files
     for name in files:
         if path_inside(folder, name) != folder / name:
-            raise InputError(f"{MANIFEST} lists {name!r}, which is not a valid file name")
+            raise InputError(
+                f"{MANIFEST} lists {name!r}, which is not a valid file name"
+            )
     return files
 
 
@@ -202,7 +207,9 @@ def read_json(path: Path, form: type[T]) -> T:
     try:
         return msgspec.json.decode(read_bytes(path, 1 << 20), type=form)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path.parent.name}/{path.name} is damaged: {error}") from None
+        raise InputError(
+            f"{path.parent.name}/{path.name} is damaged: {error}"
+        ) from None
 
 
 def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyReport:

@@ -51,7 +51,9 @@ class ModelConfig(Settings):
     """What autocast computes in. Trained weights are always float32: at rates of 1e-6 bfloat16 loses updates."""
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
     """Transformers' attention implementation. flash_attention_2 needs the package flash-attn, a GPU and bfloat16."""
-    gradient_checkpointing: bool | Literal["auto"] = field(default="auto", metadata=MAY_CHANGE)
+    gradient_checkpointing: bool | Literal["auto"] = field(
+        default="auto", metadata=MAY_CHANGE
+    )
     """Recompute layers in the backward pass: a third more time for much less memory. auto does so unless the memory
     plan of a GPU has room for all activations beside the engine's cache."""
     compile: bool = field(default=False, metadata=MAY_CHANGE)

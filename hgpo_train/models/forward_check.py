@@ -50,7 +50,9 @@ def check_logits(model: Model) -> None:
         with computing(model):
             logits = head(last_hidden_states(model, ids)).float()
             scale = _LARGEST_LOGIT / logits.abs().max()
-            hook = head.register_forward_hook(lambda _module, _arguments, output: output * scale)
+            hook = head.register_forward_hook(
+                lambda _module, _arguments, output: output * scale
+            )
             try:
                 whole = model(input_ids=ids, use_cache=False).logits.float()
             finally:
@@ -115,7 +117,9 @@ def can_pack(model: Model) -> bool:
     try:
         with computing(model):
             separate = [last_hidden_states(model, ids[None]) for ids in sequences]
-            packed = last_hidden_states(model, torch.cat(sequences)[None], torch.cat(places)[None])
+            packed = last_hidden_states(
+                model, torch.cat(sequences)[None], torch.cat(places)[None]
+            )
     except Exception:  # noqa: BLE001 - the model's own code refuses packed rows
         return False
     return _relative_error(torch.cat(separate, 1), packed) < tolerance(model)

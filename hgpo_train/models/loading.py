@@ -41,7 +41,9 @@ def choose_device(name: str) -> torch.device:
                 f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}"
             ) from error
     accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        torch.accelerator.current_accelerator()
+        if torch.accelerator.is_available()
+        else None
     )
     return accelerator or torch.device("cpu")
 
@@ -79,7 +81,11 @@ def load_tokenizer(path: str, chat_template: str = "") -> Tokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # damaged files can raise any exception of their parsers
-        why = "no such folder" if is_folder and not Path(path).exists() else _first_line(error)
+        why = (
+            "no such folder"
+            if is_folder and not Path(path).exists()
+            else _first_line(error)
+        )
         raise InputError(
             f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder, a Hugging "
             f"Face name, or a bundled model ({', '.join(BUNDLED)})"
@@ -209,7 +215,11 @@ def _check_adapted(model: Model, where: str, *, tied: bool) -> None:
     plain = unwrap_peft(model)
     layers = plain.get_input_embeddings(), plain.get_output_embeddings()
     for name, module in plain.named_modules():
-        if tied and module in layers and isinstance(module, BaseTunerLayer | ModulesToSaveWrapper):
+        if (
+            tied
+            and module in layers
+            and isinstance(module, BaseTunerLayer | ModulesToSaveWrapper)
+        ):
             raise InputError(
                 f"{where} change {name!r}, but input and output layer of this model are the same weights "
                 "(tie_word_embeddings), so that the merged adapters would change both; leave it out of the targets"
@@ -220,7 +230,9 @@ def checkpoint_layers(model: Model) -> None:
     """Recompute each layer in the backward pass instead of storing its activations."""
     plain = unwrap_peft(model)
     # Transformers 5.2x renames the method; the old name still works, with a warning.
-    enable = getattr(plain, "activation_checkpointing_enable", plain.gradient_checkpointing_enable)
+    enable = getattr(
+        plain, "activation_checkpointing_enable", plain.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
 
 
@@ -239,7 +251,9 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
-    targets = config.targets if isinstance(config.targets, str) else list(config.targets)
+    targets = (
+        config.targets if isinstance(config.targets, str) else list(config.targets)
+    )
     peft_config = PeftLoraConfig(
         task_type="CAUSAL_LM",
         r=config.rank,
@@ -266,7 +280,9 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     layers = [f".{layer}" for layer in adapted.targeted_module_names]
     listed = [] if isinstance(targets, str) else targets
     missing = [
-        target for target in listed if not any(layer.endswith(f".{target}") for layer in layers)
+        target
+        for target in listed
+        if not any(layer.endswith(f".{target}") for layer in layers)
     ]
     if missing:
         warnings.warn(

@@ -34,7 +34,9 @@ def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
     `position_ids`, of shape (1, length), start at 0 in every sequence.
     """
     starts = (position_ids[0] == 0).nonzero().flatten()
-    bounds = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1]).to(torch.int32)
+    bounds = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1]).to(
+        torch.int32
+    )
     longest = int(bounds.diff().max())
     return {
         "cu_seq_lens_q": bounds,
@@ -66,9 +68,9 @@ def last_hidden_states(
     """
     plain = unwrap_peft(model)
     if position_ids is None:
-        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(
-            input_ids
-        )
+        position_ids = torch.arange(
+            input_ids.shape[1], device=input_ids.device
+        ).expand_as(input_ids)
     bounds: dict[str, Any] = {}
     if has_packed_kernel(model) and len(position_ids) == 1:
         bounds = packed_bounds(position_ids)
@@ -90,7 +92,10 @@ def enable_packed_kernel(model: Model, dtype: torch.dtype) -> bool:
     if has_packed_kernel(model):
         return True
     device = next(plain.parameters()).device
-    if getattr(plain.config, "_attn_implementation", None) != "sdpa" or dtype != torch.bfloat16:
+    if (
+        getattr(plain.config, "_attn_implementation", None) != "sdpa"
+        or dtype != torch.bfloat16
+    ):
         return False
     # Torch's kernel is of NVIDIA GPUs, from Ampere on.
     if (
@@ -132,15 +137,20 @@ def _attention(
 
     bounds = options.get("cu_seq_lens_q")
     if bounds is None:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
         return output, None
     # Rotary embeddings are float32 under autocast, which casts the arguments of `sdpa` but not of this kernel.
-    query, key, value = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
+    query, key, value = (
+        part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)
+    )
     longest = options["max_length_q"]
     window = options.get("sliding_window")
     if not _GROUPED:
         key, value = (
-            part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value)
+            part.repeat_interleave(query.shape[1] // part.shape[1], dim=1)
+            for part in (key, value)
         )
     attended: Any = varlen_attn(
         query,
@@ -161,5 +171,7 @@ def _mask(**options: Any) -> Tensor | None:
     """Return the mask of `sdpa`; none for packed rows, which Transformers recognizes by their positions."""
     from transformers.masking_utils import sdpa_mask
 
-    is_packed = options["attention_mask"] is None and not options["allow_is_causal_skip"]
+    is_packed = (
+        options["attention_mask"] is None and not options["allow_is_causal_skip"]
+    )
     return None if is_packed else sdpa_mask(**options)

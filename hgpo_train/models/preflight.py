@@ -50,9 +50,15 @@ def check_model_source(path: str) -> None:
             errors.RepositoryNotFoundError: "the hub has no public model of this name; a private one needs HF_TOKEN",
             errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set; name a folder with its files",
         }
-        unreachable = f"{constants.ENDPOINT} cannot be reached; name a folder with its files"
+        unreachable = (
+            f"{constants.ENDPOINT} cannot be reached; name a folder with its files"
+        )
         reason = next(
-            (text for exception, text in reasons.items() if isinstance(cause, exception)),
+            (
+                text
+                for exception, text in reasons.items()
+                if isinstance(cause, exception)
+            ),
             unreachable,
         )
         raise InputError(

@@ -34,7 +34,9 @@ def frozen_copy(model: Model, dtype: torch.dtype) -> Model:
     stored = {id(parameter): parameter.dtype for parameter in model.parameters()}
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            stored |= {id(parameter): dtype for parameter in module.parameters(recurse=False)}
+            stored |= {
+                id(parameter): dtype for parameter in module.parameters(recurse=False)
+            }
     embedding = model.get_input_embeddings()  # can be tied to the output layer
     original = embedding.weight.dtype
     exact = torch.equal(embedding.weight.to(dtype).to(original), embedding.weight)

@@ -16,7 +16,13 @@ from typing import Final
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.plugins import distribution, installed, load
 from hgpo_train.panels.panel import Panel
-from hgpo_train.settings import annotation_of, build, read_assignments, read_toml, types_of
+from hgpo_train.settings import (
+    annotation_of,
+    build,
+    read_assignments,
+    read_toml,
+    types_of,
+)
 
 ENTRY_POINTS: Final = "hgpo.panels"
 
@@ -38,7 +44,9 @@ def load_panel(text: str) -> Panel:
     'alfworld-bundled@1+temperature=0.7'
     """
     if not isinstance(text, str):
-        raise InputError(f"panel: expected a name or the path of a file, received {text!r}")
+        raise InputError(
+            f"panel: expected a name or the path of a file, received {text!r}"
+        )
     place, *assignments = _OVERRIDE.split(text)
     panel = _read(Path(place)) if place.endswith(".toml") else _named(place)
     annotations = {name: annotation_of(Panel, name) for name in types_of(Panel)}

@@ -118,9 +118,13 @@ class Panel(Settings):
             return self.id
         before = self.base.flat()
         changed = [
-            (name, value) for name, value in self.flat().items() if value != before.get(name)
+            (name, value)
+            for name, value in self.flat().items()
+            if value != before.get(name)
         ]
-        return self.id + "".join([f"+{name}={_text(value)}" for name, value in sorted(changed)])
+        return self.id + "".join(
+            [f"+{name}={_text(value)}" for name, value in sorted(changed)]
+        )
 
     @property
     def digest(self) -> str:
@@ -138,7 +142,9 @@ class Panel(Settings):
     def canonical(self) -> dict[str, Any]:
         """Return everything that decides what is played, as JSON values."""
         values = {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name != "about"
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name != "about"
         }
         plain: dict[str, Any] = json.loads(json.dumps(values))
         return plain
@@ -164,7 +170,9 @@ class Panel(Settings):
                 raise InputError(
                     unknown(f"setting of {self.id} to override", name, known, limit=99)
                 )
-        arguments = {name: value for name, value in overrides.items() if name in self.environment}
+        arguments = {
+            name: value for name, value in overrides.items() if name in self.environment
+        }
         others = {name: value for name, value in overrides.items() if name in own}
         changed = replace(self, environment=self.environment | arguments, **others)
         if changed.canonical() == self.canonical():

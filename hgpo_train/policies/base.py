@@ -81,7 +81,9 @@ class Request:
     system_prompt: str = ""
     turns: Sequence[Turn] = ()
     first_step: int = 0
-    _rng: random.Random | None = field(default=None, init=False, repr=False, compare=False)
+    _rng: random.Random | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     @property
     def is_first(self) -> bool:
@@ -347,7 +349,8 @@ class AsyncPolicy(Policy):
         )
         self._thread.start()
         self._gate = asyncio.Semaphore(concurrency)
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references to tasks
+        # the loop keeps only weak references to tasks
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     async def reply(self, request: Request) -> Answer:
@@ -365,7 +368,11 @@ class AsyncPolicy(Policy):
         if not self._thread.is_alive() and self._ready.empty():
             raise RuntimeError("the policy's event loop has ended")
         try:
-            first = self._ready.get_nowait() if timeout == 0 else self._ready.get(timeout=timeout)
+            first = (
+                self._ready.get_nowait()
+                if timeout == 0
+                else self._ready.get(timeout=timeout)
+            )
         except queue.Empty:
             return []
         ready = [first]

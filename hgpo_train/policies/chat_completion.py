@@ -41,7 +41,9 @@ def read_completion(answer: bytes) -> dict[str, Any]:
     fault = whole.get("error") or (_fault(choice, message) if choice else completion)
     if choice and not fault:
         return {**whole, "choices": [{**choice, "message": message or {}}]}
-    reported = read_error(fault if isinstance(fault, dict | list | str) else answer, 200)
+    reported = read_error(
+        fault if isinstance(fault, dict | list | str) else answer, 200
+    )
     raise RequestError(
         f"the answer contains no reply: {reported.message}",
         200,
@@ -115,7 +117,9 @@ def completion_reply(completion: Mapping[str, Any], *, with_logprobs: bool) -> R
     usage = usage if isinstance(usage, dict) else {}
     response = message_text(message)  # an empty one is an invalid action, not a failure
     others = message.keys() - {"role", "content"}
-    is_more = message.get("content") != response or any(message[name] for name in others)
+    is_more = message.get("content") != response or any(
+        message[name] for name in others
+    )
     return Reply(
         response=response,
         message=message if is_more else None,
@@ -124,7 +128,9 @@ def completion_reply(completion: Mapping[str, Any], *, with_logprobs: bool) -> R
         response_logprobs=_logprobs(choice.get("logprobs")) if with_logprobs else None,
         finish_reason=None if finish_reason is None else str(finish_reason),
         prompt_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        response_tokens=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
+        response_tokens=_count(
+            usage.get("completion_tokens", usage.get("output_tokens"))
+        ),
     )
 
 
@@ -133,8 +139,11 @@ def _logprobs(logprobs: object) -> list[Any] | None:
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(entries, list):
         return None
-    values = [entry.get("logprob") if isinstance(entry, dict) else entry for entry in entries]
-    is_missing = any(value is None or value != value for value in values)  # NaN is not itself
+    values = [
+        entry.get("logprob") if isinstance(entry, dict) else entry for entry in entries
+    ]
+    # NaN is not itself
+    is_missing = any(value is None or value != value for value in values)
     return None if is_missing else values
 
 

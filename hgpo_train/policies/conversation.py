@@ -41,7 +41,10 @@ class Turn(NamedTuple):
 
 
 def chat_messages(
-    system_prompt: str, turns: Sequence[Turn], prompt: str, tools: Sequence[Mapping[str, Any]] = ()
+    system_prompt: str,
+    turns: Sequence[Turn],
+    prompt: str,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
     """Return a conversation as the messages of an OpenAI-compatible server.
 
@@ -86,16 +89,25 @@ def _shown(text: str, calls: Sequence[str]) -> list[dict[str, Any]]:
     if not calls:
         return [{"role": "user", "content": text}]
     # A server expects one message for each call; the last one has the results of all.
-    messages = [{"role": "tool", "tool_call_id": call, "content": _IN_THE_LAST} for call in calls]
+    messages = [
+        {"role": "tool", "tool_call_id": call, "content": _IN_THE_LAST}
+        for call in calls
+    ]
     messages[-1]["content"] = text
     return messages
 
 
 def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
     """Return a response as a message: the server's own, or one made of the text."""
-    sent: dict[str, Any] = json.loads(turn.reply) if turn.reply else {"content": turn.response}
+    sent: dict[str, Any] = (
+        json.loads(turn.reply) if turn.reply else {"content": turn.response}
+    )
     # Servers send fields that are null, and refuse them.
-    fields = {name: value for name, value in sent.items() if value is not None or name == "content"}
+    fields = {
+        name: value
+        for name, value in sent.items()
+        if value is not None or name == "content"
+    }
     message = {"role": "assistant", **fields}
 
     # The calls, in a form that servers accept: those of the message, or those written in its text.
@@ -208,9 +220,13 @@ def encode_chats(
     texts = render(chats, arguments)
     if tools and texts:
         (bare,) = render(chats[:1], {**arguments, "tools": None})
-        missing = [tool for tool in tools if not _shows(tool["function"], texts[0], bare)]
+        missing = [
+            tool for tool in tools if not _shows(tool["function"], texts[0], bare)
+        ]
         if missing:
-            names = one_line(", ".join([tool["function"]["name"] for tool in missing]), 200)
+            names = one_line(
+                ", ".join([tool["function"]["name"] for tool in missing]), 200
+            )
             raise InputError(
                 f"the environment has tools, which the model's chat template does not render ({names}); use another "
                 "model, or the option chat_template with a template that renders them"
@@ -268,7 +284,10 @@ def encode_conversation(
     else:
         first = 0
         (tokens,) = encode_chats(
-            tokenizer, [chat_messages(system_prompt, (), messages[0])], chat_template_options, tools
+            tokenizer,
+            [chat_messages(system_prompt, (), messages[0])],
+            chat_template_options,
+            tools,
         )
 
     # Append each later response, as it was generated, and what the template writes from there to the next one.
@@ -299,7 +318,10 @@ def _not_written(
 
 
 def _after_response(
-    tokenizer: Tokenizer, message: str, role: str, chat_template_options: Mapping[str, Any] | None
+    tokenizer: Tokenizer,
+    message: str,
+    role: str,
+    chat_template_options: Mapping[str, Any] | None,
 ) -> list[int]:
     """Return the tokens from the end of a response to the start of the next one, with a message between them."""
     chat = [
@@ -308,7 +330,10 @@ def _after_response(
         {"role": role, "content": message},
     ]
     text = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, tokenize=False, **(chat_template_options or {})
+        chat,
+        add_generation_prompt=True,
+        tokenize=False,
+        **(chat_template_options or {}),
     )
     _, found, after = text.partition(RESPONSE)
     if not found:
@@ -318,7 +343,9 @@ def _after_response(
     return _token_ids(tokenizer, [after])[0]
 
 
-def fewest_dropped(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]) -> int:
+def fewest_dropped(
+    turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]
+) -> int:
     """Return the smallest number of turns to leave out, of those after the first, so that a conversation fits.
 
     Args:
@@ -329,7 +356,9 @@ def fewest_dropped(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]
         At most `len(turns) - 1`: the last response stays, and the first message, which has the task.
     """
     most = max(0, len(turns) - 1)
-    return bisect_left(range(most), True, key=lambda dropped: fits(without_oldest(turns, dropped)))
+    return bisect_left(
+        range(most), True, key=lambda dropped: fits(without_oldest(turns, dropped))
+    )
 
 
 def without_oldest(turns: Sequence[Turn], dropped: int) -> list[Turn]:
@@ -344,6 +373,8 @@ def without_oldest(turns: Sequence[Turn], dropped: int) -> list[Turn]:
     if not dropped:
         return list(turns)
     task = turns[0]
-    first = turns[dropped]._replace(message=task.message, prompt_token_ids=task.prompt_token_ids)
+    first = turns[dropped]._replace(
+        message=task.message, prompt_token_ids=task.prompt_token_ids
+    )
     later = [turn._replace(prompt_token_ids=None) for turn in turns[1 + dropped :]]
     return [first, *later]

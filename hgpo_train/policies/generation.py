@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+)
 
 from msgspec import Meta
 
@@ -163,7 +171,10 @@ def fit_prompts(
 
 
 def _fit(
-    tokenizer: Tokenizer, request: Request, tokens: list[int] | None, options: GenerationOptions
+    tokenizer: Tokenizer,
+    request: Request,
+    tokens: list[int] | None,
+    options: GenerationOptions,
 ) -> FittedPrompt | Failure:
     def encode(turns: Sequence[Turn], prompt: str) -> list[int]:
         return encode_conversation(
@@ -183,7 +194,8 @@ def _fit(
     if len(tokens) > budget and options.overflow == "history":
         if request.turns:
             dropped = fewest_dropped(
-                request.turns, lambda turns: len(encode(turns, request.prompt)) <= budget
+                request.turns,
+                lambda turns: len(encode(turns, request.prompt)) <= budget,
             )
             shown -= dropped
             tokens = encode(without_oldest(request.turns, dropped), request.prompt)
@@ -196,7 +208,8 @@ def _fit(
     excess = max(0, len(tokens) - budget)
     if excess and options.overflow == "error":
         return Failure(
-            PROMPT_TOO_LONG, f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}"
+            PROMPT_TOO_LONG,
+            f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}",
         )
     tokens = tokens[excess:]
     return FittedPrompt(

@@ -129,7 +129,8 @@ class HttpClient:
     async def _send(self, method: str, url: URL, body: bytes | None) -> bytes:
         import aiohttp
 
-        if self._session is None:  # a session belongs to the event loop in which it is created
+        # a session belongs to the event loop in which it is created
+        if self._session is None:
             self._session = self._open(environment_proxy(url))
         try:
             async with self._session.request(
@@ -141,7 +142,9 @@ class HttpClient:
             raise RequestError(message, transient=True) from None
         except (aiohttp.ClientError, OSError) as error:
             # A certificate or an address that is wrong stays wrong.
-            transient = not isinstance(error, aiohttp.ClientSSLError | aiohttp.InvalidURL)
+            transient = not isinstance(
+                error, aiohttp.ClientSSLError | aiohttp.InvalidURL
+            )
             message = f"the connection failed: {type(error).__name__}: {error}"
             raise RequestError(message, transient=transient) from None
 
@@ -150,7 +153,9 @@ class HttpClient:
             return answer
         if 300 <= status < 400 and "Location" in response.headers:
             address = response.headers["Location"]
-            raise RequestError(f"HTTP {status}: redirected to {address}; use that address", status)
+            raise RequestError(
+                f"HTTP {status}: redirected to {address}; use that address", status
+            )
         reported = read_error(answer, status)
         raise RequestError(
             f"HTTP {status}: {reported.message or response.reason}",
@@ -167,7 +172,9 @@ class HttpClient:
             headers={**self._headers, "Accept-Encoding": "identity"},
             # The number of concurrent requests is limited by those who send them.
             connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=ssl.create_default_context()
+                limit=0,
+                keepalive_timeout=_KEEP_ALIVE_S,
+                ssl=ssl.create_default_context(),
             ),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -223,10 +230,16 @@ def environment_proxy(url: URL) -> str | None:
     proxies = getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     # A proxy on another machine cannot reach this one. Entries of NO_PROXY can have a port.
-    if not proxy or url.host in LOCAL_HOSTS or proxy_bypass(url.host_port_subcomponent or ""):
+    if (
+        not proxy
+        or url.host in LOCAL_HOSTS
+        or proxy_bypass(url.host_port_subcomponent or "")
+    ):
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     register_url(proxy)
     if not proxy.startswith(("http://", "https://")):
-        raise InputError(f"expected an HTTP proxy in the environment, received {redact(proxy)}")
+        raise InputError(
+            f"expected an HTTP proxy in the environment, received {redact(proxy)}"
+        )
     return proxy

@@ -187,14 +187,17 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
         return resolve_name(_SPECS[name]), rest
     if (point := installed(ENTRY_POINTS).get(name)) is not None:
         return _as_spec(
-            load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"
+            load(point),
+            f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}",
         ), rest
     # Not a registered name: perhaps a module and an object of it.
     attribute, _, argument = rest.partition(":")
     if attribute.isidentifier():
         address = f"{name}:{attribute}"
         try:
-            return _as_spec(import_object(address, "a policy of your own"), address), argument
+            return _as_spec(
+                import_object(address, "a policy of your own"), address
+            ), argument
         except InputError as error:
             # otherwise there is no such module: a misspelt name
             if getattr(error.__cause__, "name", None) != name:
@@ -214,7 +217,9 @@ def _as_spec(policy: object, origin: str) -> PolicySpec:
         refuse_settings(name_of(policy), argument, context)
         return own_policy(policy, origin)
 
-    return PolicySpec(make, action_format="response" if _has_protocol(policy) else "command")
+    return PolicySpec(
+        make, action_format="response" if _has_protocol(policy) else "command"
+    )
 
 
 def refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
@@ -309,7 +314,8 @@ def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (
     if _has_protocol(policy) and not isinstance(policy, type):
         is_own = not type(policy).__module__.startswith("hgpo_train.")
         if is_own and getattr(policy, "raise_errors", None) is None:
-            policy.raise_errors = True  # bugs of the user's own policy end the collection
+            # bugs of the user's own policy end the collection
+            policy.raise_errors = True
         own: Policy = policy
         return own
     if isinstance(policy, type) or not (callable(policy) or hasattr(policy, "respond")):
@@ -325,7 +331,9 @@ def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (
 
 def _has_protocol(policy: object) -> bool:
     """Return whether an object has the methods of `hgpo_train.policies.base.Policy`."""
-    return all(callable(getattr(policy, name, None)) for name in ("submit", "collect", "close"))
+    return all(
+        callable(getattr(policy, name, None)) for name in ("submit", "collect", "close")
+    )
 
 
 def name_of(policy: object) -> str:

@@ -66,7 +66,10 @@ class RandomPolicy(BatchPolicy):
             replies.append(
                 Reply(
                     format_action(
-                        action, self._action_format, request.state.actions, self._benchmark
+                        action,
+                        self._action_format,
+                        request.state.actions,
+                        self._benchmark,
                     )
                 )
             )
@@ -141,13 +144,16 @@ class ScriptedPolicy(BatchPolicy):
                 player = self._make()
                 player.reset(request.task, request.state, request.engine)
                 self._players[request.slot] = player
-            if request.slot not in self._players:  # in a mixture, it is asked again at later steps
+            # in a mixture, it is asked again at later steps
+            if request.slot not in self._players:
                 return Failure("PolicyFailed", f"{self.name} could not start the task")
             action = self._players[request.slot].act(request.state)
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
         return Reply(
-            format_action(action, self._action_format, request.state.actions, self._benchmark)
+            format_action(
+                action, self._action_format, request.state.actions, self._benchmark
+            )
         )
 
 
@@ -203,7 +209,11 @@ def parse_weights(text: str) -> Mapping[str, float]:
     weights = {}
     for name, text_of_weight in parts:
         weight = read_value(text_of_weight, float)
-        if name in weights or type(weight) not in (int, float) or not 0 < weight < math.inf:
+        if (
+            name in weights
+            or type(weight) not in (int, float)
+            or not 0 < weight < math.inf
+        ):
             raise InputError(f"policy mixture: expected {form}, received {text!r}")
         weights[name] = float(weight)
     return weights
@@ -234,7 +244,11 @@ def format_action(
     """
     if action_format == "response":
         spec = spec_named(benchmark) if benchmark else None
-        return f"<think></think><action>{action}</action>" if spec is None else spec.respond(action)
+        return (
+            f"<think></think><action>{action}</action>"
+            if spec is None
+            else spec.respond(action)
+        )
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action
@@ -255,7 +269,8 @@ def _draw(request: Request, purpose: str, actions: Sequence[str]) -> str | None:
     words = instruction_words(request.task.instruction)
     count = 1 + _seeded_choice(request.seed, "words", MOST_WORDS)
     chosen = [
-        words[_seeded_choice(request.seed, f"word {number}", len(words))] for number in range(count)
+        words[_seeded_choice(request.seed, f"word {number}", len(words))]
+        for number in range(count)
     ]
     return action.replace(OPEN_QUERY, " ".join(chosen))
 

@@ -154,7 +154,10 @@ class ServerPolicy(AsyncPolicy):
         self._model = model
         self._url = _url(options)
         self._completions = _below(self._url, "chat/completions")
-        self._headers = {"Content-Type": "application/json", **_authorization(options, self._url)}
+        self._headers = {
+            "Content-Type": "application/json",
+            **_authorization(options, self._url),
+        }
         self._client = HttpClient(
             self._headers, timeout_s=options.timeout_s, retries=options.retries
         )
@@ -190,13 +193,17 @@ class ServerPolicy(AsyncPolicy):
         turns = request.turns
         shown = request.step
         while True:
-            messages = chat_messages(request.system_prompt, turns, prompt, request.tools)
+            messages = chat_messages(
+                request.system_prompt, turns, prompt, request.tools
+            )
             body = self._body(request, messages)
             try:
                 completion = await self._client.request(
                     "POST", self._completions, read_completion, orjson.dumps(body)
                 )
-                reply = completion_reply(completion, with_logprobs="logprobs" in self._fields)
+                reply = completion_reply(
+                    completion, with_logprobs="logprobs" in self._fields
+                )
                 self._check_room(reply)
             except RequestError as error:
                 if self._drop_refused_limit(error, body):
@@ -231,7 +238,11 @@ class ServerPolicy(AsyncPolicy):
             return False
         reason = error.reported.message
         named = re.search(r"\bmax_(completion_)?tokens\b", reason)
-        if named is None or named[0] in self.options.extra or not _REFUSED.search(reason):
+        if (
+            named is None
+            or named[0] in self.options.extra
+            or not _REFUSED.search(reason)
+        ):
             return False
         if not all(name in sent for name in _LIMITS):
             return False  # the other name is all that is left
@@ -251,7 +262,9 @@ class ServerPolicy(AsyncPolicy):
                 message, reported=ServerError(message, transient=False, too_long=True)
             )
 
-    def _note_ignored_limits(self, reply: Reply, messages: Sequence[Mapping[str, Any]]) -> None:
+    def _note_ignored_limits(
+        self, reply: Reply, messages: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Warn once if the server's counts show that it ignores the limit of responses, or that it cuts prompts."""
         limit = self.options.max_response_tokens
         count = reply.response_tokens or 0
@@ -295,7 +308,9 @@ class ServerPolicy(AsyncPolicy):
 
     async def _models(self) -> list[str]:
         """Return the models that the server lists; empty if it has no such list."""
-        client = HttpClient(self._headers, timeout_s=min(20.0, self.options.timeout_s), retries=2)
+        client = HttpClient(
+            self._headers, timeout_s=min(20.0, self.options.timeout_s), retries=2
+        )
         decode = msgspec.json.Decoder(_ModelList).decode
         try:
             models = await client.request("GET", _below(self._url, "models"), decode)
@@ -330,10 +345,16 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
             the address, or it does not serve the model.
     """
     if find_spec("aiohttp") is None:
-        raise InputError(f"policy openai needs the aiohttp package: {install_command('api')}")
+        raise InputError(
+            f"policy openai needs the aiohttp package: {install_command('api')}"
+        )
     if not argument:
-        raise InputError("policy openai: expected a model, as in openai:Qwen2.5-1.5B-Instruct")
-    policy = ServerPolicy(argument, build(ServerOptions, context.options, "policy option"))
+        raise InputError(
+            "policy openai: expected a model, as in openai:Qwen2.5-1.5B-Instruct"
+        )
+    policy = ServerPolicy(
+        argument, build(ServerOptions, context.options, "policy option")
+    )
     try:
         if policy.options.check_model:
             policy.check()
@@ -413,7 +434,9 @@ def _authorization(options: ServerOptions, url: URL) -> dict[str, str]:
             f"the key in {options.api_key_env} contains a character that is not allowed in a header (a line break, a "
             "control character, or one that is not ASCII); set the variable again"
         )
-    return {} if url.user or url.password else {"Authorization": f"Bearer {key or 'none'}"}
+    return (
+        {} if url.user or url.password else {"Authorization": f"Bearer {key or 'none'}"}
+    )
 
 
 OPENAI = PolicySpec(make, options=ServerOptions)

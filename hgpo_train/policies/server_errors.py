@@ -54,7 +54,9 @@ _OTHER_LIMIT: Final = re.compile(
 )
 """Limits of use, whose messages name tokens, requests and lengths too."""
 
-_TOO_LARGE_ALONE: Final = re.compile(r"(?i)request too large for|tokens must be reduced")
+_TOO_LARGE_ALONE: Final = re.compile(
+    r"(?i)request too large for|tokens must be reduced"
+)
 """A request that is larger than the limit of a whole minute, which never succeeds (OpenAI and Groq)."""
 
 _ABOUT_RESPONSE: Final = re.compile(
@@ -101,7 +103,9 @@ class ServerError(NamedTuple):
     too_long: bool
 
 
-def read_error(report: bytes | dict[str, Any] | list[Any] | str, status: int) -> ServerError:
+def read_error(
+    report: bytes | dict[str, Any] | list[Any] | str, status: int
+) -> ServerError:
     """Read the report of an error.
 
     Args:
@@ -128,7 +132,9 @@ def read_error(report: bytes | dict[str, Any] | list[Any] | str, status: int) ->
         for field, text in fields:
             if field == name:
                 return ServerError(text, transient, too_long)
-    whole = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    whole = (
+        value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    )
     return ServerError(whole if value else "", transient, too_long)
 
 

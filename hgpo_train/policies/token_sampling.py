@@ -76,7 +76,10 @@ class SampledResponse(NamedTuple):
 
 
 def sample_responses(
-    model: Model, prompts: Sequence[Sequence[int]], seeds: Sequence[int], options: SamplingOptions
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    options: SamplingOptions,
 ) -> list[SampledResponse]:
     """Sample a response to each prompt.
 
@@ -112,7 +115,9 @@ def sample_responses(
         while waiting or batch is not None:
             # 1. Waiting chunks join the running rows as soon as there is room for them.
             parts = [] if batch is None else [batch]
-            while waiting and _fits([*(part.rows for part in parts), waiting[0]], prompts, options):
+            while waiting and _fits(
+                [*(part.rows for part in parts), waiting[0]], prompts, options
+            ):
                 parts.append(prefill(decoder, prompts, waiting.popleft(), device))
             batch = _joined(parts)
             rows = batch.rows
@@ -128,7 +133,9 @@ def sample_responses(
             lengths[rows] += 1
 
             # 3. Rows that have ended leave the batch; the others compute the hidden state of their new token.
-            running = ~np.isin(tokens[rows, step], options.stop) & (lengths[rows] < longest)
+            running = ~np.isin(tokens[rows, step], options.stop) & (
+                lengths[rows] < longest
+            )
             batch = _next(decoder, batch, token, running) if running.any() else None
     responses = []
     for row, count in enumerate(lengths):
@@ -167,15 +174,15 @@ def check_sampling(model: Model) -> None:
     plain = unwrap_peft(model)
     name = type(plain).__name__
     expected = "expected a model whose layers keep keys and values alone"
-    advice = (
-        "which in-process sampling does not support; use rollout.engine = 'vllm', or another model"
-    )
+    advice = "which in-process sampling does not support; use rollout.engine = 'vllm', or another model"
     with computing(model):
         try:
             sampled = sample_responses(model, prompts, [0, 1], options)
         except Exception as error:  # of the model's own code
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
-            raise InputError(f"{expected}, received {name} ({reason}), {advice}") from error
+            raise InputError(
+                f"{expected}, received {name} ({reason}), {advice}"
+            ) from error
         for prompt, response in zip(prompts, sampled, strict=True):
             # The same tokens in one forward pass without a cache.
             ids = torch.tensor([[*prompt, *response.tokens]], device=model.device)
@@ -199,7 +206,9 @@ def prompt_chunks(
     # Equal prompts are adjacent in this order, and have the same rank: the number of distinct prompts before them.
     keys = [tuple(prompt) for prompt in prompts]
     order = sorted(range(len(keys)), key=lambda row: (-len(keys[row]), keys[row]))
-    ranks = {key: rank for rank, key in enumerate(dict.fromkeys(keys[row] for row in order))}
+    ranks = {
+        key: rank for rank, key in enumerate(dict.fromkeys(keys[row] for row in order))
+    }
     rank = np.array([ranks[keys[row]] for row in order])
 
     memory = options.max_batch_tokens // 4
@@ -246,7 +255,9 @@ def prefill(
     width = int(length.max())
     padded = np.zeros((len(distinct), width), np.int64)
     is_token = np.arange(width) < length[:, None]
-    padded[is_token] = np.concatenate([np.asarray(prompt, np.int64) for prompt in distinct])
+    padded[is_token] = np.concatenate(
+        [np.asarray(prompt, np.int64) for prompt in distinct]
+    )
 
     # Here padding is on the right, where the causal mask hides it: attention is faster without another mask.
     cache = DynamicCache()
@@ -297,7 +308,8 @@ def _joined(parts: list[_Batch]) -> _Batch:
     def join(states: tuple[Tensor, ...]) -> Tensor:
         padded = []
         for part in states:
-            missing = width - part.shape[2]  # a negative amount of padding removes columns
+            # a negative amount of padding removes columns
+            missing = width - part.shape[2]
             padded.append(torch.nn.functional.pad(part, (0, 0, missing, 0)))
         return torch.cat(padded)
 

@@ -6,7 +6,12 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from hgpo_train.models.chat_format import chat_template_hash, end_tokens, response_text, stop_length
+from hgpo_train.models.chat_format import (
+    chat_template_hash,
+    end_tokens,
+    response_text,
+    stop_length,
+)
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import (
     FittedPrompt,
@@ -89,7 +94,9 @@ class TransformersPolicy(BatchPolicy):
                 seeds.append(request.seed)
         responses = iter(self.sampled(tokens, seeds))
         return [
-            prompt if isinstance(prompt, Failure) else self._reply(prompt, next(responses))
+            prompt
+            if isinstance(prompt, Failure)
+            else self._reply(prompt, next(responses))
             for prompt in prompts
         ]
 
@@ -105,7 +112,9 @@ class TransformersPolicy(BatchPolicy):
             max_batch_tokens=self.options.max_batch_tokens,
         )
 
-    def sampled(self, prompts: list[list[int]], seeds: list[int]) -> list[SampledResponse]:
+    def sampled(
+        self, prompts: list[list[int]], seeds: list[int]
+    ) -> list[SampledResponse]:
         """Sample a response to each prompt, of token ids, with a seed each."""
         from hgpo_train.policies.token_sampling import sample_responses
 
@@ -120,7 +129,9 @@ class TransformersPolicy(BatchPolicy):
         tokens = tokens[:count]
         logprobs = sampled.logprobs[:count].tolist()
         response = response_text(self.tokenizer, tokens, self.ends)
-        return fitted.reply(response, tokens, logprobs, "stop" if is_stopped else "length")
+        return fitted.reply(
+            response, tokens, logprobs, "stop" if is_stopped else "length"
+        )
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -144,7 +155,12 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
             Nothing is downloaded if that can be known before.
     """
     from hgpo_train.models.config import ModelConfig
-    from hgpo_train.models.loading import choose_device, compute_dtype, load_model, load_tokenizer
+    from hgpo_train.models.loading import (
+        choose_device,
+        compute_dtype,
+        load_model,
+        load_tokenizer,
+    )
     from hgpo_train.models.preflight import check_model_source
     from hgpo_train.policies.token_sampling import check_sampling
 
@@ -180,4 +196,6 @@ def check_engine(engine_options: Mapping[str, Any]) -> None:
     build(GenerationOptions, engine_options, "setting", "rollout.engine_options.")
 
 
-TRANSFORMERS = PolicySpec(make, make_trainable, TransformersOptions, check_engine=check_engine)
+TRANSFORMERS = PolicySpec(
+    make, make_trainable, TransformersOptions, check_engine=check_engine
+)

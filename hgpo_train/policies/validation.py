@@ -80,7 +80,10 @@ def _plain(kind: type[T], expected: str, checks: Sequence[Check], value: Any) ->
         if plain is not present:
             changed[field] = plain
     checked: Any = replace(value, **changed) if changed else value  # type: ignore[type-var]  # a dataclass
-    if kind is Reply and None not in (checked.response_logprobs, checked.response_token_ids):
+    if kind is Reply and None not in (
+        checked.response_logprobs,
+        checked.response_token_ids,
+    ):
         tokens = len(checked.response_token_ids)
         logprobs = len(checked.response_logprobs)
         if tokens != logprobs:
@@ -121,7 +124,9 @@ def checked_number(
         plain = float(value)
         if least <= plain <= most:
             return plain
-    expected = "a finite number" if most == LARGEST else f"a number in [{least}, {most}]"
+    expected = (
+        "a finite number" if most == LARGEST else f"a number in [{least}, {most}]"
+    )
     raise BadValueError(f"{name}: expected {expected}, received {preview(value)}")
 
 
@@ -161,7 +166,9 @@ def _texts(name: str, values: object) -> tuple[str, ...]:
     elif isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
         texts = tuple(values)
     else:
-        raise BadValueError(f"{name}: expected a list of texts, received {preview(values)}")
+        raise BadValueError(
+            f"{name}: expected a list of texts, received {preview(values)}"
+        )
     # A state has dozens of actions, nearly always valid: one check of the joined text instead of one for each.
     if set(map(type, texts)) <= {str}:
         joined = "".join(texts)
@@ -174,7 +181,9 @@ def _flag(name: str, value: object) -> bool:
     if value is True or value is False:
         return value
     if not isinstance(value, np.bool_):
-        raise BadValueError(f"{name}: expected true or false, received {preview(value)}")
+        raise BadValueError(
+            f"{name}: expected true or false, received {preview(value)}"
+        )
     return bool(value)
 
 
@@ -191,7 +200,8 @@ def _numbers(
     if numbers.shape == (0,):
         return []
     is_list = numbers.ndim == 1 and numbers.dtype.kind in kinds
-    if not (is_list and least <= numbers.min() <= numbers.max() <= most):  # NaN is in no range
+    # NaN is in no range
+    if not (is_list and least <= numbers.min() <= numbers.max() <= most):
         noun = "numbers" if "f" in kinds else "integers"
         raise BadValueError(
             f"{name}: expected {noun} from {least:g} to {most:.10g}, received {preview(values)}"
@@ -213,7 +223,9 @@ def _cleaned(value: Any) -> Any:  # noqa: ANN401 - any JSON
         return checked_text("message", value)
     if isinstance(value, Mapping):
         return {_cleaned(str(name)): _cleaned(part) for name, part in value.items()}
-    return [_cleaned(part) for part in value] if isinstance(value, list | tuple) else value
+    return (
+        [_cleaned(part) for part in value] if isinstance(value, list | tuple) else value
+    )
 
 
 Check = tuple[str, str, Callable[[str, object], Any], bool]
@@ -232,7 +244,10 @@ _STATE: Final[Sequence[Check]] = (
 )
 _TASK: Final[Sequence[Check]] = (
     ("id", "task id", checked_text, False),
-    *((field, field, checked_text, False) for field in ("split", "instruction", "task_type")),
+    *(
+        (field, field, checked_text, False)
+        for field in ("split", "instruction", "task_type")
+    ),
 )
 _REPLY: Final[Sequence[Check]] = (
     ("response", "response", checked_text, False),

@@ -176,7 +176,9 @@ class VLLMPolicy:
             for output in outputs:
                 if output.finished:
                     number, fitted = self._running.pop(output.request_id)
-                    answers.append((number, attempt("PolicyFailed", self._reply, output, fitted)))
+                    answers.append(
+                        (number, attempt("PolicyFailed", self._reply, output, fitted))
+                    )
             if timeout == 0:
                 break
         return answers
@@ -185,10 +187,13 @@ class VLLMPolicy:
         (completion,) = output.outputs
         tokens = list(completion.token_ids)
         logprobs = [
-            at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)
+            at[token].logprob
+            for at, token in zip(completion.logprobs or [], tokens, strict=True)
         ]
         # The reason is a stop text, or a token of the model's settings. vLLM's own text ends within the last token.
-        text = response_text(self._tokenizer, tokens, (*self._ends, completion.stop_reason))
+        text = response_text(
+            self._tokenizer, tokens, (*self._ends, completion.stop_reason)
+        )
         return fitted.reply(text, tokens, logprobs, completion.finish_reason or "stop")
 
     def publish(self, model: Model, version: int) -> None:
@@ -203,7 +208,8 @@ class VLLMPolicy:
         if self._serves_adapters and hasattr(model, "disable_adapter"):
             self._publish_adapter(model, version)
         else:
-            from hgpo_train.policies.weight_handover import checkpoint_weights  # with torch
+            # with torch
+            from hgpo_train.policies.weight_handover import checkpoint_weights
 
             self._publish_weights(
                 checkpoint_weights(model, self._engine.vllm_config.model_config.dtype)
@@ -322,7 +328,11 @@ def adapter_arguments(rank: int) -> dict[str, Any]:
     from vllm.config.lora import MaxLoRARanks
 
     ranks = [supported for supported in get_args(MaxLoRARanks) if supported >= rank]
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)} if ranks else {}
+    return (
+        {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)}
+        if ranks
+        else {}
+    )
 
 
 def make(argument: str, context: PolicyContext) -> VLLMPolicy:
@@ -346,7 +356,9 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     if base is None:
         # An error of the tokenizer comes before the engine starts, which takes a minute.
         load_tokenizer(folder, options.chat_template)
-        return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)
+        return VLLMPolicy(
+            folder, options, options.engine, request_seeds=options.request_seeds
+        )
 
     rank = (read_settings(folder, ADAPTER_SETTINGS) or {}).get("r")
     lora = adapter_arguments(rank) if isinstance(rank, int) else {}
@@ -358,10 +370,14 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     check_model_source(base)
     load_tokenizer(folder, options.chat_template)
     engine = {**lora, "tokenizer": folder, **options.engine}
-    return VLLMPolicy(base, options, engine, request_seeds=options.request_seeds, adapter=folder)
+    return VLLMPolicy(
+        base, options, engine, request_seeds=options.request_seeds, adapter=folder
+    )
 
 
-def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:
+def make_trainable(
+    model: Model, tokenizer: Tokenizer, context: TrainableContext
+) -> VLLMPolicy:
     """Create a policy that serves a copy of the trained weights, or the trained adapters.
 
     The engine options are arguments of `vllm.LLM`, and `request_seeds` of `VLLMOptions`. With `enable_lora = false`,

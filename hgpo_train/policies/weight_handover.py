@@ -68,7 +68,9 @@ def checkpoint_weights(
 
 
 @contextlib.contextmanager
-def shared(weights: Mapping[str, Tensor], *, by_device: bool) -> Iterator[dict[str, Any]]:
+def shared(
+    weights: Mapping[str, Tensor], *, by_device: bool
+) -> Iterator[dict[str, Any]]:
     """Share tensors with other processes of this machine within the block.
 
     Args:
@@ -84,16 +86,25 @@ def shared(weights: Mapping[str, Tensor], *, by_device: bool) -> Iterator[dict[s
     staged: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if by_device and tensor.is_cuda:
-            in_place[name] = tensor.contiguous()  # a copy, if it is one, lives until the block ends
+            # a copy, if it is one, lives until the block ends
+            in_place[name] = tensor.contiguous()
         else:
             staged[name] = tensor
     if in_place:
-        torch.cuda.synchronize()  # the other process reads what has been computed by now
-    handles = {name: pickle.dumps(reduce_tensor(tensor)) for name, tensor in in_place.items()}  # type: ignore[no-untyped-call]
+        # the other process reads what has been computed by now
+        torch.cuda.synchronize()
+    handles = {}
+    for name, tensor in in_place.items():
+        reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        handles[name] = pickle.dumps(reduced)
     file = os.memfd_create("hgpo-weights")
     try:
         layouts = _write(file, staged)
-        yield {"path": f"/proc/{os.getpid()}/fd/{file}", "layouts": layouts, "handles": handles}
+        yield {
+            "path": f"/proc/{os.getpid()}/fd/{file}",
+            "layouts": layouts,
+            "handles": handles,
+        }
     finally:
         os.close(file)
         if handles:
@@ -111,7 +122,9 @@ def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
     layouts = handle["layouts"]
     if layouts:
         size = Path(handle["path"]).stat().st_size
-        memory = torch.from_file(handle["path"], shared=False, size=size, dtype=torch.uint8)
+        memory = torch.from_file(
+            handle["path"], shared=False, size=size, dtype=torch.uint8
+        )
         for name, (dtype, shape, begin, length) in layouts.items():
             data = memory[begin : begin + length]
             weights[name] = data.view(getattr(torch, dtype)).view(shape)
@@ -146,7 +159,9 @@ class WeightUpdate:
             torch.accelerator.synchronize()
 
 
-def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int, int]]:
+def _write(
+    file: int, weights: Mapping[str, Tensor]
+) -> dict[str, tuple[str, list[int], int, int]]:
     """Write tensors to a file and return each one's dtype, shape, first byte and length in bytes."""
     layouts = {}
     end = 0

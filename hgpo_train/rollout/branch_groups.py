@@ -21,7 +21,11 @@ from hgpo_envs.hashing import text_hash
 from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.branch_points import replayed_points
 from hgpo_train.rollout.collector import play_groups
-from hgpo_train.rollout.failures import failures_of, failures_of_steps, raise_if_too_many
+from hgpo_train.rollout.failures import (
+    failures_of,
+    failures_of_steps,
+    raise_if_too_many,
+)
 from hgpo_train.rollout.groups import GroupScheduler
 from hgpo_train.rollout.outcomes import GROUP, rollout_table
 from hgpo_train.rollout.plan import PlannedGroup, RolloutSpec
@@ -109,7 +113,9 @@ def branch_rollouts(
     is_here = pl.col("iteration") == spec.iteration
     rollouts = roots(scan_steps(writer.folder).filter(is_here))
     raise_if_too_many(
-        failures_of_steps(rollouts), execution.max_failed, "Resume the run to repeat them."
+        failures_of_steps(rollouts),
+        execution.max_failed,
+        "Resume the run to repeat them.",
     )
     steps = rollouts.select(branch_rules.READ).collect()
     branches = Branches(
@@ -123,7 +129,9 @@ def branch_rollouts(
         retry_failed=retry_failed,
     )
     # listed now, because files are replaced
-    parts = [roots(part.scan().filter(is_here)) for part in partitions(writer.folder, ROWS)]
+    parts = [
+        roots(part.scan().filter(is_here)) for part in partitions(writer.folder, ROWS)
+    ]
     branches.play(parts, policy, execution, tally, **controls)
 
 
@@ -155,7 +163,9 @@ class Branches:
     seed: int
     retry_failed: InitVar[bool]
     points: pl.DataFrame = field(init=False)
-    missing: dict[Key, list[tuple[str, str, int]]] = field(init=False, default_factory=dict)
+    missing: dict[Key, list[tuple[str, str, int]]] = field(
+        init=False, default_factory=dict
+    )
     replayed: int = field(init=False, default=0)
 
     def __post_init__(
@@ -168,18 +178,27 @@ class Branches:
     ) -> None:
         replays = not hasattr(self.handle.shared.source.engine(), "fork")
         self.points = branch_rules.choose_points(
-            steps.lazy(), rule, width=width, budget=budget, seed=self.seed, replays=replays
+            steps.lazy(),
+            rule,
+            width=width,
+            budget=budget,
+            seed=self.seed,
+            replays=replays,
         )
         self._stored: dict[Key, pl.DataFrame] = {}
         done = self.writer.trajectories
         if done and retry_failed:
             done -= set(self.played.filter("aborted")["trajectory"])
         taken = frozenset(steps["trajectory"])
-        for *key, trajectory, step in self.points.sort("trajectory", "step").iter_rows():
+        for *key, trajectory, step in self.points.sort(
+            "trajectory", "step"
+        ).iter_rows():
             names = (f"{trajectory}/{step:04d}.{number}" for number in count())
             for name in islice(filterfalse(taken.__contains__, names), width):
                 if name not in done:
-                    self.missing.setdefault(tuple(key), []).append((name, trajectory, step))
+                    self.missing.setdefault(tuple(key), []).append(
+                        (name, trajectory, step)
+                    )
 
     @property
     def expected(self) -> int:
@@ -216,7 +235,9 @@ class Branches:
             # The number of environments is at most that of branches.
             size = max(1, self.expected // tasks)
             spec = RolloutSpec(tasks=tasks, group_size=size, seed=self.seed)
-            rarely = replace(execution, groups_per_shard=tasks, shard_characters=_CHARACTERS)
+            rarely = replace(
+                execution, groups_per_shard=tasks, shard_characters=_CHARACTERS
+            )
             scheduler = GroupScheduler(groups, spec, rarely, self._commit, {}, {})
             play_groups(
                 self.handle,
@@ -234,14 +255,18 @@ class Branches:
             pass
         self.writer.commit()
         raise_if_too_many(
-            failures_of(self.played), execution.max_failed, "Resume the run to repeat them."
+            failures_of(self.played),
+            execution.max_failed,
+            "Resume the run to repeat them.",
         )
 
     @property
     def played(self) -> pl.DataFrame:
         """The branches of the run, one per row: `trajectory`, `aborted` and `error`."""
         rollouts = rollout_table(scan_steps(self.writer.folder), branches=True)
-        return rollouts.filter("branch").select("trajectory", "aborted", "error").collect()
+        return (
+            rollouts.filter("branch").select("trajectory", "aborted", "error").collect()
+        )
 
     def _groups(self, parts: Iterable[pl.LazyFrame]) -> Iterator[BranchedGroup]:
         """Yield the groups whose branches are to be played. Groups without branches are copied on the way."""
@@ -256,7 +281,9 @@ class Branches:
                     branches = self._replayed(self.missing[key], parents)
                     iteration, task_id, number = key
                     size = len(branches)
-                    yield BranchedGroup(next(positions), iteration, task_id, number, size, branches)
+                    yield BranchedGroup(
+                        next(positions), iteration, task_id, number, size, branches
+                    )
                 elif key not in self.writer.committed:
                     self.writer.add_group(group, checked=True)
 
@@ -284,7 +311,9 @@ class Branches:
         branches = []
         for trajectory, some in groupby(missing, itemgetter(1)):
             steps = {name: step for name, _, step in some}
-            points = replayed_points(self.handle, parents[trajectory], set(steps.values()))
+            points = replayed_points(
+                self.handle, parents[trajectory], set(steps.values())
+            )
             self.replayed += max(steps.values())
             branches += [(name, points[step]) for name, step in steps.items()]
         return branches

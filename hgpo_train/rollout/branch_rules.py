@@ -90,7 +90,9 @@ def branch_rule(
     def decorate(function: Callable[[pl.LazyFrame], pl.LazyFrame]) -> BranchRule:
         new = BranchRule(name, function, tuple(scores), outcomes)
         if _registered.setdefault(name, new) is not new:
-            raise InputError(f"a branch rule {name!r} is registered already; choose another name")
+            raise InputError(
+                f"a branch rule {name!r} is registered already; choose another name"
+            )
         return new
 
     return decorate
@@ -148,7 +150,8 @@ def _as_rule(found: object, name: str) -> BranchRule:
     if isinstance(found, BranchRule):
         return found
     if callable(found):
-        return BranchRule(name, found, outcomes=True)  # unknown, and so the careful answer
+        # unknown, and so the careful answer
+        return BranchRule(name, found, outcomes=True)
     raise InputError(
         f"{name}: expected a function of a step table, received {type(found).__name__}"
     )
@@ -167,9 +170,9 @@ def uniform(steps: pl.LazyFrame) -> pl.LazyFrame:
 def first_visits(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Each state of a group once, at the earliest step that is in it."""
     ordered = steps.sort("step", "trajectory")
-    return ordered.unique([*GROUP, "state_hash"], keep="first", maintain_order=True).with_columns(
-        priority=pl.lit(0.0)
-    )
+    return ordered.unique(
+        [*GROUP, "state_hash"], keep="first", maintain_order=True
+    ).with_columns(priority=pl.lit(0.0))
 
 
 @branch_rule("mixed-outcomes", outcomes=True)
@@ -177,7 +180,9 @@ def mixed_outcomes(steps: pl.LazyFrame) -> pl.LazyFrame:
     """States whose rollouts ended with different returns, those of the largest variance first."""
     state = [*GROUP, "state_hash"]
     visits = steps.sort("step").unique([*state, "trajectory"], keep="first")
-    variances = visits.group_by(state).agg(pl.col("episode_return").var(0).alias("priority"))
+    variances = visits.group_by(state).agg(
+        pl.col("episode_return").var(0).alias("priority")
+    )
     return (
         first_visits.function(steps)
         .drop("priority")
@@ -227,19 +232,25 @@ def choose_points(
     # 1. What the rule chooses. A branch at a first row would be one of the parent's parent, or a rollout of its own.
     whole = steps.filter(~pl.col("aborted").any().over("trajectory"))
     left = (pl.col("episode_length") - pl.col("step")).mean().over("step")
-    allowed = whole.with_columns(left.alias("left")).filter(~IS_FIRST).select(*POINT, "left")
+    allowed = (
+        whole.with_columns(left.alias("left")).filter(~IS_FIRST).select(*POINT, "left")
+    )
     try:
         found = rule.function(whole).select(*POINT, pl.col("priority").cast(pl.Float64))
         points = found.drop_nulls().unique(POINT).join(allowed, on=POINT).collect()
     except Exception as error:  # of a function of one's own
-        expected = f"rows of the step table with {', '.join(POINT)} and a number as priority"
+        expected = (
+            f"rows of the step table with {', '.join(POINT)} and a number as priority"
+        )
         received = f"{type(error).__name__}: {one_line(error, 200)}"
         raise InputError(
             f"branch rule {rule.name}: expected {expected}, received {received}"
         ) from error
 
     # 2. Their order. The names of equal ones are hashed with the seed, so that it does not depend on that of rows.
-    texts = points.select(pl.format(f"{seed}/{{}}/{{}}", "trajectory", "step")).to_series()
+    texts = points.select(
+        pl.format(f"{seed}/{{}}/{{}}", "trajectory", "step")
+    ).to_series()
     points = points.with_columns(order=text_hashes(texts))
     points = points.sort("priority", "order", descending=[True, False])
 

@@ -21,10 +21,20 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.plugins import check_code_in_file
 from hgpo_envs.registration import code_of as code_of_environment
 from hgpo_train.advantages.advantage_tables import fingerprint
-from hgpo_train.policies.registry import PolicyContext, code_of, find_policy, policy_names
+from hgpo_train.policies.registry import (
+    PolicyContext,
+    code_of,
+    find_policy,
+    policy_names,
+)
 from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.branch_groups import ROWS, Branches
-from hgpo_train.rollout.collection import CollectedRun, played, player_of, removed_if_unused
+from hgpo_train.rollout.collection import (
+    CollectedRun,
+    played,
+    player_of,
+    removed_if_unused,
+)
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import MAX_FAILED, allowed_in_a_row
 from hgpo_train.rollout.plan import ExecutionOptions
@@ -103,14 +113,20 @@ def branch_run(
         expected = f"a number of branches from 1 to {branch_rules.WIDEST}"
         raise InputError(f"width: expected {expected}, received {width}")
     if not 0 <= max_failed <= 1:
-        raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
+        raise InputError(
+            f"max_failed: expected a share from 0 to 1, received {max_failed}"
+        )
     if not -(1 << 63) <= seed < 1 << 63:
         raise InputError(f"seed: expected an integer of 64 bits, received {seed}")
     if budget is not None and budget < 1:
-        raise InputError(f"budget: expected a number of steps of at least 1, received {budget}")
+        raise InputError(
+            f"budget: expected a number of steps of at least 1, received {budget}"
+        )
     # 1. The saved run, and the names of what it was collected with.
     source, header = _saved(Path(run))
-    folder = Path(out) if out is not None else source.with_name(f"{source.name}-branched")
+    folder = (
+        Path(out) if out is not None else source.with_name(f"{source.name}-branched")
+    )
     if folder.resolve() == source.resolve():
         raise InputError(
             f"--out {folder}: expected another folder than that of the run, which is not changed"
@@ -123,11 +139,14 @@ def branch_run(
         columns = scan_steps(source).select(*branch_rules.READ, "run")
         steps = with_scores(columns, source, rule.scores).drop("run").collect()
         # 3. The policy, and what the new run says of itself.
-        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
+        context = PolicyContext(
+            handle.shared.source.name, handle.settings.action_format, options
+        )
         player, identity = player_of(maker, argument, policy, context)
         branched = {
             "run": header.run,
-            "run_fingerprint": fingerprint(source),  # branches of a run that has changed are others
+            # branches of a run that has changed are others
+            "run_fingerprint": fingerprint(source),
             "at": at,
             "outcomes": rule.outcomes,
             "width": width,
@@ -139,7 +158,8 @@ def branch_run(
         # 4. All groups of the run, with their branches.
         tally = Tally()
         session = Session(
-            endpoint=getattr(player, "endpoint", None), slots=slots or ExecutionOptions().slots or 0
+            endpoint=getattr(player, "endpoint", None),
+            slots=slots or ExecutionOptions().slots or 0,
         )
         with (
             closing(player),
@@ -171,7 +191,12 @@ def branch_run(
             ):
                 parts = (part.scan() for part in partitions(source, ROWS))
                 branches.play(
-                    parts, player, execution, tally, progress=show, should_stop=should_stop
+                    parts,
+                    player,
+                    execution,
+                    tally,
+                    progress=show,
+                    should_stop=should_stop,
                 )
     return BranchedRun(folder, tally, points, branches.played.height, branches.replayed)
 
@@ -180,7 +205,9 @@ def _saved(run: Path) -> tuple[Path, Header]:
     """Return the folder of a saved run, and what its manifest says of it."""
     folder = run_at(run) if run.is_dir() else None
     if folder is None:
-        raise InputError(f"{run}: expected the folder of a saved run, as of hgpo rollout")
+        raise InputError(
+            f"{run}: expected the folder of a saved run, as of hgpo rollout"
+        )
     header = manifest.read(folder).header
     if header is None or not isinstance(header.config.get("env"), dict):
         raise InputError(

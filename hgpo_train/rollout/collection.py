@@ -120,7 +120,9 @@ class CollectedRun:
         """
         solved = self.success
         low, high = solved.interval or (None, None)
-        others = measure(self.rollouts, ("mean_return", "mean_length", "valid", "admissible"))[None]
+        others = measure(
+            self.rollouts, ("mean_return", "mean_length", "valid", "admissible")
+        )[None]
         return {
             "groups": self.rollouts.n_unique(GROUP),
             "rollouts": solved.rollouts,
@@ -221,7 +223,9 @@ def collect(
     folder = Path(out)
     options = dict(policy_options or {})
     if not 0 <= max_failed <= 1:
-        raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
+        raise InputError(
+            f"max_failed: expected a share from 0 to 1, received {max_failed}"
+        )
     # 1. The policy's specification and the environment, whose default of `action_format` depends on it.
     maker, argument = find_policy(policy)
     handle, stored_options = _open(env, env_options, maker.action_format)
@@ -247,7 +251,9 @@ def collect(
         slots, workers, max_failed=max_failed, max_consecutive_failures=allowed
     )
     # 3. The policy, and what a run stores of it: not the options that affect only the execution.
-    context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
+    context = PolicyContext(
+        handle.shared.source.name, handle.settings.action_format, options
+    )
     player, identity = player_of(maker, argument, policy, context)
     name = identity["name"]
     unstored = getattr(maker.options, "EXECUTION", ())
@@ -261,8 +267,12 @@ def collect(
         earlier = read_sessions(folder)
         session = Session(
             endpoint=getattr(player, "endpoint", None),
-            policy_code=None if isinstance(policy, str | PolicySpec) else source_hash(policy),
-            policy_options={key: value for key, value in options.items() if key in unstored},
+            policy_code=None
+            if isinstance(policy, str | PolicySpec)
+            else source_hash(policy),
+            policy_options={
+                key: value for key, value in options.items() if key in unstored
+            },
             slots=execution.slots or 0,
             workers=workers,
         )
@@ -286,7 +296,9 @@ def collect(
         ):
             for text in _changes(folder, earlier, session, name):
                 warnings.warn(text, stacklevel=2)  # names the line that calls `collect`
-            expected = (sum(spec.tasks for spec in specs) - len(writer.committed)) * group_size
+            expected = (
+                sum(spec.tasks for spec in specs) - len(writer.committed)
+            ) * group_size
             with (
                 played(writer, earlier, session, tally) as should_stop,
                 live_progress(expected, progress) as show,
@@ -309,7 +321,9 @@ def collect(
     run = CollectedRun(folder, tally)
     try:
         raise_if_too_many(
-            run.failures, max_failed, "Run it again with the same arguments to retry them."
+            run.failures,
+            max_failed,
+            "Run it again with the same arguments to retry them.",
         )
     except RolloutError as error:
         error.run = run
@@ -332,7 +346,8 @@ def player_of(
     if name.partition(":")[0] in _LOCAL_MODELS:
         from hgpo_train.models.checkpoint_files import stored_model
 
-        identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
+        # of a run that goes on, the newest checkpoint
+        identity["weights"] = stored_model(argument)
         identity["chat_template_hash"] = getattr(player, "chat_template_hash", None)
     return player, identity
 
@@ -346,7 +361,10 @@ def _open(
             name: os.fspath(value) if isinstance(value, os.PathLike) else value
             for name, value in options.items()
         }
-        shown = {"history_length": EpisodeOptions.history_length, "action_format": action_format}
+        shown = {
+            "history_length": EpisodeOptions.history_length,
+            "action_format": action_format,
+        }
         stored = {"split": "train", **shown, **plain}
         try:
             return open_env(env, **stored), stored
@@ -379,10 +397,15 @@ def _open(
             text_env.tasks,
         )
     names = ("history_length", "action_format", "max_steps")
-    return env, {"split": env.tasks.name, **{name: getattr(env.settings, name) for name in names}}
+    return env, {
+        "split": env.tasks.name,
+        **{name: getattr(env.settings, name) for name in names},
+    }
 
 
-def _select(handle: EnvHandle, tasks: int | Sequence[str] | None) -> tuple[EnvHandle, int]:
+def _select(
+    handle: EnvHandle, tasks: int | Sequence[str] | None
+) -> tuple[EnvHandle, int]:
     """Return the environment with the tasks that are chosen, and the number of tasks to play."""
     if isinstance(tasks, Sequence):
         chosen = Split(handle.shared, handle.tasks.name, tasks)
@@ -395,7 +418,9 @@ def _select(handle: EnvHandle, tasks: int | Sequence[str] | None) -> tuple[EnvHa
     return handle, number if tasks is None else tasks
 
 
-def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: str) -> list[str]:
+def _changes(
+    folder: Path, earlier: Sequence[Session], session: Session, name: str
+) -> list[str]:
     """Return warnings of what differs from the earlier sessions of a run without being part of its configuration."""
     if not earlier:
         return []
@@ -453,6 +478,9 @@ def removed_if_unused(folder: Path, *worthless: str) -> Iterator[None]:
     except BaseException:
         if new and folder.is_dir():
             # unless it is in use
-            with suppress(OSError, InputError), FolderLock(folder, "removing an empty run"):
+            with (
+                suppress(OSError, InputError),
+                FolderLock(folder, "removing an empty run"),
+            ):
                 remove_unused(new, {LOCK, manifest.NAME, SESSIONS, *worthless})
         raise

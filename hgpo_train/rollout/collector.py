@@ -81,20 +81,25 @@ class Collector:
             spec.rollouts
         )
         self._raises_bugs = bool(getattr(policy, "raise_errors", False))
-        self._failing_act_loses = bool(getattr(self._source, "failing_act_loses", False))
+        self._failing_act_loses = bool(
+            getattr(self._source, "failing_act_loses", False)
+        )
         self._seats = [
             _Seat(slot, Episode(handle.shared, handle.settings, engine))
             for slot, engine in enumerate(slots.engines)
         ]
         self._free = self._seats[::-1]
-        self._asked: dict[int, _Seat] = {}  # by request id, oldest first, which _exchange relies on
+        # by request id, oldest first, which _exchange relies on
+        self._asked: dict[int, _Seat] = {}
         self._requests: list[Request] = []  # not yet submitted to the policy
         # members of the newest group that have not started
         self._members: list[tuple[PlannedGroup, int]] = []
         self._next_id = 0
         self._version = 0
 
-    def run(self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]) -> None:
+    def run(
+        self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]
+    ) -> None:
         """Play until every wanted group is finished. In any case, commit finished groups and close the engines.
 
         Args:
@@ -120,7 +125,8 @@ class Collector:
                     wait = 0
                 # 3. The policy receives the requests, and those that it has answered become commands.
                 replies = attempt("PolicyFailed", self._exchange)
-                if isinstance(replies, Failure):  # the policy raised: all open requests fail
+                # the policy raised: all open requests fail
+                if isinstance(replies, Failure):
                     replies = [(request_id, replies) for request_id in self._asked]
                 for request_id, reply in replies:
                     if seat := self._asked.pop(request_id, None):
@@ -169,7 +175,9 @@ class Collector:
             return []
         collected = self._policy.collect(_BOTH_WAIT_S if self._slots.busy else _WAIT_S)
         self._version = checked_count("the policy's version", self._policy.version)
-        replies = [(int(request_id), checked(Reply, reply)) for request_id, reply in collected]
+        replies = [
+            (int(request_id), checked(Reply, reply)) for request_id, reply in collected
+        ]
         # The oldest requests come first, so the search for late ones ends at the first that is in time.
         late = perf_counter() - self._policy_timeout_s
         for request_id, seat in self._asked.items():
@@ -178,7 +186,10 @@ class Collector:
             replies.append(
                 (
                     request_id,
-                    Failure("PolicyTimedOut", f"no answer within {self._policy_timeout_s:g} s"),
+                    Failure(
+                        "PolicyTimedOut",
+                        f"no answer within {self._policy_timeout_s:g} s",
+                    ),
                 )
             )
         return replies
@@ -199,7 +210,9 @@ class Collector:
                 terminated=True,
                 info={"lost": str(outcome)},
             )
-        failure = attempt("EnvironmentFailed", self._advance, seat, trajectory, outcome, seconds)
+        failure = attempt(
+            "EnvironmentFailed", self._advance, seat, trajectory, outcome, seconds
+        )
         if failure is not None or seat.episode.done:
             self._end(seat, trajectory, failure)
 
@@ -218,7 +231,9 @@ class Collector:
                 return task
             trajectory.begin(task, state)
             if episode.done:
-                return Failure("EnvironmentFailed", "the task ended before its first step")
+                return Failure(
+                    "EnvironmentFailed", "the task ended before its first step"
+                )
         else:
             trajectory.add_state(state, seconds)
             self.tally.steps += 1
@@ -250,7 +265,9 @@ class Collector:
             self._end(seat, trajectory, failure)
 
     def _act(self, seat: _Seat, trajectory: Trajectory, reply: Reply) -> None:
-        command = trajectory.add_reply(reply, perf_counter() - seat.asked_at, self._version)
+        command = trajectory.add_reply(
+            reply, perf_counter() - seat.asked_at, self._version
+        )
         prompt_tokens = reply.prompt_tokens
         if prompt_tokens is None and reply.prompt_token_ids is not None:
             prompt_tokens = len(reply.prompt_token_ids)
@@ -268,7 +285,8 @@ class Collector:
         assert error is not None
         if isinstance(error, BadValueError):
             raise InputError(f"policy {self._policy.name}: {error}") from error
-        if not isinstance(error, Exception):  # SystemExit would end the command without a word
+        # SystemExit would end the command without a word
+        if not isinstance(error, Exception):
             error = RuntimeError(f"the policy raised {failure.message}").with_traceback(
                 error.__traceback__
             )
@@ -279,7 +297,9 @@ class Collector:
             )
         raise error
 
-    def _end(self, seat: _Seat, trajectory: Trajectory, failure: Failure | None) -> None:
+    def _end(
+        self, seat: _Seat, trajectory: Trajectory, failure: Failure | None
+    ) -> None:
         tally = self.tally
         tally.trajectories += 1
         if failure is None:
@@ -339,7 +359,11 @@ def play_groups(
         slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
     elif concurrent is not None:
         # engines that wait for other processes, of which the source allows so many
-        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))])
+        slots = ThreadSlots(
+            [handle.shared.source.engine() for _ in range(min(count, concurrent))]
+        )
     else:
         slots = Slots([handle.shared.source.engine() for _ in range(count)])
-    Collector(handle, slots, policy, groups, spec, execution, tally).run(progress, should_stop)
+    Collector(handle, slots, policy, groups, spec, execution, tally).run(
+        progress, should_stop
+    )

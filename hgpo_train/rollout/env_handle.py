@@ -51,12 +51,18 @@ class EnvHandle:
         Args:
             options: The environment's keyword arguments.
         """
-        functions = {"state_key": self.settings.state_key, "memory": self.settings.memory}
+        functions = {
+            "state_key": self.settings.state_key,
+            "memory": self.settings.memory,
+        }
         named = {
-            name: name_of(function) for name, function in functions.items() if function is not None
+            name: name_of(function)
+            for name, function in functions.items()
+            if function is not None
         }
         plain = {
-            name: name_of(value) if callable(value) else value for name, value in options.items()
+            name: name_of(value) if callable(value) else value
+            for name, value in options.items()
         }
         # A list of ids may be long: their hash tells one list from another.
         chosen = (
@@ -107,23 +113,30 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
         )
         # the names that Gymnasium proposes are mostly no text environments
         if is_unknown and ":" not in env_id:
-            raise InputError(unknown("environment", env_id, environment_ids())) from error
+            raise InputError(
+                unknown("environment", env_id, environment_ids())
+            ) from error
         raise InputError(
             f"unknown environment {env_id!r} ({error}). Known: {', '.join(environment_ids())}"
         ) from error
     except ImportError as error:
         raise InputError(f"{env_id}: {one_line(error, 300)}") from error
-    except TypeError:  # another package's environment, which lacks this package's arguments
+    except TypeError:
+        # another package's environment, which lacks this package's arguments
         pass
     if isinstance(env, TextEnv):
         return EnvHandle(env_id, env.shared, env.episode.settings, env.tasks)
     # options of episodes are applied here, all others are passed to the other package's environment
     own = {
-        name: value for name, value in options.items() if name not in (*_EPISODE_OPTIONS, "split")
+        name: value
+        for name, value in options.items()
+        if name not in (*_EPISODE_OPTIONS, "split")
     }
     shell = {name: options[name] for name in _EPISODE_OPTIONS if name in options}
     shared = open_shared(
-        "hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own)
+        "hgpo_envs.gymnasium_source:GymnasiumSource",
+        env_id=env_id,
+        options=json.dumps(own),
     )
     handle = EnvHandle(
         env_id,
@@ -142,11 +155,17 @@ def evaluation_split(env_id: str) -> str:
         InputError: The environment declares none, or belongs to another package and has no `EnvironmentSpec`.
     """
     env_id = resolve_id(env_id)
-    split = environment_spec(env_id).evaluation_split if env_id in environment_ids() else None
+    split = (
+        environment_spec(env_id).evaluation_split
+        if env_id in environment_ids()
+        else None
+    )
     if env_id not in gymnasium.registry and ":" not in env_id:
         raise InputError(unknown("environment", env_id, environment_ids()))
     if split is None:
-        raise InputError(f"{env_id} has no default split for evaluation; give one with --split")
+        raise InputError(
+            f"{env_id} has no default split for evaluation; give one with --split"
+        )
     return split
 
 

@@ -55,7 +55,9 @@ class FailureSummary:
 
     def describe(self) -> str:
         """Return the counts and the most frequent reasons in one line."""
-        shown = [f"{times} × {reason.rstrip('.')}" for reason, times in self.reasons[:_SHOWN]]
+        shown = [
+            f"{times} × {reason.rstrip('.')}" for reason, times in self.reasons[:_SHOWN]
+        ]
         if others := sum(times for _, times in self.reasons[_SHOWN:]):
             shown.append(f"{others} × other reasons")
         share = self.failed / self.rollouts if self.rollouts else 0.0
@@ -110,7 +112,9 @@ def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
     )
 
 
-def raise_if_too_many(failures: FailureSummary, most: float = MAX_FAILED, advice: str = "") -> None:
+def raise_if_too_many(
+    failures: FailureSummary, most: float = MAX_FAILED, advice: str = ""
+) -> None:
     """Raise if more than the share `most` of rollouts failed, or all of them.
 
     Raises:

@@ -30,7 +30,9 @@ def collected_groups(
     groups = group_table(scan_steps(writer.folder), outcome).collect()
     for iteration, task_id, group, trajectories, ends in groups.iter_rows():
         if trajectories and retry_failed:
-            failed[iteration, task_id, group] = FailedGroup(frozenset(trajectories), ends)
+            failed[iteration, task_id, group] = FailedGroup(
+                frozenset(trajectories), ends
+            )
         else:
             done[iteration, task_id, group] = len(set(ends)) > 1
     return done, failed
@@ -104,7 +106,9 @@ class GroupScheduler:
         while self.begun < most:
             # Without dynamic sampling every group is wanted. With it, active groups count as informative until they
             # end: otherwise more groups would begin than are needed.
-            wanted = not dynamic or self.informative + len(self._active) < self._spec.tasks
+            wanted = (
+                not dynamic or self.informative + len(self._active) < self._spec.tasks
+            )
             # An earlier run may have played more groups than this one needs, because failures hid that groups were
             # informative. While groups are active, it is unknown whether the next one is wanted.
             if not wanted and (self._active or not self._to_retry):
@@ -116,9 +120,13 @@ class GroupScheduler:
             if failed is not None:
                 self._to_retry -= 1
                 members = [
-                    n for n in range(group.size) if group.trajectory(n) in failed.trajectories
+                    n
+                    for n in range(group.size)
+                    if group.trajectory(n) in failed.trajectories
                 ]
-                self._active[group.position] = _ActiveGroup(len(members), list(failed.outcomes))
+                self._active[group.position] = _ActiveGroup(
+                    len(members), list(failed.outcomes)
+                )
                 return group, members
             # 2. A new group. 3. Otherwise it is committed or not wanted, and counts if it is known to be informative.
             if wanted and group.key not in self._done:
@@ -134,7 +142,10 @@ class GroupScheduler:
         active.rows += trajectory.rows
         active.missing -= 1
         active.characters += trajectory.characters
-        if not trajectory.aborted and (outcome := self._outcome(trajectory.rows)) is not None:
+        if (
+            not trajectory.aborted
+            and (outcome := self._outcome(trajectory.rows)) is not None
+        ):
             active.outcomes.append(outcome)
         if active.missing:
             return
@@ -146,7 +157,10 @@ class GroupScheduler:
         rows += active.rows
         self._finished += 1
         limits = self._execution
-        is_late = limits.shard_s is not None and monotonic() - self._flushed_at >= limits.shard_s
+        is_late = (
+            limits.shard_s is not None
+            and monotonic() - self._flushed_at >= limits.shard_s
+        )
         if (
             is_late
             or self._finished >= limits.groups_per_shard

@@ -127,7 +127,11 @@ def success(rollouts: pl.DataFrame) -> Success:
     most = (won + aborted + unknown) / len(rollouts)
     found = measure(rollouts.with_columns(success="won"), ["success"])[None]["success"]
     share, interval = (found.value, found.interval) if found else (None, None)
-    lengths = by_length(rollouts).select("steps", "episodes", "aborted").rows() if aborted else []
+    lengths = (
+        by_length(rollouts).select("steps", "episodes", "aborted").rows()
+        if aborted
+        else []
+    )
     return Success(
         len(rollouts),
         aborted,
@@ -140,7 +144,9 @@ def success(rollouts: pl.DataFrame) -> Success:
     )
 
 
-def group_table(steps: pl.LazyFrame, outcome: str, *, branches: bool = False) -> pl.LazyFrame:
+def group_table(
+    steps: pl.LazyFrame, outcome: str, *, branches: bool = False
+) -> pl.LazyFrame:
     """Return one row per group of a step table.
 
     Args:
@@ -155,7 +161,9 @@ def group_table(steps: pl.LazyFrame, outcome: str, *, branches: bool = False) ->
     failed = pl.col("trajectory").filter("aborted")
     ends = pl.col(_COLUMNS[outcome]).filter(~pl.col("aborted"))
     table = rollout_table(steps, branches=branches)
-    return table.group_by(GROUP).agg(failed.alias("failed"), ends.drop_nulls().alias("ends"))
+    return table.group_by(GROUP).agg(
+        failed.alias("failed"), ends.drop_nulls().alias("ends")
+    )
 
 
 def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:

@@ -17,7 +17,13 @@ from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.branch_rules import WIDTH, Width
 from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.rollout.outcomes import OUTCOMES
-from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings, check
+from hgpo_train.settings import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -163,9 +169,9 @@ class PlannedGroup:
 
     def seed(self, run_seed: int, member: int) -> int:
         """Return a member's seed in [0, 2⁶³). It does not depend on other groups or on timing."""
-        return text_hash(f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}") % (
-            1 << 63
-        )
+        return text_hash(
+            f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}"
+        ) % (1 << 63)
 
     def point(self, _: int) -> BranchPoint | None:
         """Return the point at which a member starts, if it is a branch; None if it starts the task."""

@@ -66,10 +66,16 @@ class Row(Struct, gc=False):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the columns that have a value."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {
+            name: value for name, value in asdict(self).items() if value is not None
+        }
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
     """Return the columns of rows by name, as `hgpo_datasets.StepWriter.add_group` takes them."""
-    columns = zip(Row.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True)
-    return {name: values for name, values in columns if values.count(None) < len(values)}
+    columns = zip(
+        Row.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True
+    )
+    return {
+        name: values for name, values in columns if values.count(None) < len(values)
+    }

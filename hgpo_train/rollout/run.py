@@ -76,20 +76,32 @@ def collect_groups(
             )
         # Points were chosen among the rollouts as they were: others would have other branches.
         here = pl.col("iteration") == spec.iteration
-        replayed &= not (writer.committed and has_branches(scan_steps(writer.folder).filter(here)))
+        replayed &= not (
+            writer.committed and has_branches(scan_steps(writer.folder).filter(here))
+        )
     done, failed = collected_groups(writer, spec.outcome, retry_failed=replayed)
 
     def commit(new: list[Row], again: list[Row]) -> None:
         for rows, store in ((again, writer.replace), (new, writer.add_group)):
             if rows:
                 # The values were checked when they arrived (`hgpo_train.policies.validation`).
-                store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)}, checked=True)
+                store(
+                    {"env_id": [handle.env_id] * len(rows), **columns_of(rows)},
+                    checked=True,
+                )
         writer.commit()
 
     plan = plan_groups(handle.tasks, spec)
     groups = GroupScheduler(plan, spec, execution, commit, done, failed)
     play_groups(
-        handle, policy, groups, spec, execution, tally, progress=progress, should_stop=should_stop
+        handle,
+        policy,
+        groups,
+        spec,
+        execution,
+        tally,
+        progress=progress,
+        should_stop=should_stop,
     )
     if spec.branch is not None and not should_stop():
         branch_rollouts(

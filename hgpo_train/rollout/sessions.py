@@ -42,7 +42,9 @@ _PACKAGES: Final = ("hgpo", "torch", "transformers", "vllm")
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that affect rollouts."""
     packages = {
-        name: number for name in _PACKAGES if (number := installed_version(name)) is not None
+        name: number
+        for name in _PACKAGES
+        if (number := installed_version(name)) is not None
     }
     return {"python": platform.python_version(), **packages}
 
@@ -69,7 +71,9 @@ class Session(Struct, kw_only=True):
         versions: Versions of the installed packages and of Python.
     """
 
-    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    started_at: str = field(
+        default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")
+    )
     seconds: float = 0.0
     ended: str = "killed"
     endpoint: str | None = None
@@ -101,7 +105,9 @@ def read_sessions(run: Path) -> list[Session]:
     if not os.path.lexists(path):
         return []
     try:
-        record = msgspec.json.decode(read_bytes(path, _BYTES, "record of sessions"), type=_Record)
+        record = msgspec.json.decode(
+            read_bytes(path, _BYTES, "record of sessions"), type=_Record
+        )
     except (msgspec.DecodeError, RecursionError):
         record = _Record("", [])
     if record.format != FORMAT:
@@ -126,7 +132,9 @@ def record_session(
 
     def write() -> None:
         values = redact_json(msgspec.to_builtins(_Record(FORMAT, [*before, session])))
-        write_file(run / NAME, seal(msgspec.json.format(msgspec.json.encode(values), indent=1)))
+        write_file(
+            run / NAME, seal(msgspec.json.format(msgspec.json.encode(values), indent=1))
+        )
 
     # The first write says "killed": it stays if the process is.
     write()

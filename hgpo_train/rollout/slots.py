@@ -70,12 +70,16 @@ class Slots:
     def close(self) -> None:
         """Release the resources of all slots, and end the calls that are under way."""
 
-    def _result(self, slot: int, method: str, argument: str | BranchPoint) -> SlotResult:
+    def _result(
+        self, slot: int, method: str, argument: str | BranchPoint
+    ) -> SlotResult:
         began = perf_counter()
         engine: Any = self.engines[slot]
         outcome: Any
         if isinstance(argument, str):
-            outcome = attempt("EnvironmentFailed", methodcaller(method, argument), engine)
+            outcome = attempt(
+                "EnvironmentFailed", methodcaller(method, argument), engine
+            )
         else:
             outcome = attempt("EnvironmentFailed", argument.begin, engine)
             if not isinstance(outcome, Failure):
@@ -92,14 +96,18 @@ class ThreadSlots(Slots):
     def __init__(self, engines: Sequence[Engine]) -> None:
         super().__init__(engines)
         self._threads = ThreadPoolExecutor(
-            len(engines), "hgpo-engine", initializer=_leave_interrupts_to_the_main_thread
+            len(engines),
+            "hgpo-engine",
+            initializer=_leave_interrupts_to_the_main_thread,
         )
         self._ready: queue.SimpleQueue[SlotResult] = queue.SimpleQueue()
 
     def call(self, slot: int, method: str, argument: str | BranchPoint) -> None:
         """See `Slots`."""
         self.busy += 1
-        self._threads.submit(lambda: self._ready.put(self._result(slot, method, argument)))
+        self._threads.submit(
+            lambda: self._ready.put(self._result(slot, method, argument))
+        )
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""

@@ -41,7 +41,9 @@ class Tally:
     @property
     def failures(self) -> FailureSummary:
         """The numbers of rollouts and of failed ones, with the reasons."""
-        return FailureSummary(self.trajectories, self.aborted, merged_reasons(self.reasons))
+        return FailureSummary(
+            self.trajectories, self.aborted, merged_reasons(self.reasons)
+        )
 
     def describe(self) -> str:
         """Return steps and tokens per second, and how many finished rollouts won, as one line.

@@ -38,7 +38,13 @@ class Trajectory:
     """
 
     def __init__(
-        self, group: PlannedGroup, member: int, seed: int, episode: Episode, *, clocked: bool
+        self,
+        group: PlannedGroup,
+        member: int,
+        seed: int,
+        episode: Episode,
+        *,
+        clocked: bool,
     ) -> None:
         self.group = group
         self.member = member
@@ -78,7 +84,9 @@ class Trajectory:
         self.episode.task = task
         self.episode.state = state
 
-    def request(self, number: int = 0, slot: int = 0, engine: Engine | None = None) -> Request:
+    def request(
+        self, number: int = 0, slot: int = 0, engine: Engine | None = None
+    ) -> Request:
         """Begin the row of a step with its state and prompt. Return the request to the policy, with this number."""
         episode = self.episode
         settings = episode.settings
@@ -106,7 +114,9 @@ class Trajectory:
         if settings.prompt_style == "chat":
             before = () if self.point is None else self.point.rows[: self.point.step]
             for past in (*before, *self.rows):
-                tokens = None if past.cut_pairs or past.cut_tokens else past.prompt_token_ids
+                tokens = (
+                    None if past.cut_pairs or past.cut_tokens else past.prompt_token_ids
+                )
                 turns.append(
                     Turn(
                         past.prompt or "",

@@ -75,7 +75,9 @@ class WorkerSlots(Slots):
         InputError: The task source cannot be pickled.
     """
 
-    def __init__(self, shared: SharedSource, count: int, *, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, shared: SharedSource, count: int, *, timeout_s: float = 300.0
+    ) -> None:
         pickled = attempt("", ForkingPickler.dumps, shared)
         if isinstance(pickled, Failure):
             raise InputError(
@@ -105,13 +107,17 @@ class WorkerSlots(Slots):
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`. Kill processes that exceed the time limit."""
-        ready = {key.data.slot for key, _ in self._selector.select(timeout if self.busy else 0)}
+        ready = {
+            key.data.slot
+            for key, _ in self._selector.select(timeout if self.busy else 0)
+        }
         now = perf_counter()
         results = []
         for worker in list(self._workers.values()):
             # 1. Idle processes: only their end makes a connection readable.
             if worker.called_at is None:
-                if worker.slot in ready:  # it died after its last rollout, which is complete
+                # it died after its last rollout, which is complete
+                if worker.slot in ready:
                     self._discard(worker)
                 continue
             # 2. A result, or a call that takes too long; the others are still at work.
@@ -120,7 +126,8 @@ class WorkerSlots(Slots):
                 outcome = self._receive(worker)
             elif seconds > worker.limit_s:
                 outcome = Failure(
-                    "WorkerTimedOut", f"no answer from the environment within {worker.limit_s:g} s"
+                    "WorkerTimedOut",
+                    f"no answer from the environment within {worker.limit_s:g} s",
                 )
                 self._discard(worker)
             else:
@@ -184,9 +191,17 @@ class WorkerSlots(Slots):
             code = worker.process.exitcode
             self._discard(worker)
             if code is None:
-                return Failure("WorkerDied", "the environment's process closed its connection")
-            cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return Failure("WorkerDied", f"the environment's process ended with {cause}")
+                return Failure(
+                    "WorkerDied", "the environment's process closed its connection"
+                )
+            cause = (
+                f"signal {signal.Signals(-code).name}"
+                if code < 0
+                else f"exit code {code}"
+            )
+            return Failure(
+                "WorkerDied", f"the environment's process ended with {cause}"
+            )
         return attempt("WorkerDied", pickle.loads, data)
 
 
@@ -197,7 +212,8 @@ def _serve(pickled: bytes, connection: Connection) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
         parent = multiprocessing.parent_process()
-        if parent is not None and os.getppid() != parent.pid:  # the parent ended before the call
+        # the parent ended before the call
+        if parent is not None and os.getppid() != parent.pid:
             os._exit(1)
     with contextlib.suppress(OSError, EOFError), connection:
         # The source is opened at the first call, whose result can then say why it failed; the next call tries again.

@@ -25,7 +25,11 @@ def logprobs(rows: ScoredRows) -> dict[str, pl.Series]:
 @score("entropy", columns={"entropy": pl.Float64()})
 def entropy(rows: ScoredRows) -> dict[str, pl.Series]:
     """Score each response by the mean entropy of the distributions of its tokens."""
-    return {"entropy": rows.per_token(rows.policy.entropies).cast(pl.List(pl.Float64)).list.mean()}
+    return {
+        "entropy": rows.per_token(rows.policy.entropies)
+        .cast(pl.List(pl.Float64))
+        .list.mean()
+    }
 
 
 @score("entropies", columns={"entropies": TOKENS})

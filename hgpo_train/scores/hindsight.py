@@ -57,9 +57,9 @@ def hindsight_prompts(rows: ScoredRows) -> pl.Series:
     encoded: list[list[int]] = []
     if notes:
         # A state with the text of a special token is text: it must not end the message.
-        encoded = rows.tokenizer(notes, add_special_tokens=False, split_special_tokens=True)[
-            "input_ids"
-        ]
+        encoded = rows.tokenizer(
+            notes, add_special_tokens=False, split_special_tokens=True
+        )["input_ids"]
     note_of = dict(zip(ends["trajectory"], encoded, strict=True))
 
     # 2. Each prompt with its note.

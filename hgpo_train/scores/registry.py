@@ -56,10 +56,13 @@ class Score:
         for name, values in found.items():
             if len(values) != len(rows.steps):
                 expected = f"{len(rows.steps)} values of {name}, one per row"
-                raise InputError(f"score {self.name}: expected {expected}, received {len(values)}")
+                raise InputError(
+                    f"score {self.name}: expected {expected}, received {len(values)}"
+                )
         try:
             return {
-                name: found[name].cast(dtype).alias(name) for name, dtype in self.columns.items()
+                name: found[name].cast(dtype).alias(name)
+                for name, dtype in self.columns.items()
             }
         except pl.exceptions.PolarsError as error:
             expected = f"columns of {', '.join(map(str, self.columns.values()))}"
@@ -85,7 +88,9 @@ def score(
     def decorate(function: Callable[[ScoredRows], Mapping[str, pl.Series]]) -> Score:
         new = Score(name, function, dict(columns))
         if _registered.setdefault(name, new) is not new:
-            raise InputError(f"a score {name!r} is registered already; choose another name")
+            raise InputError(
+                f"a score {name!r} is registered already; choose another name"
+            )
         return new
 
     return decorate

@@ -109,5 +109,7 @@ class ScoredRows:
             .agg("value")
         )
         every = pl.DataFrame({"row": np.arange(len(lengths))})
-        lists = every.join(present, on="row", how="left", maintain_order="left")["value"]
+        lists = every.join(present, on="row", how="left", maintain_order="left")[
+            "value"
+        ]
         return lists.fill_null(pl.Series([[]], dtype=TOKENS)).cast(TOKENS)

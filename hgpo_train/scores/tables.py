@@ -133,7 +133,9 @@ def stored_scores(
         return None
     table = read_table(path)
     rows = steps.filter(HAS_TOKENS).select(KEYS)
-    expected = dict(rows.schema) | columns_of({str(value["score"]) for value in about.values()})
+    expected = dict(rows.schema) | columns_of(
+        {str(value["score"]) for value in about.values()}
+    )
     if any(table.schema.get(column) != dtype for column, dtype in expected.items()):
         return None
     found = rows.join(table.drop_nulls(list(about)), on=list(KEYS), how="semi")
@@ -159,7 +161,9 @@ def with_scores(
     """
     present = steps.collect_schema()
     missing = {
-        column: dtype for column, dtype in columns_of(scores).items() if column not in present
+        column: dtype
+        for column, dtype in columns_of(scores).items()
+        if column not in present
     }
     if not missing:
         return steps
@@ -179,7 +183,10 @@ def with_scores(
 
     # The files of the iterations that the steps are of, which alone are read.
     numbers = (
-        steps.select(pl.col("iteration").drop_nulls().unique()).collect().to_series().to_list()
+        steps.select(pl.col("iteration").drop_nulls().unique())
+        .collect()
+        .to_series()
+        .to_list()
     )
     tables = []
     for folder in runs:
@@ -213,20 +220,30 @@ def _read_columns(
             for path in readable_files(run, FOLDER)
             if path in paths
         ]
-        found = [table for table in tables if {*KEYS, *columns} <= set(table.collect_schema())]
+        found = [
+            table
+            for table in tables
+            if {*KEYS, *columns} <= set(table.collect_schema())
+        ]
         return [table.select(*KEYS, *values).collect() for table in found]
 
 
 def _check_complete(steps: pl.LazyFrame, scores: pl.DataFrame, command: str) -> None:
     """Raise an `InputError` if steps with a response have no scores, as after an interrupted `hgpo score`."""
     known = scores.lazy().select(KEYS)
-    unscored = steps.filter(~IS_ABORTED).select(KEYS).join(known, on=list(KEYS), how="anti")
+    unscored = (
+        steps.filter(~IS_ABORTED).select(KEYS).join(known, on=list(KEYS), how="anti")
+    )
     if unscored.head(1).collect().is_empty():
         return
     # Responses without tokens have none. Token ids are the largest column, so that they are read only here.
-    with_tokens = steps.filter(HAS_TOKENS).select(KEYS).join(known, on=list(KEYS), how="anti")
+    with_tokens = (
+        steps.filter(HAS_TOKENS).select(KEYS).join(known, on=list(KEYS), how="anti")
+    )
     count = with_tokens.select(pl.len()).collect().item()
     if count:
         one = count == 1
         lacks = "has no score; add it" if one else "have no scores; add them"
-        raise InputError(f"{counted(count, 'step')} with a response {lacks} with: {command}")
+        raise InputError(
+            f"{counted(count, 'step')} with a response {lacks} with: {command}"
+        )

@@ -33,7 +33,12 @@ from hgpo_train.models.checkpoint_files import (
 )
 from hgpo_train.models.preflight import ADAPTER_SETTINGS
 from hgpo_train.rollout.plan import independent_rollouts
-from hgpo_train.training.config import Config, code_named, configured_estimator, stored_config
+from hgpo_train.training.config import (
+    Config,
+    code_named,
+    configured_estimator,
+    stored_config,
+)
 from hgpo_train.training.evaluations import (
     evaluation_command,
     evaluation_episodes,
@@ -60,7 +65,9 @@ def checkpoint_of(run: Path, iteration: int | None = None) -> Path:
     """
     newest = Path(resolve_model(str(run)))
     if newest == run:
-        raise InputError(f"{run} has no checkpoint; expected the folder of a run of hgpo train")
+        raise InputError(
+            f"{run} has no checkpoint; expected the folder of a run of hgpo train"
+        )
     if iteration is None:
         best = newest.parent / f"{read_json(newest / STATE, TrainingState).best:06d}"
         return best if best.is_dir() else newest
@@ -80,7 +87,9 @@ def checkpoint_of(run: Path, iteration: int | None = None) -> Path:
     return checkpoint
 
 
-def training_card(run: Path, checkpoint: Path, question: str | None = None) -> dict[str, Any]:
+def training_card(
+    run: Path, checkpoint: Path, question: str | None = None
+) -> dict[str, Any]:
     """Return the card of a checkpoint of a training run, a document as `hgpo_train.evaluation.card` describes it.
 
     Rollouts, compute and learning curve are those of the whole run, from which the checkpoint was chosen.
@@ -97,13 +106,17 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     try:
         config = stored_config(run / CONFIG)
     except InputError as error:  # such as the settings of `hgpo sft`
-        raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
+        raise InputError(
+            f"{run}: expected the folder of a run of hgpo train ({error})"
+        ) from None
     has_rollouts = bool(read_manifest(run).shards)
     state = read_json(checkpoint / STATE, TrainingState)
     metrics = read_metrics(run / METRICS)
     base = config.model.path
     is_hub_name = base.count("/") == 1 and base[0] not in "./~"
-    files = file_sums(run, CONFIG, METRICS, manifest.NAME, f"{EVALUATION}/{manifest.NAME}")
+    files = file_sums(
+        run, CONFIG, METRICS, manifest.NAME, f"{EVALUATION}/{manifest.NAME}"
+    )
     for name, digest in checksums(checkpoint).items():
         if not name.startswith("trainer/"):  # what is published
             files[f"{CHECKPOINTS}/{checkpoint.name}/{name}"] = digest
@@ -114,15 +127,21 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
         rollouts["training"] = _trained(config, scan_steps(run), metrics)
 
     # 3. Held-out tasks. The initial policy is a point of the curve, and no checkpoint that can be chosen.
-    success: dict[str, Any] = {name: {} for name in ("rules", "spread", "by_seed", "measures")}
+    success: dict[str, Any] = {
+        name: {} for name in ("rules", "spread", "by_seed", "measures")
+    }
     success |= {"reporting_rule": MEANT, "tasks": []}
     episodes = evaluation_episodes(run)
     if episodes is not None:
         trained = episodes.filter(pl.col("seed") > 0)
         chosen_from = episodes if trained.is_empty() else trained
-        success = results(episodes.filter(pl.col("seed") == state.iteration), chosen_from)
+        success = results(
+            episodes.filter(pl.col("seed") == state.iteration), chosen_from
+        )
         success["by_seed"] = points(episodes)
-        success["notes"] = [evaluation_result(config, evaluations(run), state.iteration)]
+        success["notes"] = [
+            evaluation_result(config, evaluations(run), state.iteration)
+        ]
         tasks = episodes["task_id"].n_unique()
         planned = tasks * config.evaluation.group_size * episodes["seed"].n_unique()
         rollouts["evaluation"] = rollout_counts(scan_steps(run / EVALUATION), planned)
@@ -136,7 +155,9 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
         "base model": not is_hub_name and base not in BUNDLED,
     }
     head = {
-        "library_name": "peft" if (checkpoint / ADAPTER_SETTINGS).exists() else "transformers",
+        "library_name": "peft"
+        if (checkpoint / ADAPTER_SETTINGS).exists()
+        else "transformers",
         "pipeline_tag": "text-generation",
     }
     if is_hub_name and not Path(base).exists():
@@ -146,9 +167,7 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     title = f"A policy for {config.environment.id}, trained with the estimator {config.advantage.estimator}."
     # trained on a saved table: the configuration's environment and groups were not used
     if not has_rollouts:
-        title = (
-            f"A policy, trained on saved rollouts with the estimator {config.advantage.estimator}."
-        )
+        title = f"A policy, trained on saved rollouts with the estimator {config.advantage.estimator}."
         del settings["environment"]
         del settings["training"]
     return finished(
@@ -193,7 +212,10 @@ def _settings(
     changed: dict[str, Any] = {}
     for section in ("model", "rollout", "update", "optimiser", "evaluation"):
         for name, value in chosen[section].items():
-            if value != defaults[section][name] and (section, name) != ("model", "path"):
+            if value != defaults[section][name] and (section, name) != (
+                "model",
+                "path",
+            ):
                 changed[f"{section}.{name}"] = value
     return {
         "environment": {
@@ -210,7 +232,10 @@ def _settings(
             "group size": config.rollout.group_size,
         },
         "other settings that are not defaults": changed,
-        "seeds": {"training": config.seed, "evaluation": config.seed + config.evaluation.seed},
+        "seeds": {
+            "training": config.seed,
+            "evaluation": config.seed + config.evaluation.seed,
+        },
         "compute": {
             "device": config.model.device,
             "seconds of iterations": _total(metrics, "timing_s/step", 1),
@@ -250,7 +275,8 @@ def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | 
     Not in it: the evaluation before training, and what was repeated after an interruption.
     """
     seconds = _total(
-        [line for line in metrics if "perf/max_memory_allocated_gb" in line], "timing_s/step"
+        [line for line in metrics if "perf/max_memory_allocated_gb" in line],
+        "timing_s/step",
     )
     gpus = config.rollout.engine_options.get("tensor_parallel_size", 1)
     if seconds is None or not isinstance(gpus, int):
@@ -260,7 +286,9 @@ def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | 
 
 def _local(base: str) -> str:
     """Return the name of a base model that is not on the hub; its folder on this machine is not told."""
-    return f"{base}, of the package hgpo" if base in BUNDLED else "a model of the author"
+    return (
+        f"{base}, of the package hgpo" if base in BUNDLED else "a model of the author"
+    )
 
 
 def _commands(config: Config) -> list[str]:

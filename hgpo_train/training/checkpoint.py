@@ -70,9 +70,7 @@ def save_checkpoint(
     """
     target = folder / f"{state.iteration:06d}"
     if os.path.lexists(target) and not is_removable(target):
-        message = (
-            f"{target} is not a checkpoint of this run; renamed to {rename_damaged(target).name}"
-        )
+        message = f"{target} is not a checkpoint of this run; renamed to {rename_damaged(target).name}"
         warnings.warn(message, CheckpointWarning, stacklevel=2)
     with new_folder(target, replace=is_removable) as scratch:
         (scratch / OPTIMISER).parent.mkdir()
@@ -93,7 +91,9 @@ def save_checkpoint(
                 raise
             number = int(found[1])
             raise OSError(number, os.strerror(number), str(target)) from error
-        (scratch / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
+        (scratch / STATE).write_bytes(
+            msgspec.json.format(msgspec.json.encode(state), indent=1)
+        )
         write_manifest(scratch)
     _remove_superseded(folder, target, kept, state.best)
     return target
@@ -175,7 +175,9 @@ def load_checkpoint(
         tied = getattr(model, "_tied_weights_keys", None) or {}
         # Transformers saves tied weights once, under the name of one of the parameters.
         expected = {
-            name: value for name, value in state.items() if name in tensors or name not in tied
+            name: value
+            for name, value in state.items()
+            if name in tensors or name not in tied
         }
         _check_same(folder, tensors, expected)
         model.load_state_dict(tensors, strict=False)

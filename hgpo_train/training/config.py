@@ -50,9 +50,7 @@ C = TypeVar("C", "Config", "SftConfig")
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 62)]  # the sum of two is below 2⁶³
 
-_WHOLE: Final = (
-    "the update computes the probabilities of the whole distribution at rollout.temperature"
-)
+_WHOLE: Final = "the update computes the probabilities of the whole distribution at rollout.temperature"
 _NO_OPTIONS: Final = {
     "model": "model.path",
     "tokenizer": "model.path",
@@ -61,9 +59,12 @@ _NO_OPTIONS: Final = {
     "enable_sleep_mode": "rollout.sleep",
     "logprobs_mode": "it is processed_logprobs",
     **dict.fromkeys(
-        ("generation_config", "override_generation_config"), "rollout.temperature and rollout.stop"
+        ("generation_config", "override_generation_config"),
+        "rollout.temperature and rollout.stop",
     ),
-    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty", "logits_processors"), _WHOLE),
+    **dict.fromkeys(
+        ("top_p", "top_k", "min_p", "repetition_penalty", "logits_processors"), _WHOLE
+    ),
 }
 """Arguments of engines that cannot be options, because a setting determines them, and what does."""
 
@@ -133,7 +134,9 @@ class RolloutConfig(ChatTemplate):
     ahead: bool = False
     """Collect the next iteration's rollouts during the update, with the weights before it (one step off-policy). Needs
     an engine with weights of its own, and a correction: update.rollout_is, or update.old_logprobs = "rollout"."""
-    max_failed: Annotated[float, Meta(ge=0, le=1)] = field(default=MAX_FAILED, metadata=MAY_CHANGE)
+    max_failed: Annotated[float, Meta(ge=0, le=1)] = field(
+        default=MAX_FAILED, metadata=MAY_CHANGE
+    )
     """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
     ones. 1 stops only if all of them failed."""
 
@@ -182,7 +185,9 @@ class UpdateConfig(Settings):
     """Whether the steps of a conversation (prompt_style = "chat") are computed as one sequence, with the advantage of
     each step on its own tokens. The loss is the same as that of separate rows, with fewer tokens. Mini-batches then
     contain whole conversations."""
-    logit_chunk: NonNegativeInt | Literal["auto"] = field(default="auto", metadata=MAY_CHANGE)
+    logit_chunk: NonNegativeInt | Literal["auto"] = field(
+        default="auto", metadata=MAY_CHANGE
+    )
     """Number of positions whose logits are in memory at a time; 0 computes all logits together. auto takes 1024 where
     the memory plan of a GPU has room for it, otherwise 128."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
@@ -204,7 +209,9 @@ class UpdateConfig(Settings):
     """Weight of the entropy bonus."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """Source of the ratio's denominator: recomputed by the trainer before the update, or reported by the engine."""
-    rollout_is: Literal["token", "sequence", "token_mask", "sequence_mask"] | None = None
+    rollout_is: Literal["token", "sequence", "token_mask", "sequence_mask"] | None = (
+        None
+    )
     """Importance sampling: multiply policy losses by min(trainer's / engine's probability, threshold), of each token or
     of each response (sequence); with _mask by 0 instead, where the quotient is outside of least and threshold (IcePop,
     MIS). none applies no correction; requires old_logprobs = "recompute"."""
@@ -361,7 +368,9 @@ class Config(Settings):
         rollout = self.rollout
         update = self.update
         if rollout.engine == "transformers":
-            expected = 'an engine with weights of its own, such as rollout.engine = "vllm"'
+            expected = (
+                'an engine with weights of its own, such as rollout.engine = "vllm"'
+            )
         elif rollout.sleep or rollout.offload_optimiser:
             expected = "rollout.sleep = false and rollout.offload_optimiser = false"
         elif update.rollout_is is None and update.old_logprobs == "recompute":
@@ -438,17 +447,22 @@ def load_config(
             known = shipped()
             if str(source) not in known:
                 raise InputError(
-                    unknown("configuration or missing file", str(source), known, limit=6)
+                    unknown(
+                        "configuration or missing file", str(source), known, limit=6
+                    )
                 )
             path = known[str(source)]
         if is_run(path.parent):
             allow = allow or ()
         # `_merge` of several layers imports an estimator; a run stores one layer
         merged = _merge(
-            merged, read_toml(path, _merge, shipped()) if allow is None else read_toml(path)
+            merged,
+            read_toml(path, _merge, shipped()) if allow is None else read_toml(path),
         )
     # the estimator first, because it drops parameters
-    for text in sorted(overrides, key=lambda text: not text.startswith("advantage.estimator=")):
+    for text in sorted(
+        overrides, key=lambda text: not text.startswith("advantage.estimator=")
+    ):
         merged = _merge(merged, _override(text, cls))
     config = build(cls, merged)
     if allow is not None:
@@ -473,7 +487,8 @@ def code_named(config: Config | SftConfig) -> dict[str, object]:
     branch = config.rollout.branch
     named["the branch rule"] = branch if ":" in str(branch) else None
     named["the state key"] = state_key if ":" in str(state_key) else None
-    for name, value in config.rollout.engine_options.items():  # vLLM imports what some of them name
+    # vLLM imports what some of them name
+    for name, value in config.rollout.engine_options.items():
         plain = isinstance(value, int | float) and name != "trust_remote_code"
         named[f"the engine option {name}"] = None if plain else value
     return named
@@ -511,7 +526,9 @@ def configured_estimator(config: Config) -> Estimator:
     try:
         estimator = estimator.with_parameters(**config.advantage.parameters)
     except InputError as error:
-        raise InputError(f"advantage.parameters of {config.advantage.estimator}: {error}") from None
+        raise InputError(
+            f"advantage.parameters of {config.advantage.estimator}: {error}"
+        ) from None
     # The penalty begins below the longest response: with another limit it would fall on none, or on most of them.
     limit = estimator.parameters.overlong_limit
     longest = config.rollout.max_response_tokens

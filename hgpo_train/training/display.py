@@ -119,7 +119,9 @@ class Display:
 
     def _show(self, progress: str) -> None:
         self._progress = f"{progress} · " if progress else ""
-        if time.perf_counter() - self._last < (_LINES_S if self._status is None else _EVERY_S):
+        if time.perf_counter() - self._last < (
+            _LINES_S if self._status is None else _EVERY_S
+        ):
             return
         self._last = time.perf_counter()
         if self._status is not None:

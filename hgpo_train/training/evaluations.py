@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Final
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import is_run
 from hgpo_envs.wording import counted
-from hgpo_train.evaluation.report import EvaluationReport, episode_table, evaluation_reports
+from hgpo_train.evaluation.report import (
+    EvaluationReport,
+    episode_table,
+    evaluation_reports,
+)
 from hgpo_train.training.config import Config
 from hgpo_train.training.run_folder import EVALUATION
 
@@ -70,7 +74,9 @@ def evaluations(run: Path) -> dict[int, EvaluationReport]:
     """Return the evaluations of a training run on held-out tasks, by iteration."""
     episodes = evaluation_episodes(run)
     parts = {} if episodes is None else episodes.partition_by("seed", as_dict=True)
-    reports = {int(str(seed)): evaluation_reports(part) for (seed,), part in parts.items()}
+    reports = {
+        int(str(seed)): evaluation_reports(part) for (seed,), part in parts.items()
+    }
     return {seed: reports[seed][0] for seed in sorted(reports) if reports[seed]}
 
 
@@ -83,7 +89,9 @@ def evaluation_result(
     shares = {number: report.success.share or 0.0 for number, report in found.items()}
     if iteration not in found:
         return f"Iteration {iteration} was not evaluated on held-out tasks."
-    size = f"{counted(found[iteration].tasks, 'task')} of split {config.evaluation.split}"
+    size = (
+        f"{counted(found[iteration].tasks, 'task')} of split {config.evaluation.split}"
+    )
     line = f"Iteration {iteration}: success {_success(found[iteration])} on {size}."
     last = max(found)
     if len(found) == 1 or shares[iteration] < max(shares.values()):

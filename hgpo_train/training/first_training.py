@@ -56,7 +56,9 @@ class FirstTraining:
             last = round(high * _WIDTH)
             axis[first : last + 1] = "─" * (last + 1 - first)
             axis[round(share * _WIDTH)] = "●"
-            lines.append(f"{iteration:<9}{f'{share:.0%}':<11}{''.join(axis)} {low:.0%}–{high:.0%}")
+            lines.append(
+                f"{iteration:<9}{f'{share:.0%}':<11}{''.join(axis)} {low:.0%}–{high:.0%}"
+            )
         return "\n".join(lines)
 
     def verdict(self) -> str:
@@ -113,7 +115,9 @@ def first_training(
     result = FirstTraining(trainer.folder, _success(trainer.folder / "evaluation"))
     picture = Console(record=True, width=90, file=io.StringIO())
     picture.print(result.curve(), highlight=False)
-    picture.save_svg(str(folder / "curve.svg"), title="Success on held-out games, 95% intervals")
+    picture.save_svg(
+        str(folder / "curve.svg"), title="Success on held-out games, 95% intervals"
+    )
     return result
 
 
@@ -121,6 +125,10 @@ def _success(evaluation: Path) -> dict[int, list[float]]:
     """Return the share of won episodes of each held-out game, by iteration; games are in the same order."""
     starts = scan_steps(evaluation).filter(pl.col("step") == 0)
     won = pl.col("episode_won").fill_null(value=False)
-    games = starts.group_by("iteration", "task_id").agg(won.mean()).sort("iteration", "task_id")
+    games = (
+        starts.group_by("iteration", "task_id")
+        .agg(won.mean())
+        .sort("iteration", "task_id")
+    )
     by_iteration = games.group_by("iteration", maintain_order=True).agg("episode_won")
     return dict(by_iteration.collect().iter_rows())

@@ -60,9 +60,7 @@ TEXTS: Final = (
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the file system in memory that vLLM's processes use
 _LARGEST_ON_A_CPU: Final = 50_000_000
 """Weights of the largest model whose update is tried on a CPU."""
-_UPDATE: Final = (
-    "torch, its CUDA build and the driver disagree: update all three, and attach --json to an issue"
-)
+_UPDATE: Final = "torch, its CUDA build and the driver disagree: update all three, and attach --json to an issue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,9 @@ Check: TypeAlias = "tuple[str, str, Callable[[], Result]]"
 """The name of a check, the repair if it fails, and what runs it."""
 
 
-def check_gpu(config: Config | None = None, *, short: bool = False) -> Iterator[Finding]:
+def check_gpu(
+    config: Config | None = None, *, short: bool = False
+) -> Iterator[Finding]:
     """Check the device of a configuration, or the one that ``auto`` selects.
 
     Args:
@@ -139,13 +139,21 @@ def check_gpu(config: Config | None = None, *, short: bool = False) -> Iterator[
     ]
     if not short:
         checks += [
-            ("KL and ratio, 4096 tokens", _UPDATE, partial(first_step, device, settings, 4096)),
+            (
+                "KL and ratio, 4096 tokens",
+                _UPDATE,
+                partial(first_step, device, settings, 4096),
+            ),
             (
                 "one update of CONFIG",
                 "see `hgpo train CONFIG --plan` for what needs less",
                 partial(_update, config),
             ),
-            ("vLLM", "use vLLM 0.32, and attach --json to an issue", partial(_vllm, device)),
+            (
+                "vLLM",
+                "use vLLM 0.32, and attach --json to an issue",
+                partial(_vllm, device),
+            ),
         ]
     yield from _findings(checks)
 
@@ -158,11 +166,19 @@ def _findings(checks: list[Check]) -> Iterator[Finding]:
             yield Finding(name, "skip", str(reason))
         except Exception as error:  # noqa: BLE001 - any error of a library is a result
             yield Finding(
-                name, "fail", f"{type(error).__name__}: {one_line(error, 200)}", "", repair
+                name,
+                "fail",
+                f"{type(error).__name__}: {one_line(error, 200)}",
+                "",
+                repair,
             )
         else:
             yield Finding(
-                name, "pass" if passed else "fail", value, bound, "" if passed else repair
+                name,
+                "pass" if passed else "fail",
+                value,
+                bound,
+                "" if passed else repair,
             )
 
 
@@ -202,7 +218,11 @@ def _shared_memory() -> Result:
 def _segments() -> Result:
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     setting = ",".join(os.environ.get(name, "") for name in names).strip(",")
-    return "expandable_segments:true" not in setting.lower(), setting or "not set", "not set"
+    return (
+        "expandable_segments:true" not in setting.lower(),
+        setting or "not set",
+        "not set",
+    )
 
 
 def small_model(device: torch.device, attention: str = "sdpa") -> Model:
@@ -222,7 +242,9 @@ def small_model(device: torch.device, attention: str = "sdpa") -> Model:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)  # type: ignore[no-untyped-call]
+        model: Model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention
+        )  # type: ignore[no-untyped-call]
     return model.to(device)
 
 
@@ -297,7 +319,12 @@ def _update(config: Config | None) -> Result:
         metrics = learner.update(samples, np.random.default_rng(0), rate=0.0)
 
     speed = metrics["perf/update_tokens_per_s"]
-    steps = rollout.tasks * rollout.group_size * config.environment.max_steps * config.iterations
+    steps = (
+        rollout.tasks
+        * rollout.group_size
+        * config.environment.max_steps
+        * config.iterations
+    )
     hours = steps * longest * config.update.epochs / speed / 3600
     value = f"{speed:,.0f} tokens/s, updates of the run at most {hours:,.1f} h"
     if "perf/mfu/actor" in metrics:
@@ -363,7 +390,11 @@ def small_engine(
     with no_progress_bars():
         model.save_pretrained(folder)
     train_tokenizer(TEXTS, VOCABULARY).save_pretrained(folder)
-    of_device = {"enable_sleep_mode": True} if device.type == "cuda" else {"enforce_eager": True}
+    of_device = (
+        {"enable_sleep_mode": True}
+        if device.type == "cuda"
+        else {"enforce_eager": True}
+    )
     cache = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 28}
     sampling = GenerationOptions(max_prompt_tokens=96, max_response_tokens=RESPONSE)
     return VLLMPolicy(
@@ -385,14 +416,18 @@ def published_gap(policy: VLLMPolicy, model: Model) -> Result:
     with torch.no_grad():
         for weights in model.parameters():
             # As large as the weights themselves: an engine that keeps one of the old tensors shows.
-            weights.add_(0.1 * torch.randn(weights.shape, generator=generator).to(weights))
+            weights.add_(
+                0.1 * torch.randn(weights.shape, generator=generator).to(weights)
+            )
     policy.publish(model, 1)
     second = logprob_gap(policy, model)
     bound = Config().update.gap_warning
-    way = "CUDA IPC" if policy.by_device and torch.cuda.is_available() else "the host's memory"
-    value = (
-        f"mean gap of log-probabilities {first:.4f}; {second:.4f} after publication through {way}"
+    way = (
+        "CUDA IPC"
+        if policy.by_device and torch.cuda.is_available()
+        else "the host's memory"
     )
+    value = f"mean gap of log-probabilities {first:.4f}; {second:.4f} after publication through {way}"
     return max(first, second) <= bound, value, str(bound)
 
 

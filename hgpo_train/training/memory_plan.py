@@ -47,7 +47,10 @@ PUBLISHED: Final[dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] = {
         (151_936, 1536, 8960, 28, 12),
         {"num_key_value_heads": 2, "tie_word_embeddings": True},
     ),
-    "Qwen/Qwen2.5-7B-Instruct": ((152_064, 3584, 18_944, 28, 28), {"num_key_value_heads": 4}),
+    "Qwen/Qwen2.5-7B-Instruct": (
+        (152_064, 3584, 18_944, 28, 28),
+        {"num_key_value_heads": 4},
+    ),
 }
 """Sizes of the models of the shipped runs, from `config.json` on the Hugging Face hub, which need no network."""
 
@@ -134,7 +137,9 @@ def named_card(name: str) -> Card:
     size = name.lower().removesuffix("gb")
     if not size.isdecimal() or not 1 <= int(size) <= 10_000:
         expected = ", ".join(card.name for card in CARDS)
-        raise InputError(f"--card: expected {expected} or a number of GB, received {name!r}")
+        raise InputError(
+            f"--card: expected {expected} or a number of GB, received {name!r}"
+        )
     return Card(f"{size} GB", int(int(size) * 0.985 * GIB))
 
 
@@ -167,9 +172,12 @@ def meta_model(path: str) -> Model:
         else:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
-            model: Model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+            model: Model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=False
+            )  # type: ignore[no-untyped-call]
         [getattr(model.config.get_text_config(), name) for name in _SIZES]
-    except Exception as error:  # damaged files and the hub's client can raise any exception
+    except Exception as error:
+        # damaged files and the hub's client can raise any exception
         raise InputError(
             f"cannot plan the memory of {path!r} ({type(error).__name__}): expected the config.json of a causal "
             "language model in a model's folder, a run's folder, or a Hugging Face name"
@@ -222,7 +230,10 @@ class MemoryPlan:
         """Return the arguments of `vllm.LLM` that follow from the plan; the configuration's own take precedence."""
         configured = self.config.rollout.engine_options
         # that sets the cache's size
-        if self.config.rollout.engine != "vllm" or "kv_cache_memory_bytes" in configured:
+        if (
+            self.config.rollout.engine != "vllm"
+            or "kv_cache_memory_bytes" in configured
+        ):
             return dict(configured)
         return {_UTILIZATION: round(self.share / self.card.memory, 2)} | configured
 
@@ -256,7 +267,9 @@ class MemoryPlan:
         if self.fits:
             return f"{name} fits on {card.name}"
         needed = self.parts | {"engine": (max(self.share, self.least), 0)}
-        parts = ", ".join(f"{part} {_gib(max(sizes))}" for part, sizes in needed.items())
+        parts = ", ".join(
+            f"{part} {_gib(max(sizes))}" for part, sizes in needed.items()
+        )
         return (
             f"{name} does not fit on {card.name} of {_gib(card.memory)} GiB (in GiB, with micro-batches of "
             f"{self.config.update.micro_batch_tokens:,} tokens: {parts}); what needs less: "
@@ -272,17 +285,27 @@ def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
     nothing from the engine's cache.
     """
     # From the fastest to the smallest: what is recomputed, or computed in smaller chunks, takes longer.
-    recomputed = (False, True) if config.model.gradient_checkpointing == "auto" else (None,)
+    recomputed = (
+        (False, True) if config.model.gradient_checkpointing == "auto" else (None,)
+    )
     chunks = (1024, 128) if config.update.logit_chunk == "auto" else (None,)
     plans = []
     for recompute, chunk in itertools.product(recomputed, chunks):
-        model_settings = {} if recompute is None else {"gradient_checkpointing": recompute}
+        model_settings = (
+            {} if recompute is None else {"gradient_checkpointing": recompute}
+        )
         update_settings = {} if chunk is None else {"logit_chunk": chunk}
         plans.append(
-            _plan(replace(config, model=model_settings, update=update_settings), model, card)
+            _plan(
+                replace(config, model=model_settings, update=update_settings),
+                model,
+                card,
+            )
         )
     smallest = plans[-1]
-    return next((plan for plan in plans if plan.fits and plan.share >= smallest.share), smallest)
+    return next(
+        (plan for plan in plans if plan.fits and plan.share >= smallest.share), smallest
+    )
 
 
 def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
@@ -400,7 +423,11 @@ def activation_bytes(config: Config, model: Model) -> int:
         layer = layer_bytes("working")
     of_last_layer = 10 * hidden + (6 if half else 12) * sizes.intermediate_size
     forward = stored + tokens * of_last_layer + (2 * trained if half else 0)
-    logits = _LOGIT_BYTES * sizes.vocab_size * (min(update.logits_at_a_time, tokens) or tokens)
+    logits = (
+        _LOGIT_BYTES
+        * sizes.vocab_size
+        * (min(update.logits_at_a_time, tokens) or tokens)
+    )
     head = stored + tokens * 4 * hidden + logits + 8 * embedding
     # The gradient of tied embeddings waits for its second part until the end of the backward pass.
     last_layer = stored + layer + (4 * embedding if tied else 0)
@@ -413,7 +440,10 @@ def activation_bytes(config: Config, model: Model) -> int:
 
 
 def _head_width(sizes: Any) -> int:  # noqa: ANN401 (a configuration class of Transformers)
-    return int(getattr(sizes, "head_dim", None) or sizes.hidden_size // sizes.num_attention_heads)
+    return int(
+        getattr(sizes, "head_dim", None)
+        or sizes.hidden_size // sizes.num_attention_heads
+    )
 
 
 def smaller_settings(config: Config | SftConfig) -> list[str]:
@@ -434,7 +464,8 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
         "rollout.sleep = true": rollout is not None
         and rollout.engine == "vllm"
         and not rollout.sleep,
-        "rollout.offload_optimiser = true": rollout is not None and not rollout.offload_optimiser,
+        "rollout.offload_optimiser = true": rollout is not None
+        and not rollout.offload_optimiser,
         f"update.micro_batch_tokens = {update.micro_batch_tokens // 2}": update.micro_batch_tokens
         > 1,
         "adapters: model.lora.rank = 64": not model.lora.rank,
@@ -451,8 +482,15 @@ def check_memory(config: Config, display: Display) -> MemoryPlan | None:
     """
     card = this_card(choose_device(config.model.device))
     if card is None:
-        for_gpu = config.rollout.engine == "vllm" or config.model.attention == "flash_attention_2"
-        if for_gpu and config.model.device == "auto" and not torch.accelerator.is_available():
+        for_gpu = (
+            config.rollout.engine == "vllm"
+            or config.model.attention == "flash_attention_2"
+        )
+        if (
+            for_gpu
+            and config.model.device == "auto"
+            and not torch.accelerator.is_available()
+        ):
             raise InputError(
                 f'{config.name} needs a GPU, and {why_no_gpu()}; model.device = "cpu" trains without one'
             )

@@ -55,12 +55,18 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     # The rollouts of a task resemble one another, so that tasks are the trials.
     known = whole.drop_nulls("won")
     if len(known):
-        low, high = wilson_interval(metrics[f"{prefix}/success_rate"], known["task_id"].n_unique())
+        low, high = wilson_interval(
+            metrics[f"{prefix}/success_rate"], known["task_id"].n_unique()
+        )
         metrics[f"{prefix}/success_95_low"] = low
         metrics[f"{prefix}/success_95_high"] = high
 
     if whole["task_type"].n_unique() > 1:
-        types = whole.drop_nulls("task_type").group_by("task_type").agg(pl.col("won").mean())
+        types = (
+            whole.drop_nulls("task_type")
+            .group_by("task_type")
+            .agg(pl.col("won").mean())
+        )
         for task_type, success in types.sort("task_type").iter_rows():
             metrics[f"{prefix}/{task_type}_success_rate"] = _number(success)
     return metrics
@@ -80,7 +86,10 @@ def batch_metrics(
     """
     # Lengths, and the share of those that reached the limit.
     metrics: dict[str, float] = {}
-    for name, most in (("prompt", max_prompt_tokens), ("response", max_response_tokens)):
+    for name, most in (
+        ("prompt", max_prompt_tokens),
+        ("response", max_response_tokens),
+    ):
         length = steps[f"{name}_token_ids"].list.len()
         metrics |= {
             f"{name}_length/mean": _mean(length),
@@ -97,7 +106,9 @@ def batch_metrics(
         "critic/advantages/min": _number(advantage.min()),
         "critic/advantages/zero_ratio": _mean(advantage == 0),
         "training/rows": float(len(steps)),
-        "training/groups": float(steps.select(pl.struct("task_id", "group").n_unique()).item()),
+        "training/groups": float(
+            steps.select(pl.struct("task_id", "group").n_unique()).item()
+        ),
     }
 
     # Levels of a hierarchical estimator: group sizes, the share of steps in shared contexts, and weights.

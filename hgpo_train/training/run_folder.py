@@ -27,7 +27,12 @@ from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import make_folder, refuse_link, remove_abandoned, write_file
+from hgpo_envs.files.atomic import (
+    make_folder,
+    refuse_link,
+    remove_abandoned,
+    write_file,
+)
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.advantages.advantage_tables import FOLDER as ADVANTAGES
@@ -62,7 +67,11 @@ def check_new(
         raise InputError(
             f"{folder} already contains a run; resume it with --resume, or choose another --out"
         )
-    if header is not None and header.config.keys() == {"model", "training"} and not from_table:
+    if (
+        header is not None
+        and header.config.keys() == {"model", "training"}
+        and not from_table
+    ):
         raise InputError(
             f"{folder} was trained on saved tables; resume it with --steps and --advantages, or choose another --out"
         )
@@ -135,7 +144,9 @@ def describe_interrupted(folder: Path) -> str:
     """Return what an interrupted run has kept, and what is repeated when it is resumed, as sentences."""
     checkpoints = list_checkpoints(folder / CHECKPOINTS)
     saved = int(checkpoints[-1].name) if checkpoints else 0
-    trained = max((line["iteration"] for line in read_metrics(folder / METRICS)), default=0)
+    trained = max(
+        (line["iteration"] for line in read_metrics(folder / METRICS)), default=0
+    )
     running = max(saved, trained)
 
     steps = folder / "steps"

@@ -13,14 +13,24 @@ from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import get
-from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
+from hgpo_train.advantages.advantage_tables import (
+    fingerprint,
+    join_advantages,
+    read_metadata,
+)
 from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import load_tokenizer
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training import stages
 from hgpo_train.training.checkpoint import save_checkpoint
 from hgpo_train.training.config import AdvantageConfig
-from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, check_new, open_run, write_config
+from hgpo_train.training.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    check_new,
+    open_run,
+    write_config,
+)
 from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.trainer import advanced, load_policy, track
@@ -53,9 +63,15 @@ def train_on_table(
     check_new(folder, resume=resume, from_table=True)
     metadata = read_metadata(advantages)
     if metadata["run_fingerprint"] != fingerprint(steps):
-        raise InputError(f"{advantages} has the advantages of another table than {steps}")
+        raise InputError(
+            f"{advantages} has the advantages of another table than {steps}"
+        )
     estimated = pl.scan_parquet(advantages, glob=False)
-    rows = join_advantages(scan_steps(steps), estimated).sort("trajectory", "step").collect()
+    rows = (
+        join_advantages(scan_steps(steps), estimated)
+        .sort("trajectory", "step")
+        .collect()
+    )
     if "advantage" not in rows.columns:
         raise InputError(
             f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"
@@ -71,10 +87,14 @@ def train_on_table(
     used = metadata["columns"]["advantage"]
     config = replace(
         config,
-        advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]),
+        advantage=AdvantageConfig(
+            estimator=used["estimator"], parameters=used["parameters"]
+        ),
     )
     # What it read is in the advantages already: only the scores of the loss are computed.
-    estimator = replace(get(used["estimator"]).with_parameters(**used["parameters"]), scores=())
+    estimator = replace(
+        get(used["estimator"]).with_parameters(**used["parameters"]), scores=()
+    )
     tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
     inputs = {"model": stored_model(config.model.path)}
 
@@ -126,7 +146,11 @@ def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
             f"{config.rollout.temperature}; add --set rollout.temperature={temperature}"
         )
     model = policy.get("weights", header.config.get("model"))
-    expected = {config.model.path, stored_model(config.model.path), stored_model(str(folder))}
+    expected = {
+        config.model.path,
+        stored_model(config.model.path),
+        stored_model(str(folder)),
+    }
     if model is not None and Path(model).resolve() not in {
         Path(name).resolve() for name in expected
     }:

@@ -67,18 +67,29 @@ def score_run(
     folder = run_at(run)
     header = None if folder is None else manifest.read(folder).header
     if folder is None or header is None:
-        raise InputError(f"{run}: expected the folder of a run, to which scores can be added")
+        raise InputError(
+            f"{run}: expected the folder of a run, to which scores can be added"
+        )
     if temperature is None:
         temperature = sampling_temperature(header)
     model = stored_model(config.model.path)
     other = None if reference is None else stored_model(reference)
-    about = tables.description(scores, model=model, temperature=temperature, reference=other)
+    about = tables.description(
+        scores, model=model, temperature=temperature, reference=other
+    )
 
     # 2. The iterations that have no such scores.
     steps = scan_steps(folder)
     _check(run, steps, temperature)
-    iterations = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
-    paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
+    iterations = (
+        steps.select(pl.col("iteration").unique().sort())
+        .collect()
+        .to_series()
+        .to_list()
+    )
+    paths = {
+        number: path_of(folder, tables.FOLDER, number + 1) for number in iterations
+    }
     wanted = []
     for number, path in paths.items():
         known = steps.filter(pl.col("iteration") == number).select(
@@ -98,14 +109,20 @@ def score_run(
 
     total = 0
     for iteration in wanted:
-        rows = steps.filter(pl.col("iteration") == iteration).sort("trajectory", "step").collect()
+        rows = (
+            steps.filter(pl.col("iteration") == iteration)
+            .sort("trajectory", "step")
+            .collect()
+        )
         # A trajectory is in the part of its first row.
         part = pl.int_range(pl.len()).first().over("trajectory") // ROWS
         scored = []
         for steps_of_part in rows.with_columns(part.alias("(part)")).partition_by(
             "(part)", maintain_order=True
         ):
-            scored.append(tables.score_table(steps_of_part, scores, scorer, tokenizer)[0])
+            scored.append(
+                tables.score_table(steps_of_part, scores, scorer, tokenizer)[0]
+            )
             progress(steps_of_part.height)
         table = pl.concat(scored)
         tables.store_scores(paths[iteration], table, about)
@@ -115,8 +132,14 @@ def score_run(
 
 def _check(run: Path, steps: pl.LazyFrame, temperature: float) -> None:
     if not 0 < temperature < math.inf:
-        raise InputError(f"--temperature: expected a positive number, received {temperature:g}")
-    if not steps.select(pl.col("response_token_ids").is_not_null().any()).collect().item():
+        raise InputError(
+            f"--temperature: expected a positive number, received {temperature:g}"
+        )
+    if (
+        not steps.select(pl.col("response_token_ids").is_not_null().any())
+        .collect()
+        .item()
+    ):
         raise InputError(
             f"{run} has no token ids, which scores need; collect it with transformers:MODEL"
         )
@@ -140,20 +163,27 @@ def _scorer(config: Config, reference: str | None, temperature: float) -> TokenS
     model = load_model(config.model, config.seed)
     scorer = TokenScorer(model, config, temperature=temperature)
     if reference is not None:
-        other = load_model(replace(config, model={"path": reference}).model, config.seed)
+        other = load_model(
+            replace(config, model={"path": reference}).model, config.seed
+        )
         scorer.reference = frozen_copy(other, scorer.dtype)
     return scorer
 
 
 def _is_wanted(
-    path: Path, steps: pl.LazyFrame, about: dict[str, dict[str, object]], overwrite: bool
+    path: Path,
+    steps: pl.LazyFrame,
+    about: dict[str, dict[str, object]],
+    overwrite: bool,
 ) -> bool:
     """Return whether an iteration is to be scored: scores of some steps are missing, or are to be replaced."""
     if not path.exists():
         return True
     stored: dict[str, Any] = read_metadata(path, tables.METADATA) or {}
     known = {column: stored[column] for column in about if column in stored}
-    others = {column: value for column, value in known.items() if value != about[column]}
+    others = {
+        column: value for column, value in known.items() if value != about[column]
+    }
     if others and not overwrite:
         column, value = next(iter(others.items()))
         other = f"{column} of {value['model']} at temperature {value['temperature']}"

@@ -19,16 +19,30 @@ from hgpo_datasets.branches import roots
 from hgpo_datasets.sources import is_run, parts_of
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.errors import InputError
-from hgpo_train.models.chat_format import end_of_turn, opened_thought, without_opened_thought
+from hgpo_train.models.chat_format import (
+    end_of_turn,
+    opened_thought,
+    without_opened_thought,
+)
 from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
 from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
-from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, encode_conversation
+from hgpo_train.policies.conversation import (
+    Turn,
+    chat_messages,
+    encode_chats,
+    encode_conversation,
+)
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
 from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, open_run, write_config
 from hgpo_train.training.tracking import Trackers
-from hgpo_train.training.update.batches import Samples, check_rows, mini_batches, samples_from_steps
+from hgpo_train.training.update.batches import (
+    Samples,
+    check_rows,
+    mini_batches,
+    samples_from_steps,
+)
 from hgpo_train.training.update.learner import Fixed, Learner
 from hgpo_train.training.update.optimiser import learning_rate
 
@@ -62,7 +76,9 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
         names, "step", "prompt", response, "action_valid", "won", "aborted"
     ).collect()
     if rows["prompt"].is_null().all():
-        raise InputError(f"{source} stores no prompts; collect it without --without prompt")
+        raise InputError(
+            f"{source} stores no prompts; collect it without --without prompt"
+        )
 
     # Rows with invalid actions stay in the table: in a conversation they are part of the prompts of later ones.
     kept = ~pl.col("aborted").any().over("trajectory")
@@ -70,7 +86,9 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     if config.rows == "won":
         kept &= pl.col("won").any().over("trajectory")
         imitated = pl.col("action_valid")
-    rows = rows.filter(kept).drop_nulls(["prompt", "response"]).sort("trajectory", "step")
+    rows = (
+        rows.filter(kept).drop_nulls(["prompt", "response"]).sort("trajectory", "step")
+    )
     rows = rows.select("trajectory", "step", "prompt", "response", imitated=imitated)
     number = rows.filter("imitated")["trajectory"].n_unique()
     if number < 2:
@@ -106,12 +124,15 @@ def tokenise(
         tools = environment_spec(environment["id"]).tools
 
     # 1. Responses. A thought that the template opens is part of the prompt already.
-    (shortest,) = encode_chats(tokenizer, [chat_messages("", (), "?")], chat_template_options)
+    (shortest,) = encode_chats(
+        tokenizer, [chat_messages("", (), "?")], chat_template_options
+    )
     opened = opened_thought(tokenizer, shortest)
     texts = [without_opened_thought(text, opened) for text in rows["response"]]
     end = end_of_turn(tokenizer)
     responses = [
-        [*tokens, end] for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]
+        [*tokens, end]
+        for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]
     ]
 
     # 2. Prompts. In a conversation each contains the tokens of the step before, prompt and response.
@@ -143,7 +164,9 @@ def tokenise(
     ids = pl.List(pl.Int32)
     rows = rows.with_columns(
         pl.Series(
-            "prompt_token_ids", [tokens[-max_prompt_tokens:] for tokens in prompts], dtype=ids
+            "prompt_token_ids",
+            [tokens[-max_prompt_tokens:] for tokens in prompts],
+            dtype=ids,
         ),
         pl.Series("response_token_ids", responses, dtype=ids),
     )
@@ -219,11 +242,16 @@ def run_sft(
         "demonstrations": {"path": str(source), "rows": len(rows)},
         "model": stored_model(config.model.path),
     }
-    if config.chat_template:  # its path is a setting; the file behind it must be the same, too
+    # its path is a setting; the file behind it must be the same, too
+    if config.chat_template:
         inputs["chat_template"] = tokenizer.chat_template
     environment = _environment(source)
     rows = tokenise(
-        rows, tokenizer, config.max_prompt_tokens, environment, config.chat_template_options
+        rows,
+        tokenizer,
+        config.max_prompt_tokens,
+        environment,
+        config.chat_template_options,
     )
     rows = rows.filter("imitated")
     checkpoints = folder / CHECKPOINTS
@@ -245,7 +273,9 @@ def run_sft(
         held_out = samples_from_steps(held_out_rows, share_prefixes=share)
 
         # 3. The learner. With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
-        plain = replace(config, update=replace(config.update, entropy_weight=0.0, dual_clip=None))
+        plain = replace(
+            config, update=replace(config.update, entropy_weight=0.0, dual_clip=None)
+        )
         learner = Learner(model, plain, reference=False)
         state = resume_checkpoint(checkpoints, model, learner.optimiser, _NEWEST)
 
@@ -259,7 +289,9 @@ def run_sft(
                 state = replace(state, iteration=state.iteration + 1)
                 trackers.log(metrics, state.iteration)
                 display.row(state.iteration, metrics)
-                save_checkpoint(checkpoints, state, model, tokenizer, learner.optimiser, _NEWEST)
+                save_checkpoint(
+                    checkpoints, state, model, tokenizer, learner.optimiser, _NEWEST
+                )
         return list_checkpoints(checkpoints)[-1]
 
 
@@ -273,7 +305,9 @@ def _epoch(
     """Train for one epoch and return its metrics; the schedule runs over the optimiser steps of all epochs."""
     generator = np.random.default_rng([config.seed, epoch, 2])
     rows = np.flatnonzero(samples.response_length > 0)
-    batches = mini_batches(rows, config.update.mini_batch_size, generator, samples.sequence)
+    batches = mini_batches(
+        rows, config.update.mini_batch_size, generator, samples.sequence
+    )
     total = config.update.epochs * len(batches)
     steps = []
     for done, batch in enumerate(batches):

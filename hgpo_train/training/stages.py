@@ -17,13 +17,23 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import scan_steps
-from hgpo_datasets.row_tables import KEYS, path_of, read_metadata, read_table, write_table
+from hgpo_datasets.row_tables import (
+    KEYS,
+    path_of,
+    read_metadata,
+    read_table,
+    write_table,
+)
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import advantage_tables as advantages
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.input_columns import row_keys
 from hgpo_train.models.loading import vocabulary
-from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
+from hgpo_train.rollout.failures import (
+    failures_of_steps,
+    raise_if_too_long,
+    raise_if_too_many,
+)
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.run import collect_groups
@@ -116,7 +126,9 @@ def collect(
         seed=run.config.seed,
         iteration=state.iteration,
         skip=state.tasks_drawn,
-        dynamic=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
+        dynamic=rollout.tasks * rollout.max_generation_batches
+        if rollout.filter_groups
+        else None,
         outcome=outcome_of(run.config),
         branch=rollout.branch,
         width=rollout.branch_width,
@@ -149,7 +161,9 @@ def evaluate(
     training = policy.options
     policy.options = replace(training, temperature=config.temperature)
     try:
-        return episode_metrics(_play(run, env, policy, table, spec, run.display.tally), "val")
+        return episode_metrics(
+            _play(run, env, policy, table, spec, run.display.tally), "val"
+        )
     finally:
         policy.options = training
 
@@ -243,7 +257,10 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     path = path_of(run.folder, scores.FOLDER, run.number)
     temperature = run.learner.temperature
     about = scores.description(
-        needed, model="the policy", temperature=temperature, reference="the first policy"
+        needed,
+        model="the policy",
+        temperature=temperature,
+        reference="the first policy",
     )
     stored = scores.stored_scores(path, steps, about)
     if stored is not None:
@@ -252,12 +269,17 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
     if len(tokens) and tokens.is_null().all():
         engine = run.config.rollout.engine
-        raise InputError(f"the engine {engine!r} reported no token ids, which training needs")
+        raise InputError(
+            f"the engine {engine!r} reported no token ids, which training needs"
+        )
 
-    scored, seconds = scores.score_table(steps, needed, run.learner, lambda: run.tokenizer)
+    scored, seconds = scores.score_table(
+        steps, needed, run.learner, lambda: run.tokenizer
+    )
     scores.store_scores(path, scored, about)
     run.seconds |= {
-        SCORES.get(name, f"score_{name}"): duration for name, duration in seconds.items()
+        SCORES.get(name, f"score_{name}"): duration
+        for name, duration in seconds.items()
     }
     return trained_groups(run.config, _joined(steps, scored))
 
@@ -283,7 +305,10 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
         write_table(
             path,
             estimated,
-            {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics},
+            {
+                advantages.METADATA: advantages.description([run.estimator]),
+                "metrics": metrics,
+            },
         )
     return _joined(steps, estimated.select(*KEYS, pl.exclude(steps.columns))), metrics
 
@@ -339,7 +364,8 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     config = run.config
     iteration = run.state.iteration
     rows = steps.filter(
-        pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0)
+        pl.col("advantage").is_not_null()
+        & (pl.col("response_token_ids").list.len() > 0)
     )
     rows, left_out = trained_rows(config.update, rows, iteration)
     check_rows(rows, vocabulary(run.learner.model))
@@ -362,7 +388,8 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     seconds = time.perf_counter() - begin
 
     # 3. Metrics.
-    if "perf/update_tokens_per_s" in metrics:  # with the passes that scored the tokens before
+    # with the passes that scored the tokens before
+    if "perf/update_tokens_per_s" in metrics:
         scoring = sum(run.seconds.get(name, 0.0) for name in SCORES.values())
         metrics["perf/update_tokens_per_s"] *= seconds / (seconds + scoring)
     metrics |= left_out
@@ -379,7 +406,10 @@ def _flat(rows: pl.DataFrame, column: str) -> NDArray[np.float32] | None:
     if column not in rows.columns:
         return None
     values = rows.select(pl.col(column).explode()).to_series()
-    if values.null_count() or len(values) != rows["response_token_ids"].list.len().sum():
+    if (
+        values.null_count()
+        or len(values) != rows["response_token_ids"].list.len().sum()
+    ):
         raise InputError(
             f"expected {column} for every response token, received none for some; delete the run's scores"
         )
@@ -426,9 +456,12 @@ def trained_rows(
         return rows, {}
 
     # A row without the value that a reason needs is kept.
-    flags = rows.select(flag.fill_null(value=False).alias(name) for name, flag in reasons.items())
+    flags = rows.select(
+        flag.fill_null(value=False).alias(name) for name, flag in reasons.items()
+    )
     shares = {
-        f"training/{flag.name}_ratio": float(flag.sum()) / max(len(flag), 1) for flag in flags
+        f"training/{flag.name}_ratio": float(flag.sum()) / max(len(flag), 1)
+        for flag in flags
     }
     kept = flags.select(~pl.any_horizontal(pl.all())).to_series()
     return rows.filter(kept), shares

@@ -47,9 +47,16 @@ class Trackers:
     ) -> None:
         # An interrupted run has lines of iterations after its checkpoint, which are computed again.
         path = folder / METRICS
-        kept = {line["iteration"]: line for line in read_metrics(path) if line["iteration"] < start}
+        kept = {
+            line["iteration"]: line
+            for line in read_metrics(path)
+            if line["iteration"] < start
+        }
         write_file(
-            path, b"".join(seal(msgspec.json.encode(kept[iteration])) for iteration in sorted(kept))
+            path,
+            b"".join(
+                seal(msgspec.json.encode(kept[iteration])) for iteration in sorted(kept)
+            ),
         )
         self._lines = open_inside(path, os.O_APPEND)
 
@@ -88,8 +95,11 @@ class Trackers:
         Raises:
             OSError: The disk cannot be written. Lines of earlier iterations are complete.
         """
-        shown = redact_json(metrics)  # environments choose some of the names (task types)
-        line = msgspec.json.encode({"iteration": iteration, **dict(sorted(shown.items()))})
+        # environments choose some of the names (task types)
+        shown = redact_json(metrics)
+        line = msgspec.json.encode(
+            {"iteration": iteration, **dict(sorted(shown.items()))}
+        )
         append(self._lines, seal(line))
         if self._board is not None:
             for name, value in shown.items():

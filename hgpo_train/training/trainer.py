@@ -89,19 +89,26 @@ class Trainer:
         check_new(folder, resume=resume)
         estimator = configured_estimator(config)
         branch = config.rollout.branch
-        if branch and branch_rules.get(branch).outcomes and estimator.biased_by_outcomes:
+        if (
+            branch
+            and branch_rules.get(branch).outcomes
+            and estimator.biased_by_outcomes
+        ):
             stages.warn(
                 f"branches are chosen by outcomes ({branch}), which biases {estimator.name}; use "
                 "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
             )
-        make_policy = trainable_factory(config.rollout.engine, config.rollout.engine_options)
+        make_policy = trainable_factory(
+            config.rollout.engine, config.rollout.engine_options
+        )
         plan = check_memory(config, display)
         if plan is not None:
             _check_machine(config, display)
             self.config = plan.config
         self._env = open_training_env(config, config.environment.split)
         if config.evaluation.every:
-            _ = self._held_out  # a split that does not exist is an error before training
+            # a split that does not exist is an error before training
+            _ = self._held_out
         tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
@@ -130,15 +137,22 @@ class Trainer:
             free_gpu(config.rollout, learner.optimiser)
 
             # 3. The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
-            options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
+            options = dict(
+                config.rollout.engine_options if plan is None else plan.engine_options()
+            )
             if config.rollout.sleep and config.rollout.engine == "vllm":
                 options["enable_sleep_mode"] = True
-            context = TrainableContext(config.model, generation_options(config.rollout), options)
-            with display.stage(f"start {config.rollout.engine}"):  # vLLM takes a minute or two
+            context = TrainableContext(
+                config.model, generation_options(config.rollout), options
+            )
+            # vLLM takes a minute or two
+            with display.stage(f"start {config.rollout.engine}"):
                 self.policy = make_policy(learner.model, tokenizer, context)
             resources.enter_context(closing(self.policy))
             self._ahead: Future[tuple[pl.DataFrame, float]] | None = None
-            self._beside = resources.enter_context(ThreadPoolExecutor(1, "hgpo-rollouts"))
+            self._beside = resources.enter_context(
+                ThreadPoolExecutor(1, "hgpo-rollouts")
+            )
             self._is_closing = Event()
             resources.callback(self._is_closing.set)
             self._collect = partial(
@@ -154,7 +168,9 @@ class Trainer:
 
             # 4. Line 0 of the metrics is the evaluation before training, repeated if no iteration is complete.
             first_line = state.iteration + 1 if state.iteration else 0
-            self._trackers = resources.enter_context(closing(Trackers(config, folder, first_line)))
+            self._trackers = resources.enter_context(
+                closing(Trackers(config, folder, first_line))
+            )
             write_config(folder, config)
             self._resources = resources.pop_all()
 
@@ -172,7 +188,11 @@ class Trainer:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
         with closing(self):
             evaluation = self.config.evaluation
-            if self.state.iteration == 0 and evaluation.every and evaluation.before_training:
+            if (
+                self.state.iteration == 0
+                and evaluation.every
+                and evaluation.before_training
+            ):
                 with self._display.stage("evaluate"):
                     metrics = self.evaluate()
                 track(self._run, self._trackers, metrics)
@@ -213,7 +233,10 @@ class Trainer:
         steps = self._collected()
 
         # 2. Score, estimate and update, while the engine sleeps if it can.
-        with memory_advice(config), gpu_for_update(config.rollout, self.policy, learner):
+        with (
+            memory_advice(config),
+            gpu_for_update(config.rollout, self.policy, learner),
+        ):
             with self._stage("score", "score"):
                 rows = stages.score(run, steps)
             with self._stage("estimate", "adv"):
@@ -239,7 +262,11 @@ class Trainer:
 
         # 5. Metrics, then the checkpoint: an iteration that it counts has its metrics and its evaluation on disk.
         run.seconds["step"] = time.perf_counter() - begin
-        track(run, self._trackers, metrics | estimated | self._iteration_metrics(steps, metrics))
+        track(
+            run,
+            self._trackers,
+            metrics | estimated | self._iteration_metrics(steps, metrics),
+        )
         if is_best or self._due(config.checkpoint.every):
             with self._display.stage("checkpoint"):
                 save_checkpoint(
@@ -257,9 +284,13 @@ class Trainer:
         """Return the metrics of an iteration's rollouts, of its durations and of the device's memory."""
         seconds = self._run.seconds
         metrics = episode_metrics(steps) | memory_metrics(self._run.learner.device)
-        lag = steps.select((pl.col("iteration") - pl.col("policy_version")).mean()).item()
+        lag = steps.select(
+            (pl.col("iteration") - pl.col("policy_version")).mean()
+        ).item()
         metrics["training/policy_lag"] = lag or 0.0
-        metrics |= {f"timing_s/{stage}": duration for stage, duration in seconds.items()}
+        metrics |= {
+            f"timing_s/{stage}": duration for stage, duration in seconds.items()
+        }
         metrics["perf/throughput"] = updated["perf/total_num_tokens"] / seconds["step"]
         generated = int(steps["response_token_ids"].list.len().sum())
         metrics["perf/rollout_tokens_per_s"] = generated / max(seconds["gen"], 1e-9)
@@ -311,7 +342,9 @@ class Trainer:
 
 def track(run: stages.Run, trackers: Trackers, metrics: dict[str, float]) -> None:
     """Write the metrics of a run's state to its trackers, and show them."""
-    metrics = metrics | {"training/environment_steps": float(run.state.environment_steps)}
+    metrics = metrics | {
+        "training/environment_steps": float(run.state.environment_steps)
+    }
     trackers.log(metrics, run.state.iteration)
     run.display.row(run.state.iteration, metrics)
 
@@ -320,10 +353,14 @@ def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
     """Load the model and its learner, as the newest checkpoint of a run's folder left them."""
     with memory_advice(config):
         model = load_model(config.model, config.seed)
-    check_context(model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
+    check_context(
+        model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    )
     learner = Learner(model, config, temperature=config.rollout.temperature)
     with memory_advice(config):
-        state = resume_checkpoint(folder / CHECKPOINTS, model, learner.optimiser, config.checkpoint)
+        state = resume_checkpoint(
+            folder / CHECKPOINTS, model, learner.optimiser, config.checkpoint
+        )
     return learner, state
 
 
@@ -359,7 +396,9 @@ def _check_machine(config: Config, display: Display) -> None:
     for finding in gpu_check.check_gpu(config, short=True):
         if finding.verdict == "fail":
             if finding.check == gpu_check.FREE_MEMORY and config.check_memory:
-                raise InputError(f"{finding.line()}; check_memory = false starts nevertheless")
+                raise InputError(
+                    f"{finding.line()}; check_memory = false starts nevertheless"
+                )
             display.show(finding.line())
 
 

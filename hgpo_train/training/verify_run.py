@@ -13,13 +13,25 @@ import hgpo_datasets
 from hgpo_datasets import VerifyReport
 from hgpo_datasets.manifest import NAME
 from hgpo_datasets.row_tables import verify_tables
-from hgpo_datasets.sources import PARQUET, STEPS, folders_below, is_pattern, matching, run_at
+from hgpo_datasets.sources import (
+    PARQUET,
+    STEPS,
+    folders_below,
+    is_pattern,
+    matching,
+    run_at,
+)
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import is_sealed
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.wording import counted
 from hgpo_train.advantages.advantage_tables import FOLDER as ADVANTAGES
-from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints, verify_checkpoint
+from hgpo_train.models.checkpoint_files import (
+    MANIFEST,
+    STATE,
+    list_checkpoints,
+    verify_checkpoint,
+)
 from hgpo_train.scores.tables import FOLDER as SCORES
 
 if TYPE_CHECKING:
@@ -56,7 +68,9 @@ def verify_all(paths: Sequence[str], processes: int) -> dict[str, Any]:
 
 
 def _printed(report: VerifyReport) -> dict[str, Any]:
-    verdict = counted(len(report.problems), "problem") if report.problems else "no problems"
+    verdict = (
+        counted(len(report.problems), "problem") if report.problems else "no problems"
+    )
     return {
         "values": report.to_dict(),
         "line": f"{report.source}: {report.summary()}: {verdict}",
@@ -82,14 +96,19 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
     paths = [path]
     if is_pattern(str(path)):
         paths = [
-            match for match in matching(str(path)) if match.is_dir() or match.suffix == PARQUET
+            match
+            for match in matching(str(path))
+            if match.is_dir() or match.suffix == PARQUET
         ]
     parts: dict[Path, Path] = {}  # each once
     for each in paths:
         for part in folders_below(each, _part) if each.is_dir() else [each]:
             parts.setdefault(part.resolve(), part)
-    topmost = [part for real, part in parts.items() if parts.keys().isdisjoint(real.parents)]
-    for part in topmost or [path]:  # a path without parts is an error, which names what is there
+    topmost = [
+        part for real, part in parts.items() if parts.keys().isdisjoint(real.parents)
+    ]
+    # a path without parts is an error, which names what is there
+    for part in topmost or [path]:
         if _has(part, MANIFEST, STATE):
             yield verify_checkpoint(part)
         elif _has(part, *_TRAINING):
@@ -107,14 +126,17 @@ def _verify_stage(folder: Path, processes: int) -> Iterator[VerifyReport]:
         yield _verify_files(folder, hgpo_datasets.verify(run, processes=processes))
     elif folder.is_dir():
         report = VerifyReport(str(folder))
-        if os.path.lexists(folder / STEPS):  # without its manifest, a step table looks like none
+        # without its manifest, a step table looks like none
+        if os.path.lexists(folder / STEPS):
             report.add("missing", folder / NAME, f"missing, but there is {STEPS}/")
         yield _verify_files(folder, report)
 
 
 def _part(folder: Path) -> Path | None:
     return (
-        folder if _has(folder, MANIFEST, STATE, *_TRAINING) or run_at(folder) is not None else None
+        folder
+        if _has(folder, MANIFEST, STATE, *_TRAINING) or run_at(folder) is not None
+        else None
     )
 
 
@@ -141,7 +163,9 @@ def _verify_files(folder: Path, report: VerifyReport) -> VerifyReport:
         if name.endswith(".jsonl"):
             *lines, rest = data.split(b"\n")
             # after a kill, the rest is the beginning of a line, and not one whose line end has changed
-            parts = [line + b"\n" for line in lines] + [rest] * is_sealed(rest[:-1] + b"\n")
+            parts = [line + b"\n" for line in lines] + [rest] * is_sealed(
+                rest[:-1] + b"\n"
+            )
         for number, part in enumerate(parts, 1):
             if not is_sealed(part):
                 report.add(

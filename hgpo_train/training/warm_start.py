@@ -92,7 +92,10 @@ def warm_start(
         _demonstrate(steps, config, start, display)
     if model is None:
         model = folder / "model"
-        with display.stage("create the model"), new_folder(model, replace=_is_ours) as scratch:
+        with (
+            display.stage("create the model"),
+            new_folder(model, replace=_is_ours) as scratch,
+        ):
             # The same demonstrations, sizes and seed give the same bytes, which `run_sft` compares when it resumes.
             rows = (
                 scan_steps(steps)
@@ -148,7 +151,9 @@ def _demonstrate(
     """Collect demonstrations, one run for each data source; existing ones are not repeated."""
     sources = [{"data": path} for path in start.data] or [{}]
     for number, source in enumerate(sources):
-        changed = replace(config, environment={"options": config.environment.options | source})
+        changed = replace(
+            config, environment={"options": config.environment.options | source}
+        )
         options = env_options(changed, config.environment.split)
         known = len(open_env(config.environment.id, **options).tasks)
         collect(

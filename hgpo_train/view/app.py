@@ -89,7 +89,10 @@ HEADERS: Final = {
 
 
 def make_app(
-    sources: list[Source], token: str, hosts: Sequence[str] = (), estimators: Sequence[str] = ()
+    sources: list[Source],
+    token: str,
+    hosts: Sequence[str] = (),
+    estimators: Sequence[str] = (),
 ) -> ASGIApp:
     """Create the application of some runs, to which it adds evaluations that begin. Addresses begin with a token.
 
@@ -133,7 +136,9 @@ def _source(request: Request, name: str = "run") -> Source:
     sources: Sequence[Source] = request.app.state.sources
     number: int = request.path_params[name]
     if number >= len(sources):
-        raise InputError(f"run: expected a number below {len(sources)}, received {number}")
+        raise InputError(
+            f"run: expected a number below {len(sources)}, received {number}"
+        )
     return sources[number]
 
 
@@ -153,7 +158,9 @@ async def _save(request: Request) -> Response:
     async for part in request.stream():
         body += part
         if len(body) > NOTE_BYTES:
-            raise InputError(f"note: expected at most {NOTE_BYTES:,} bytes, received more")
+            raise InputError(
+                f"note: expected at most {NOTE_BYTES:,} bytes, received more"
+            )
     index = await run_in_threadpool(source.index)
     return _json(await run_in_threadpool(save_note, source.notes, index, body))
 
@@ -225,7 +232,9 @@ DOCUMENTS: Final[dict[str, Document]] = {
     "against/{other:digits}": lambda _, index, request: comparison_document(
         index, _source(request, "other").index()
     ),
-    "estimates": lambda _, index, request: rollout_estimates(index, _estimator(request)),
+    "estimates": lambda _, index, request: rollout_estimates(
+        index, _estimator(request)
+    ),
     "groups/{group:digits}/estimates": _estimate,
     "overview": lambda source, index, _: overview_document(source, index),
     "curves": lambda source, index, _: curves_document(source, index),
@@ -263,7 +272,9 @@ class _Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                added = [
+                    (name.encode(), value.encode()) for name, value in HEADERS.items()
+                ]
                 message = {**message, "headers": [*message.get("headers", []), *added]}
             await send(message)
 
@@ -278,7 +289,10 @@ class _Guard:
             )
         elif scope["method"] not in ("GET", "HEAD", "POST"):
             refusal = PlainTextResponse("only GET, and POST for notes", 405)
-        elif scope["method"] == "POST" and headers.get(b"origin", "").partition("//")[2] != host:
+        elif (
+            scope["method"] == "POST"
+            and headers.get(b"origin", "").partition("//")[2] != host
+        ):
             refusal = PlainTextResponse("another site's page must not write", 403)
         elif not slash:
             refusal = Response(status_code=307, headers={"location": f"/{token}/"})

@@ -37,7 +37,8 @@ class Connection(H11Protocol):
     def waits(self) -> bool:
         """Return whether the connection is open and no request is being answered."""
         return (
-            bool(getattr(self.cycle, "response_complete", True)) and not self.transport.is_closing()
+            bool(getattr(self.cycle, "response_complete", True))
+            and not self.transport.is_closing()
         )
 
     def _close_if_idle(self, last: object) -> None:

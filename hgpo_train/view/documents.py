@@ -95,7 +95,11 @@ def shortened(text: str | None, most: int = STATE_CHARACTERS) -> Text:
     >>> shortened("abc"), shortened("abc", 2)
     ('abc', {'cut': 'ab', 'length': 3})
     """
-    return text if text is None or len(text) <= most else {"cut": text[:most], "length": len(text)}
+    return (
+        text
+        if text is None or len(text) <= most
+        else {"cut": text[:most], "length": len(text)}
+    )
 
 
 def group_document(index: Index, number: int) -> dict[str, Any]:
@@ -116,9 +120,14 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
         InputError: There is no such group, or its rows cannot be read.
     """
     group = index.group(number)
-    chains = {kind: [f"{stem}{k}" for k in range(index.depth + 1)] for kind, stem in CHAINS.items()}
+    chains = {
+        kind: [f"{stem}{k}" for k in range(index.depth + 1)]
+        for kind, stem in CHAINS.items()
+    }
     rows = index.read(
-        group["row"], group["rows"], [*_ROW, *chains["states"], *chains["states_actions"]]
+        group["row"],
+        group["rows"],
+        [*_ROW, *chains["states"], *chains["states_actions"]],
     )
 
     # Texts by their keys. The text of a next state is stored only where it is not the state of the next row.
@@ -131,7 +140,9 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
     action_at = {key: position for position, key in enumerate(actions)}
 
     trajectories = index.members(number).select(*TRAJECTORY, "error").to_dicts()
-    trajectory_at = {one["trajectory"]: position for position, one in enumerate(trajectories)}
+    trajectory_at = {
+        one["trajectory"]: position for position, one in enumerate(trajectories)
+    }
     for one in trajectories:
         one["error"] = shortened(one["error"])
     return {
@@ -206,7 +217,9 @@ def tree_of(rollouts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _distinct(keys: pl.Series, texts: pl.Series) -> dict[int, str | None]:
     """Return each key once, in the order of first appearance, with a text of it if one is known."""
     frame = pl.DataFrame({"key": keys, "text": texts})
-    first = frame.group_by("key", maintain_order=True).agg(pl.col("text").drop_nulls().first())
+    first = frame.group_by("key", maintain_order=True).agg(
+        pl.col("text").drop_nulls().first()
+    )
     return dict(first.iter_rows())
 
 
@@ -219,19 +232,26 @@ def step_documents(
         InputError: There are no such rows, or more than `STEPS`, or they cannot be read.
     """
     if not 1 <= steps <= STEPS:
-        raise InputError(f"steps: expected a number from 1 to {STEPS}, received {steps}")
+        raise InputError(
+            f"steps: expected a number from 1 to {STEPS}, received {steps}"
+        )
     rows = index.read(row, steps, [*_COPIED, *_TEXTS, *_LISTS])
     return [
-        _step(step, row + place, tokenizer) for place, step in enumerate(rows.iter_rows(named=True))
+        _step(step, row + place, tokenizer)
+        for place, step in enumerate(rows.iter_rows(named=True))
     ]
 
 
-def _step(step: dict[str, Any], row: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _step(
+    step: dict[str, Any], row: int, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
     listed, admissible, prompt, tokens, logprobs = (step[name] for name in _LISTS)
     texts = None
     if tokens is not None and tokenizer is not None:
         texts = texts_of(
-            tokenizer, tokens[:TOKENS], step["response"] if len(tokens) <= TOKENS else None
+            tokenizer,
+            tokens[:TOKENS],
+            step["response"] if len(tokens) <= TOKENS else None,
         )
     return {
         "row": row,

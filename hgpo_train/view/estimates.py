@@ -54,7 +54,9 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
     for name in names:
         found = registry.get(name)
         parameters = _parameters(type(found.parameters))
-        documents.append({"name": name, "summary": found.summary, "parameters": parameters})
+        documents.append(
+            {"name": name, "summary": found.summary, "parameters": parameters}
+        )
     return documents
 
 
@@ -74,7 +76,11 @@ def _parameters(of: type) -> list[dict[str, Any]]:
 
 
 def _plain(value: object) -> object:
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    return (
+        value
+        if value is None or isinstance(value, bool | int | float | str)
+        else str(value)
+    )
 
 
 def _type(hint: Any) -> dict[str, Any]:  # noqa: ANN401 (any annotation)
@@ -92,7 +98,9 @@ def _type(hint: Any) -> dict[str, Any]:  # noqa: ANN401 (any annotation)
     return {"kind": names.get(hint, "text"), **limits}
 
 
-def estimator_with(name: str, settings: Sequence[str], known: Sequence[str]) -> Estimator:
+def estimator_with(
+    name: str, settings: Sequence[str], known: Sequence[str]
+) -> Estimator:
     """Return an estimator with its parameters, ``name=value``, if it is known.
 
     A request must not name a module to import, neither as the estimator nor as its state key.
@@ -154,7 +162,9 @@ def _check_depth(index: Index, estimator: Estimator) -> None:
     depth = getattr(estimator.parameters, "history_length", 0)
     if depth > index.depth:
         most = f"{index.depth}, the depth of the stored contexts"
-        raise InputError(f"parameter history_length: expected at most {most}, received {depth}")
+        raise InputError(
+            f"parameter history_length: expected at most {most}, received {depth}"
+        )
 
 
 def _trained_estimate(index: Index, number: int) -> dict[str, Any]:
@@ -182,7 +192,9 @@ def _trained_estimate(index: Index, number: int) -> dict[str, Any]:
     return _document(AS_TRAINED, parameters, joined.hstack(returns))
 
 
-def rollout_estimates(index: Index, estimator: Estimator | None) -> dict[str, list[Any]]:
+def rollout_estimates(
+    index: Index, estimator: Estimator | None
+) -> dict[str, list[Any]]:
     """Return columns of each rollout of a run that need its steps.
 
     Args:
@@ -231,11 +243,17 @@ def _stored(run: Path) -> pl.LazyFrame:
 def _joined(run: Path, steps: pl.LazyFrame, stored: pl.LazyFrame) -> pl.DataFrame:
     """Return the stored advantage and its parts of each step."""
     with errors(run / FOLDER):
-        names = [name for name in stored.collect_schema() if name.startswith("advantage")]
+        names = [
+            name for name in stored.collect_schema() if name.startswith("advantage")
+        ]
         values = stored.select(
             *_STEP, pl.col(names).cast(pl.Float64).name.replace("^advantage_", "")
         )
-        return join_advantages(steps.select(_STEP), values).drop(_STEP).collect(engine="in-memory")
+        return (
+            join_advantages(steps.select(_STEP), values)
+            .drop(_STEP)
+            .collect(engine="in-memory")
+        )
 
 
 class _Column(msgspec.Struct):
@@ -255,7 +273,9 @@ def _trained_parameters(table: Path) -> dict[str, Any]:
     return columns.get("advantage", _Column()).parameters
 
 
-def _document(name: str, parameters: dict[str, Any], columns: pl.DataFrame) -> dict[str, Any]:
+def _document(
+    name: str, parameters: dict[str, Any], columns: pl.DataFrame
+) -> dict[str, Any]:
     return {
         "estimator": name,
         "parameters": {key: _plain(value) for key, value in parameters.items()},
@@ -265,8 +285,12 @@ def _document(name: str, parameters: dict[str, Any], columns: pl.DataFrame) -> d
 
 def _columns(table: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
     """Return the advantages, details and returns of a table, in the order of its rows."""
-    estimated = estimator(table).select(list(estimator.added)).collect(engine="in-memory")
-    return estimated.rename(estimator.added).hstack(_returns(table, estimator.parameters))
+    estimated = (
+        estimator(table).select(list(estimator.added)).collect(engine="in-memory")
+    )
+    return estimated.rename(estimator.added).hstack(
+        _returns(table, estimator.parameters)
+    )
 
 
 def _returns(table: pl.DataFrame, parameters: Parameters) -> pl.DataFrame:
@@ -279,7 +303,9 @@ def _returns(table: pl.DataFrame, parameters: Parameters) -> pl.DataFrame:
 
 
 @lru_cache(8)
-def _batch(index: Index, estimator: Estimator, run: str, iteration: int) -> pl.DataFrame:
+def _batch(
+    index: Index, estimator: Estimator, run: str, iteration: int
+) -> pl.DataFrame:
     """Return the estimate of one iteration, which such an estimator needs as a whole."""
     with errors(index.place):
         steps = scan_steps(index.files).filter(run=run, iteration=iteration)

@@ -115,7 +115,9 @@ class Index:
             InputError: There are no such rows.
         """
         if not 0 <= row < self.rows:
-            raise InputError(f"row: expected a number from 0 to {self.rows - 1}, received {row}")
+            raise InputError(
+                f"row: expected a number from 0 to {self.rows - 1}, received {row}"
+            )
         file = self._file(row)
         return _scan(self.files[file]).slice(row - self.starts[file], rows)
 
@@ -142,11 +144,15 @@ def read_index(files: Sequence[str]) -> Index:
     """
     steps = scan_steps(files)
     with errors(_place(files)):
-        lengths = [int(scan_steps(file).select(pl.len()).collect().item()) for file in files]
+        lengths = [
+            int(scan_steps(file).select(pl.len()).collect().item()) for file in files
+        ]
         flags = steps.select(*_FLAGS, admissible="action_admissible").collect()
         once = steps.filter(IS_FIRST).select(_ONCE).collect()
         ends = (
-            steps.filter(pl.col("step") == pl.col("episode_length") - 1).select(_AT_END).collect()
+            steps.filter(pl.col("step") == pl.col("episode_length") - 1)
+            .select(_AT_END)
+            .collect()
         )
     is_first = flags.select(IS_FIRST).to_series()
     if flags.is_empty() or not is_first[0] or ends.height != once.height:

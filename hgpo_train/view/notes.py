@@ -46,7 +46,9 @@ def read_notes(path: Path) -> list[Note]:
     if not path.exists():
         return []
     notes = []
-    for number, line in enumerate(read_bytes(path, _BYTES, "file of notes").splitlines(), 1):
+    for number, line in enumerate(
+        read_bytes(path, _BYTES, "file of notes").splitlines(), 1
+    ):
         try:
             notes.append(msgspec.json.decode(line, type=Note))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -58,7 +60,9 @@ def read_notes(path: Path) -> list[Note]:
 
 def notes_document(path: Path | None) -> list[dict[str, Any]]:
     """Return the notes in a file as JSON values; none without one."""
-    return [] if path is None else [msgspec.to_builtins(note) for note in read_notes(path)]
+    return (
+        [] if path is None else [msgspec.to_builtins(note) for note in read_notes(path)]
+    )
 
 
 def save_note(path: Path, index: Index, request: bytes) -> dict[str, Any]:
@@ -82,7 +86,9 @@ def save_note(path: Path, index: Index, request: bytes) -> dict[str, Any]:
     note.run = of_rollout["run"][0]
     note.time = datetime.now(UTC).isoformat(timespec="seconds")
     with _lock, writing(path):
-        notes = [other for other in read_notes(path) if other.trajectory != note.trajectory]
+        notes = [
+            other for other in read_notes(path) if other.trajectory != note.trajectory
+        ]
         if note.note or note.score is not None:
             notes.append(note)
         lines = [msgspec.json.encode(each) + b"\n" for each in notes]

@@ -48,7 +48,8 @@ def definitions_document() -> dict[str, dict[str, dict[str, str]]]:
     """Return the label and the text on hover of each statistic, by the tables of statistics."""
     return {
         table: {
-            name: {"label": of.label, "text": of.text} for name, of in DEFINITIONS[table].items()
+            name: {"label": of.label, "text": of.text}
+            for name, of in DEFINITIONS[table].items()
         }
         for table in ("summary", "levels")
     }
@@ -93,7 +94,11 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
         pl.col("length").sum().alias("steps"),
         pl.col("aborted").sum().cast(pl.Int64),
         pl.when(pl.col("aborted").any())
-        .then(pl.concat_list((known & pl.col("won")).mean(), (~known | pl.col("won")).mean()))
+        .then(
+            pl.concat_list(
+                (known & pl.col("won")).mean(), (~known | pl.col("won")).mean()
+            )
+        )
         .alias("bounds"),
     )
     measures = measure(episodes, by=by)
@@ -117,9 +122,9 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
     """
     folder = source.training()
     lines = [] if folder is None else _metrics(folder / "metrics.jsonl")
-    names = sorted({name for line in lines for name in line if name not in ("iteration", CHECK)})[
-        :_METRICS
-    ]
+    names = sorted(
+        {name for line in lines for name in line if name not in ("iteration", CHECK)}
+    )[:_METRICS]
     return {
         "results": results(index.episodes, "iteration"),
         "seeds": source.config().get("evaluation") is True,
@@ -154,7 +159,9 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
         sides.append(side)
     both = sides[0].join(sides[1], suffix=" of b", **same)
     distance = (pl.col("success of b") - pl.col("success")).abs()
-    listed = both.sort(distance, descending=True, nulls_last=True, maintain_order=True).head(_TASKS)
+    listed = both.sort(
+        distance, descending=True, nulls_last=True, maintain_order=True
+    ).head(_TASKS)
     tasks = []
     for row in listed.iter_rows(named=True):
         names = ("number", *MEASURES)
@@ -162,7 +169,9 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
             {
                 "task_id": row["task_id"],
                 "task": beginning(row["task"] or "", 300),
-                "sides": [{name: row[name + end] for name in names} for end in ("", " of b")],
+                "sides": [
+                    {name: row[name + end] for name in names} for end in ("", " of b")
+                ],
             }
         )
     return {"differences": differences, "total": both.height, "tasks": tasks}
@@ -175,7 +184,11 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError, RecursionError):
             values = _LINE.decode(line)
             iteration = values.get("iteration")
-            if iteration is not None and iteration.is_integer() and 0 <= iteration <= 1 << 53:
+            if (
+                iteration is not None
+                and iteration.is_integer()
+                and 0 <= iteration <= 1 << 53
+            ):
                 metrics[int(iteration)] = {**values, "iteration": int(iteration)}
     return [metrics[iteration] for iteration in sorted(metrics)]
 

@@ -86,7 +86,9 @@ def write_page(
     """
     for option, value in (("--tasks", tasks), ("--max-mb", max_mb)):
         if value is not None and not value > 0:
-            raise InputError(f"{option}: expected a positive number, received {value:g}")
+            raise InputError(
+                f"{option}: expected a positive number, received {value:g}"
+            )
     answers: dict[str, Any] = {}
     problems: list[str] = []
     runs = _open(sources, answers, problems)
@@ -132,7 +134,9 @@ def write_page(
         done = sum(run.document["selection"]["tasks"] for run in runs)
         progress(done, all_tasks)
     if not any(kept):
-        too_large = f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
+        too_large = (
+            f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
+        )
         raise InputError(problems[0] if problems else too_large)
     for number, run in enumerate(runs):
         answers[f"runs/{number}/rollouts"] = rollouts_document(run.index, kept[number])
@@ -155,7 +159,9 @@ class _Run:
     document: dict[str, Any]
 
 
-def _open(sources: Sequence[Source], answers: dict[str, Any], problems: list[str]) -> list[_Run]:
+def _open(
+    sources: Sequence[Source], answers: dict[str, Any], problems: list[str]
+) -> list[_Run]:
     """Return the runs that can be read, and add the documents of the whole runs."""
     runs: list[_Run] = []
     documents = run_documents(sources)
@@ -202,7 +208,9 @@ def _tasks(index: Index, most: int | None, task_ids: Sequence[str]) -> list[list
 def _in_turns(runs: Sequence[Sequence[list[int]]]) -> Iterator[tuple[int, list[int]]]:
     """Yield the groups of the first task of each run, then of the second, with the number of the run."""
     for row in zip_longest(*runs):
-        yield from ((run, groups) for run, groups in enumerate(row) if groups is not None)
+        yield from (
+            (run, groups) for run, groups in enumerate(row) if groups is not None
+        )
 
 
 def _specs(source: Source, names: Sequence[str]) -> dict[str, Estimator | None]:
@@ -212,14 +220,19 @@ def _specs(source: Source, names: Sequence[str]) -> dict[str, Estimator | None]:
     for name in names:
         estimator = registry.get(name)
         own = {
-            key: value for key, value in parameters.items() if hasattr(estimator.parameters, key)
+            key: value
+            for key, value in parameters.items()
+            if hasattr(estimator.parameters, key)
         }
         specs[name] = estimator.with_parameters(**own)
     return specs
 
 
 def _answers(
-    address: str, run: _Run, groups: Sequence[int], specs: Mapping[str, Estimator | None]
+    address: str,
+    run: _Run,
+    groups: Sequence[int],
+    specs: Mapping[str, Estimator | None],
 ) -> dict[str, Any]:
     """Return the documents of groups and of their steps by their addresses."""
     answers: dict[str, Any] = {}

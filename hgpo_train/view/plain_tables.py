@@ -84,21 +84,31 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
         table = table.with_columns(task_id="task")
     # A run has one name: trajectories of several are kept apart.
     if "run" in schema and table["run"].n_unique() > 1:
-        names = {name: pl.format("{}/{}", "run", name) for name in ("task_id", "trajectory")}
+        names = {
+            name: pl.format("{}/{}", "run", name) for name in ("task_id", "trajectory")
+        }
         table = table.with_columns(**names)
     if not set(BRANCHES) <= set(schema):  # one of them alone means something else there
         table = table.drop(BRANCHES, strict=False)
     table = table.select(
-        _converted(table[name], kind) for name, kind in _KEPT.items() if name in table.columns
+        _converted(table[name], kind)
+        for name, kind in _KEPT.items()
+        if name in table.columns
     )
 
     # Flags and texts of the end are often in every row; a step table has them in the last one.
     within = [*group_keys(table.columns), "trajectory"]
     last = pl.col("step") == pl.col("step").max().over(within)
     at_end: dict[str, pl.Expr] = {
-        name: last & pl.col(name).any().over(within) for name in _FLAGS if name in table.columns
+        name: last & pl.col(name).any().over(within)
+        for name in _FLAGS
+        if name in table.columns
     }
-    at_end |= {name: pl.when(last).then(pl.col(name)) for name in _TEXTS if name in table.columns}
+    at_end |= {
+        name: pl.when(last).then(pl.col(name))
+        for name in _TEXTS
+        if name in table.columns
+    }
     if table.select(row_keys(table.columns)).is_duplicated().any():
         raise InputError(
             "expected each step of a trajectory once; the table has several rows of one step"

@@ -30,7 +30,9 @@ HITS: Final = 1_000
 """The largest number of steps that an answer lists."""
 
 
-def rollouts_document(index: Index, groups: Collection[int] | None = None) -> dict[str, Any]:
+def rollouts_document(
+    index: Index, groups: Collection[int] | None = None
+) -> dict[str, Any]:
     """Return the rollouts of a run, or of some of its groups, in the order of the table.
 
     Returns:
@@ -69,11 +71,17 @@ def selected(index: Index, bits: str) -> pl.DataFrame:
     try:
         packed = base64.b64decode(bits, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise InputError(f"rows: expected bits in base64, received {bits!r:.40}") from None
-    chosen = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little").nonzero()[0]
+        raise InputError(
+            f"rows: expected bits in base64, received {bits!r:.40}"
+        ) from None
+    chosen = np.unpackbits(
+        np.frombuffer(packed, np.uint8), bitorder="little"
+    ).nonzero()[0]
     episodes = index.episodes[chosen[chosen < index.episodes.height]].filter(~IS_BRANCH)
     if episodes.is_empty():
-        raise InputError("rows: expected at least one rollout of the run, received none")
+        raise InputError(
+            "rows: expected at least one rollout of the run, received none"
+        )
     return episodes
 
 
@@ -102,9 +110,13 @@ def search_document(index: Index, text: str) -> dict[str, Any]:
         snippets.append(match.then(pl.col(name).str.extract(around)))
     with errors(index.place):
         steps = scan_steps(index.files).select("step", *SEARCHED).with_row_index("row")
-        steps = steps.with_columns(pl.col("row").cast(pl.Int64), column=pl.coalesce(columns))
+        steps = steps.with_columns(
+            pl.col("row").cast(pl.Int64), column=pl.coalesce(columns)
+        )
         steps = steps.filter(pl.col("column").is_not_null())
-        found = steps.select("row", "step", "column", snippet=pl.coalesce(snippets)).collect()
+        found = steps.select(
+            "row", "step", "column", snippet=pl.coalesce(snippets)
+        ).collect()
     owners = index.episodes.select("row", "trajectory", first="row").with_columns(
         pl.col("row").set_sorted()
     )

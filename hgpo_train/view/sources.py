@@ -101,7 +101,9 @@ class Source:
         """A text that changes when anything that the page shows is written, or the run's writer begins or ends."""
         if self.folder is None:
             return self.version
-        stamps = [_stamp(self.folder / name) for name in ("metrics.jsonl", notes.NAME, FOLDER)]
+        stamps = [
+            _stamp(self.folder / name) for name in ("metrics.jsonl", notes.NAME, FOLDER)
+        ]
         return " ".join([self.version, *stamps, str(seems_locked(self.folder))])
 
     def index(self) -> Index:
@@ -136,7 +138,9 @@ class Source:
             "training": self.training() is not None,
             "trained": trained and {"name": trained[0], "set": trained[1]},
             "stored": self.stored(),
-            "usual": self.usual(branched=problem is None and "branches" in self.config()),
+            "usual": self.usual(
+                branched=problem is None and "branches" in self.config()
+            ),
             "problem": problem,
         }
 
@@ -183,7 +187,11 @@ class Source:
 
     def training(self) -> Path | None:
         """Return the folder of the training run that wrote this run, or None."""
-        return self.folder if self.folder is not None and _is_training(self.folder) else None
+        return (
+            self.folder
+            if self.folder is not None and _is_training(self.folder)
+            else None
+        )
 
 
 def _is_training(folder: Path) -> bool:
@@ -204,7 +212,9 @@ def run_documents(sources: Sequence[Source]) -> list[dict[str, Any]]:
     documents = []
     for source in sources:
         trainers = [
-            other.name for other in sources if other is not source and _was_played(other, source)
+            other.name
+            for other in sources
+            if other is not source and _was_played(other, source)
         ]
         documents.append({**source.document(), "trainer": next(iter(trainers), None)})
     return documents
@@ -250,7 +260,9 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
         else:
             sources.append(Source(Path(part.path)))
     for pattern, files in tables.items():
-        sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
+        sources.append(
+            Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files)
+        )
 
     add_evaluations(sources)
 
@@ -288,7 +300,9 @@ def add_evaluations(sources: list[Source]) -> None:
                 with suppress(InputError):  # a damaged manifest
                     is_evaluation = source.config().get("evaluation") is True
                     is_inside = source.place.parent == training.place
-                    is_played = is_inside or (is_evaluation and _was_played(training, source))
+                    is_played = is_inside or (
+                        is_evaluation and _was_played(training, source)
+                    )
                     if is_played and source.place not in places:
                         source.name = _name_among(source, sources)
                         sources.append(source)
@@ -299,7 +313,9 @@ def _new_runs(training: Source) -> list[Path]:
     folders = [training.place / EVALUATION]
     with suppress(OSError):  # of a folder that may not be listed
         folders += training.place.parent.iterdir()
-    found = [folder for folder in folders if folder not in training.seen and is_run(folder)]
+    found = [
+        folder for folder in folders if folder not in training.seen and is_run(folder)
+    ]
     training.seen.update(found)
     return found
 

@@ -64,7 +64,11 @@ def texts_of(
         The texts; None for an id without a token, which an untrained model can sample.
     """
     added = tokenizer.get_added_tokens_decoder()
-    special = {added[number].content for number in ids if number in added and added[number].special}
+    special = {
+        added[number].content
+        for number in ids
+        if number in added and added[number].special
+    }
     try:
         pieces = [tokenizer.id_to_token(number) for number in ids]
         if sum(len(piece or "") for piece in pieces) > _CHARACTERS:
@@ -87,13 +91,20 @@ def _plain(text: str, special: set[str]) -> str:
     return "".join(text.split())
 
 
-def find_tokenizer(config: Mapping[str, Any], training: Path | None) -> Tokenizer | None:
+def find_tokenizer(
+    config: Mapping[str, Any], training: Path | None
+) -> Tokenizer | None:
     """Return the tokenizer of a run, or None if it is unknown or not on this machine.
 
     It is named by the configuration in the run's manifest, or stored by the training run that wrote the run.
     """
     return next(
-        (found for folder in _folders(config, training) if (found := _read(folder / FILE))), None
+        (
+            found
+            for folder in _folders(config, training)
+            if (found := _read(folder / FILE))
+        ),
+        None,
     )
 
 

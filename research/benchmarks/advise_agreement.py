@@ -36,8 +36,13 @@ SHORT: Final = {"grpo:cross_steps=false": "grpo"}
 
 def areas(curves: pl.DataFrame) -> dict[str, Floats]:
     """Return the area of each estimator's curves, of shape (seeds,)."""
-    means = curves.group_by("estimator", "seed").agg(pl.col("success").mean()).sort("seed")
-    return {str(name): rows["success"].to_numpy() for (name,), rows in means.group_by("estimator")}
+    means = (
+        curves.group_by("estimator", "seed").agg(pl.col("success").mean()).sort("seed")
+    )
+    return {
+        str(name): rows["success"].to_numpy()
+        for (name,), rows in means.group_by("estimator")
+    }
 
 
 def agreement(folder: Path, run: str) -> dict[str, Any]:
@@ -64,7 +69,8 @@ def agreement(folder: Path, run: str) -> dict[str, Any]:
     chance = found[again] - found[again.removesuffix(AGAIN)]
     names = list(gain)
     order = [
-        np.argsort(np.argsort([values[name] for name in names])) for values in (gain, _means(found))
+        np.argsort(np.argsort([values[name] for name in names]))
+        for values in (gain, _means(found))
     ]
     return {
         "run": run,
@@ -73,7 +79,10 @@ def agreement(folder: Path, run: str) -> dict[str, Any]:
         "best": advice["best"],
         "gain": gain,
         "area": _means(found),
-        "again": [float(chance.mean()), float(half_width(len(chance)) * chance.std(ddof=1))],
+        "again": [
+            float(chance.mean()),
+            float(half_width(len(chance)) * chance.std(ddof=1)),
+        ],
         "pairs": pairs,
         "correlation": float(np.corrcoef(*order)[0, 1]),
     }
@@ -99,7 +108,8 @@ def table() -> str:
     for each in figures("advise_agreement")["rows"]:
         names = list(each["gain"])
         advised = (
-            ", ".join(SHORT.get(name, name) for name in each["best"]) or "nothing separates them"
+            ", ".join(SHORT.get(name, name) for name in each["best"])
+            or "nothing separates them"
         )
         separated = [pair for pair in each["pairs"] if pair["separated"]]
         shown = [

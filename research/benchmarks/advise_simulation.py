@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from hgpo_research.arrays import Floats
     from hgpo_research.comparison.gain import HeldOut
 
-ESTIMATORS: Final = ("grpo:cross_steps=false", "gigpo", "hgpo", "discounted_grpo", "shrinkage_gae")
+ESTIMATORS: Final = (
+    "grpo:cross_steps=false",
+    "gigpo",
+    "hgpo",
+    "discounted_grpo",
+    "shrinkage_gae",
+)
 ROLLOUTS: Final = 8
 BATCHES: Final = {6: 200, 25: 200, 100: 100}
 """The number of batches of each number of tasks."""
@@ -51,7 +57,9 @@ def simulate(success: float, tasks: int) -> tuple[list[Advice], Floats]:
         rng = np.random.default_rng([2, len(advices), tasks, round(100 * success)])
         worlds = Worlds(skill, count, tasks, rng)
         table, number = worlds.play(ROLLOUTS, rng)
-        held = held_out(table.lazy(), measured, worlds.gradients(table, number, shared=False))
+        held = held_out(
+            table.lazy(), measured, worlds.gradients(table, number, shared=False)
+        )
         for batch in range(count):
             own = [part for part in held if part.batch == batch]
             gains.append(np.mean([worlds.gain(part)[:-1] for part in own], 0))
@@ -92,12 +100,18 @@ def cell(labels: tuple[float, int]) -> dict[str, Any]:
     best = max(true, key=lambda name: true[name])
     for advice in known:
         excluded.append(best not in (advice.best or ESTIMATORS))
-        pairs = advice.differences.filter(pl.col("low") > 0).select("first", "second").rows()
+        pairs = (
+            advice.differences.filter(pl.col("low") > 0)
+            .select("first", "second")
+            .rows()
+        )
         wrong.append(any(true[first] < true[second] for first, second in pairs))
         alone.append(len(advice.best) == 1)
         covered += [
             low <= true[name] <= high
-            for name, low, high in advice.ranks.select("estimator", "low", "high").rows()
+            for name, low, high in advice.ranks.select(
+                "estimator", "low", "high"
+            ).rows()
         ]
         for name, _, low, high in advice.controls.iter_rows():
             controls[name].append(low > 0 or high < 0)

@@ -30,7 +30,9 @@ def ranking() -> str:
     gaps = gaps_of(kept())
     rows = []
     for row in table(kept(), kept("costs"), gaps):
-        name = f"{row['estimator']} ({row['mark']})" if row["mark"] else row["estimator"]
+        name = (
+            f"{row['estimator']} ({row['mark']})" if row["mark"] else row["estimator"]
+        )
         # Intervals over worlds are on the arena's page.
         rows.append([name, *(_text(cell | {"note": ""}) for cell in row["cells"])])
     return markdown_table(titles(kept(), gaps), rows)
@@ -39,7 +41,10 @@ def ranking() -> str:
 def prediction() -> str:
     """Return what predicts learning as Markdown."""
     found = predictions(kept())
-    settings = [f"area, {SETTINGS[name]}" for name in found["setting"].unique(maintain_order=True)]
+    settings = [
+        f"area, {SETTINGS[name]}"
+        for name in found["setting"].unique(maintain_order=True)
+    ]
     rows = [row for row in prediction_rows(found) if row["stage"] is None]
     cells = [[row["measure"], *map(_text, row["cells"])] for row in rows]
     return markdown_table(["measure", *settings], cells)
@@ -66,4 +71,6 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="the arena's folder")
     folder = parser.parse_args().folder
     for kind in ("results", "costs"):
-        read(folder, kind).write_parquet(RESULTS / f"arena_{kind}.parquet", compression_level=19)
+        read(folder, kind).write_parquet(
+            RESULTS / f"arena_{kind}.parquet", compression_level=19
+        )

@@ -80,7 +80,15 @@ def train(folder: Path, world: str, arm: str, seed: int) -> None:
     """Train a run, or resume it."""
     overrides = [f"--set={text}" for text in settings(world, arm, seed)]
     place = folder / world / f"{arm}-{seed}"
-    command = [*HGPO, "train", WORLDS[world][0], *overrides, "--out", str(place), "--resume"]
+    command = [
+        *HGPO,
+        "train",
+        WORLDS[world][0],
+        *overrides,
+        "--out",
+        str(place),
+        "--resume",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -89,7 +97,11 @@ def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for world in WORLDS:
         by_arm = {
-            arm: {run["seed"]: run for run in runs if (run["world"], run["arm"]) == (world, arm)}
+            arm: {
+                run["seed"]: run
+                for run in runs
+                if (run["world"], run["arm"]) == (world, arm)
+            }
             for arm in ARMS
         }
         for arm in ("branched", "again"):
@@ -101,7 +113,8 @@ def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 for name in ("independent", arm)
             }
             steps = [
-                by_arm[arm][seed]["steps"] / by_arm["independent"][seed]["steps"] for seed in seeds
+                by_arm[arm][seed]["steps"] / by_arm["independent"][seed]["steps"]
+                for seed in seeds
             ]
             difference = values[arm] - values["independent"]
             error = float(difference.std(ddof=1)) / len(seeds) ** 0.5
@@ -144,10 +157,18 @@ def table() -> str:
                 if p <= row["p"]
             ]
             verdict = f"{max(steps):.2f}"
-        values = [100 * row[name] for name in ("independent", "success", "difference", "half")]
+        values = [
+            100 * row[name] for name in ("independent", "success", "difference", "half")
+        ]
         independent, success, difference, half = values
         interval = f"{difference:+.1f} ± {half:.1f}"
-        shown = [f"{independent:.1f}", f"{success:.1f}", interval, verdict, f"{row['steps']:.2f}"]
+        shown = [
+            f"{independent:.1f}",
+            f"{success:.1f}",
+            interval,
+            verdict,
+            f"{row['steps']:.2f}",
+        ]
         lines.append([row["world"], row["arm"], str(row["seeds"]), *shown])
     head = [
         "world",
@@ -171,7 +192,9 @@ if __name__ == "__main__":
     parser = make_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/branch_training"))
     parser.add_argument("--last", help="the time after which no run begins")
-    parser.add_argument("--most", type=float, default=math.inf, help="the number of runs to train")
+    parser.add_argument(
+        "--most", type=float, default=math.inf, help="the number of runs to train"
+    )
     given = parser.parse_args()
     results = []
     for world, arm, seed in planned():

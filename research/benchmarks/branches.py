@@ -53,7 +53,11 @@ ROOTS: Final = 4
 SAMPLES: Final = 16
 WIDTHS: Final = (1, 2, 4)
 
-SUCCESS: Final = {"reward_scale": 1.0, "invalid_action_penalty": 0.0, "precision": "float64"}
+SUCCESS: Final = {
+    "reward_scale": 1.0,
+    "invalid_action_penalty": 0.0,
+    "precision": "float64",
+}
 PLAIN: Final[dict[str, dict[str, Any]]] = {
     "rloo": {"gamma": 1.0, "cross_steps": False},
     "grpo": {"gamma": 1.0, "cross_steps": False},
@@ -94,7 +98,9 @@ class Batch:
         for task, each in enumerate(rows):
             # rollouts are numbered over all seeds
             number = each.rollout - ROOTS * len(policy.seeds)
-            is_branch = number >= 0 if origins is not None else np.zeros(len(number), np.bool_)
+            is_branch = (
+                number >= 0 if origins is not None else np.zeros(len(number), np.bool_)
+            )
             origin = np.zeros((len(number), 2), np.int64)
             if origins is not None:
                 origin[is_branch] = origins[task][number[is_branch]]
@@ -118,21 +124,37 @@ def branched(
     # 1. What the rule reads; a seed is an iteration to it, so that seeds never mix.
     rows = roots.rows
     own = {
-        name: np.concatenate([getattr(each, name) for each in rows]) for name in ("rollout", "node")
+        name: np.concatenate([getattr(each, name) for each in rows])
+        for name in ("rollout", "node")
     }
     trajectory = ["run", "task_id", "trajectory"]
-    table = roots.table.with_columns(**own, iteration="run", group=pl.lit(0)).with_columns(
+    table = roots.table.with_columns(
+        **own, iteration="run", group=pl.lit(0)
+    ).with_columns(
         episode_return=pl.col("reward").sum().over(trajectory),
         left=(pl.len().over(trajectory) - pl.col("step")).cast(pl.Float64),
     )
-    found = branch_rules.get(rule).function(table.lazy()).collect().filter(pl.col("step") > 0)
+    found = (
+        branch_rules.get(rule)
+        .function(table.lazy())
+        .collect()
+        .filter(pl.col("step") > 0)
+    )
 
     # 2. The points until the budget is spent; the last one with the probability at which this is so on average.
     rng = np.random.default_rng([*stream, width])
     draws = pl.DataFrame(rng.random((found.height, 2)), ["order", "kept"])
     means = table.group_by("task_id", "step").agg(cost=width * pl.col("left").mean())
-    budgets = table.filter(step=0).group_by("task_id").agg(budget=ROOTS * pl.col("left").mean())
-    found = found.hstack(draws).join(means, on=["task_id", "step"]).join(budgets, on="task_id")
+    budgets = (
+        table.filter(step=0)
+        .group_by("task_id")
+        .agg(budget=ROOTS * pl.col("left").mean())
+    )
+    found = (
+        found.hstack(draws)
+        .join(means, on=["task_id", "step"])
+        .join(budgets, on="task_id")
+    )
     found = found.sort(
         "run", "task_id", "priority", "order", descending=[False, False, True, False]
     )
@@ -145,7 +167,8 @@ def branched(
     for task, each in enumerate(rows):
         chosen = points.filter(task_id=task)
         seed, parent, step, node = (
-            np.repeat(chosen[n].to_numpy(), width) for n in ("run", "rollout", "step", "node")
+            np.repeat(chosen[n].to_numpy(), width)
+            for n in ("run", "rollout", "step", "node")
         )
         origins.append(np.stack([parent, step], 1))
         if not len(seed):
@@ -158,7 +181,9 @@ def branched(
             np.concatenate(column) for column in zip(*moves, strict=True)
         )
         won = ended & (policy.tasks.graphs[task].graph.edges.final[edges] > 0)
-        new = Rollouts(seed[at], ROOTS * len(policy.seeds) + at, steps, nodes, edges, ended, won)
+        new = Rollouts(
+            seed[at], ROOTS * len(policy.seeds) + at, steps, nodes, edges, ended, won
+        )
         columns = [np.concatenate(pair) for pair in zip(each, new, strict=True)]
         order = np.lexsort((columns[2], columns[1], columns[0]))
         together.append(Rollouts(*(column[order] for column in columns)))
@@ -176,7 +201,11 @@ def measured(batch: Batch, gradient: Floats, truth: Floats) -> dict[str, float]:
     halves = [dense[start::2].mean(0) for start in (0, 1)]
     signal = float((halves[0] * halves[1]).sum())
     noise = float(dense.var(0, ddof=1).sum())
-    return {"gain": float(gain.mean()), "cost": batch.steps * noise / signal, "steps": batch.steps}
+    return {
+        "gain": float(gain.mean()),
+        "cost": batch.steps * noise / signal,
+        "steps": batch.steps,
+    }
 
 
 def of_policy(
@@ -212,8 +241,12 @@ def of_policy(
                 continue
             advantages = batch.advantages(name.partition(",")[0], parameters)
             found = measured(batch, batch.visits.gradient(advantages), truth)
-            ratios = {f"{key} ratio": found[key] / plain[compared][key] for key in found}
-            rows.append({"rule": rule, "width": width, "estimator": name, **found, **ratios})
+            ratios = {
+                f"{key} ratio": found[key] / plain[compared][key] for key in found
+            }
+            rows.append(
+                {"rule": rule, "width": width, "estimator": name, **found, **ratios}
+            )
     return rows
 
 
@@ -227,7 +260,8 @@ def of_world(name: str, tasks: TaskSet) -> list[dict[str, Any]]:
             for position in range(POLICIES):
                 found = of_policy(policies, position, (7, updates))
                 rows += [
-                    {"world": name, "updates": updates, "policy": position, **row} for row in found
+                    {"world": name, "updates": updates, "policy": position, **row}
+                    for row in found
                 ]
     return rows
 
@@ -236,7 +270,8 @@ def cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one row for each world, number of updates and arm, with the ratios of all policies."""
     keys = ["world", "updates", "rule", "width", "estimator"]
     ratios = [
-        pl.col(f"{name} ratio").round_sig_figs(4).alias(name) for name in ("steps", "gain", "cost")
+        pl.col(f"{name} ratio").round_sig_figs(4).alias(name)
+        for name in ("steps", "gain", "cost")
     ]
     return pl.DataFrame(rows).group_by(keys, maintain_order=True).agg(ratios).to_dicts()
 
@@ -246,13 +281,17 @@ def table(measure: str) -> str:
     kept = pl.DataFrame(figures("branches")["cells"])
     kept = kept.filter(pl.col("width") != WIDTHS[1])
     lines = []
-    for key, part in kept.group_by("world", "updates", "rule", "width", maintain_order=True):
+    for key, part in kept.group_by(
+        "world", "updates", "rule", "width", maintain_order=True
+    ):
         steps = float(np.mean(part["steps"][0].to_numpy()))
         found = {
             row["estimator"]: _interval(np.array(row[measure]))
             for row in part.iter_rows(named=True)
         }
-        lines.append([*map(str, key), f"{steps:.2f}", *(found.get(name, "") for name in TREES)])
+        lines.append(
+            [*map(str, key), f"{steps:.2f}", *(found.get(name, "") for name in TREES)]
+        )
     return markdown_table(["world", "updates", "rule", "width", "steps", *TREES], lines)
 
 

@@ -56,10 +56,14 @@ def variant(
     gae_lambda: float = 0.95,
 ) -> pl.LazyFrame:
     """GAGPO whose states are states with `past` steps before them, plus the advantage of GRPO."""
-    deepest = pl.coalesce(f"context_hash_{depth}" for depth in reversed(range(past + 1)))
+    deepest = pl.coalesce(
+        f"context_hash_{depth}" for depth in reversed(range(past + 1))
+    )
     steps = with_episode(steps.with_columns(state_hash=deepest), cross_steps=False)
     steps = gagpo.function(steps, gamma=gamma, gae_lambda=gae_lambda)
-    return steps.with_columns(advantage=pl.col("advantage") + episode_weight * pl.col("episode"))
+    return steps.with_columns(
+        advantage=pl.col("advantage") + episode_weight * pl.col("episode")
+    )
 
 
 def keep(folder: Path) -> None:
@@ -75,23 +79,32 @@ def keep(folder: Path) -> None:
         run = path.parent.name.removesuffix("-parts")
         parts.append(
             rows.select(
-                pl.lit(run).alias("run"), "estimator", "seed", pl.col("area") - pl.col("grpo")
+                pl.lit(run).alias("run"),
+                "estimator",
+                "seed",
+                pl.col("area") - pl.col("grpo"),
             )
         )
     # GRPO learns in every command, with the same random numbers.
-    every = pl.concat(parts).unique(["run", "estimator", "seed"], keep="first", maintain_order=True)
+    every = pl.concat(parts).unique(
+        ["run", "estimator", "seed"], keep="first", maintain_order=True
+    )
     every.write_parquet(KEPT, compression_level=19)
 
 
 def kept() -> dict[tuple[str, ...], Floats]:
     """Return the differences of areas from GRPO's by run and estimator, of shape (seeds,)."""
-    groups = pl.read_parquet(KEPT, glob=False).group_by("run", "estimator", maintain_order=True)
+    groups = pl.read_parquet(KEPT, glob=False).group_by(
+        "run", "estimator", maintain_order=True
+    )
     return {key: rows.sort("seed")["area"].to_numpy() for key, rows in groups}
 
 
 def interval(differences: Floats) -> tuple[float, float]:
     """Return the mean and half of its 95% interval."""
-    return float(differences.mean()), float(half_width(len(differences)) * differences.std(ddof=1))
+    return float(differences.mean()), float(
+        half_width(len(differences)) * differences.std(ddof=1)
+    )
 
 
 def shown(differences: Floats) -> str:
@@ -104,7 +117,9 @@ def areas() -> str:
     found = kept()
     rows = []
     for name in dict.fromkeys(name for _, name in found if name != GRPO):
-        cells = [shown(found[run, name]) if (run, name) in found else "" for run in RUNS]
+        cells = [
+            shown(found[run, name]) if (run, name) in found else "" for run in RUNS
+        ]
         rows.append([name.removeprefix(f"{VARIANT}:"), *cells])
     return markdown_table(["estimator", *RUNS], rows)
 
@@ -131,13 +146,19 @@ def verdicts() -> str:
         zip(asked, differences, holm(differences), strict=True), 1
     ):
         ends = [f"{run} {name.removeprefix(f'{VARIANT}:')}" for run, name in pair]
-        rows.append([f"{number}", " − ".join(ends), shown(each), "yes" if told else "no"])
-    return markdown_table(["", "first − second, each from GRPO", "area", "significant"], rows)
+        rows.append(
+            [f"{number}", " − ".join(ends), shown(each), "yes" if told else "no"]
+        )
+    return markdown_table(
+        ["", "first − second, each from GRPO", "area", "significant"], rows
+    )
 
 
 def holm(differences: Sequence[Floats]) -> list[bool]:
     """Return which means differ from 0 by t tests with Holm's correction, at 5% for all."""
-    ratios = [abs(each.mean()) / each.std(ddof=1) * len(each) ** 0.5 for each in differences]
+    ratios = [
+        abs(each.mean()) / each.std(ddof=1) * len(each) ** 0.5 for each in differences
+    ]
     significant = [False] * len(ratios)
     for rank, index in enumerate(np.argsort(ratios)[::-1].tolist()):
         level = 1.0 - 0.025 / (len(ratios) - rank)
@@ -154,10 +175,18 @@ def chart() -> alt.TopLevelMixin:
     rows = []
     for (run, name), differences in kept().items():
         value = name.removeprefix("gagpo:gae_lambda=")
-        if run in RUNS[:3] and (name == "shrinkage_gae" or value.replace(".", "").isdecimal()):
+        if run in RUNS[:3] and (
+            name == "shrinkage_gae" or value.replace(".", "").isdecimal()
+        ):
             mean, half = interval(differences)
             rows.append(
-                {"pages": run, "λ": value, "mean": mean, "low": mean - half, "high": mean + half}
+                {
+                    "pages": run,
+                    "λ": value,
+                    "mean": mean,
+                    "low": mean - half,
+                    "high": mean + half,
+                }
             )
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X("λ:N", title="λ of gagpo", axis=alt.Axis(labelAngle=0)),

@@ -105,13 +105,19 @@ class Worlds:
             following = np.zeros_like(here)
             flow = now[..., None] * self.policy
             for place in range(STATES + 2):
-                following[:, :, place] = np.where(self.moves == place, flow, 0.0).sum((-1, -2))
+                following[:, :, place] = np.where(self.moves == place, flow, 0.0).sum(
+                    (-1, -2)
+                )
             here = following
 
-    def play(self, rollouts: int, rng: np.random.Generator) -> tuple[pl.DataFrame, Integers]:
+    def play(
+        self, rollouts: int, rng: np.random.Generator
+    ) -> tuple[pl.DataFrame, Integers]:
         """Return a step table of groups of rollouts, and the number of each step's (batch, task, state, action)."""
         batches, tasks = self.moves.shape[:2]
-        batch, task, _ = (each.ravel() for each in np.indices((batches, tasks, rollouts)))
+        batch, task, _ = (
+            each.ravel() for each in np.indices((batches, tasks, rollouts))
+        )
         state = np.zeros(len(batch), np.int64)
         parts = []
         running = np.arange(len(batch))
@@ -125,11 +131,17 @@ class Worlds:
             parts.append((running, np.full(len(running), t), s, action, after))
             state[running] = after
             running = running[after < STATES]
-        who, step, s, action, after = (np.concatenate(each) for each in zip(*parts, strict=True))
+        who, step, s, action, after = (
+            np.concatenate(each) for each in zip(*parts, strict=True)
+        )
         order = np.lexsort([step, who])
-        who, step, s, action, after = (each[order] for each in (who, step, s, action, after))
+        who, step, s, action, after = (
+            each[order] for each in (who, step, s, action, after)
+        )
         last = np.append(np.diff(who) != 0, True)
-        values, defined = chain_columns(mix(s.astype(np.uint64)).view(np.int64), step == 0, 4)
+        values, defined = chain_columns(
+            mix(s.astype(np.uint64)).view(np.int64), step == 0, 4
+        )
         table = pl.DataFrame(
             {
                 "run": batch[who],
@@ -142,14 +154,22 @@ class Worlds:
                 "truncated": last & (after < STATES),
                 "action_valid": np.ones(len(who), np.bool_),
             }
-        ).with_columns(pl.col("run", "task_id", "trajectory").cast(pl.String).str.zfill(8))
+        ).with_columns(
+            pl.col("run", "task_id", "trajectory").cast(pl.String).str.zfill(8)
+        )
         table = table.with_columns(
-            pl.when(pl.Series(each)).then(pl.Series(values[k])).alias(f"history_hash_{k}")
+            pl.when(pl.Series(each))
+            .then(pl.Series(values[k]))
+            .alias(f"history_hash_{k}")
             for k, each in enumerate(defined)
         )
-        return table, np.ravel_multi_index((batch[who], task[who], s, action), self.policy.shape)
+        return table, np.ravel_multi_index(
+            (batch[who], task[who], s, action), self.policy.shape
+        )
 
-    def gradients(self, table: pl.DataFrame, number: Integers, shared: bool) -> RowGradients:
+    def gradients(
+        self, table: pl.DataFrame, number: Integers, shared: bool
+    ) -> RowGradients:
         """Return the gradients of the steps with respect to logits, which tasks may share."""
         tasks = self.moves.shape[1]
         size = (1 if shared else tasks) * STATES * ACTIONS
@@ -204,7 +224,9 @@ def skill_of(success: float) -> float:
     high = 8.0
     while high - low > 1e-6:
         middle = (low + high) / 2
-        below = Worlds(middle, 1, 4000, np.random.default_rng(0)).success.mean() < success
+        below = (
+            Worlds(middle, 1, 4000, np.random.default_rng(0)).success.mean() < success
+        )
         low, high = (middle, high) if below else (low, middle)
     return low
 
@@ -225,13 +247,17 @@ def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFram
         table, number = worlds.play(size, rng)
         exact = worlds.gradients(table, number, shared)
         sides = {"exact": exact, "sampled": replace(exact, fisher=None)}
-        held = {way: held_out(table.lazy(), variants, each) for way, each in sides.items()}
+        held = {
+            way: held_out(table.lazy(), variants, each) for way, each in sides.items()
+        }
         gains = [(part.batch, worlds.gain(part)) for part in held["exact"]]
         for batch in range(CHUNK):
             truth = np.mean([gain for other, gain in gains if other == batch], 0)
             true = pl.DataFrame({"estimator": ESTIMATORS, "exact": truth})
             alone = {way: _alone(parts, batch, tasks) for way, parts in held.items()}
-            tables = {way: summed(parts, ESTIMATORS, KL).gains for way, parts in alone.items()}
+            tables = {
+                way: summed(parts, ESTIMATORS, KL).gains for way, parts in alone.items()
+            }
             for way, rows in tables.items():
                 measured = rows.select("estimator", "gain", "low", "high")
                 joined = true.join(measured, on="estimator", maintain_order="left")
@@ -279,12 +305,18 @@ def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
 
 def table() -> str:
     """Return the kept results as a table of Markdown: the ranges over estimators, and shared and separate logits."""
-    kept = pl.DataFrame(figures("gain_simulation")["rows"]).filter(pl.col("way").is_in(list(WAYS)))
+    kept = pl.DataFrame(figures("gain_simulation")["rows"]).filter(
+        pl.col("way").is_in(list(WAYS))
+    )
     ratio = pl.col("gain") / pl.col("exact")
     ranges = kept.group_by("tasks", "size", "success", "way", maintain_order=True).agg(
-        pl.format("{} to {}", ratio.min().round(2), ratio.max().round(2)).alias("ratio"),
+        pl.format("{} to {}", ratio.min().round(2), ratio.max().round(2)).alias(
+            "ratio"
+        ),
         pl.format(
-            "{} to {}", pl.col("covered").min().round(2), pl.col("covered").max().round(2)
+            "{} to {}",
+            pl.col("covered").min().round(2),
+            pl.col("covered").max().round(2),
         ).alias("covered"),
         pl.col("printed").mean(),
     )
@@ -299,7 +331,12 @@ def table() -> str:
     rows = []
     for row in ranges.iter_rows(named=True):
         size = f"{row['tasks']} × {row['size']}"
-        shares = [f"{row['success']:.0%}", WAYS[row["way"]], row["ratio"], row["covered"] or "–"]
+        shares = [
+            f"{row['success']:.0%}",
+            WAYS[row["way"]],
+            row["ratio"],
+            row["covered"] or "–",
+        ]
         rows.append([size, *shares, f"{row['printed']:.0%}"])
     return markdown_table(heads, rows)
 

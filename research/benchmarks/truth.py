@@ -107,7 +107,9 @@ def measure(
     for number, (task, group) in enumerate(groups.items()):
         with without_collector():
             graph = Graph(handle.shared, handle.settings, policy, REWARDS, task)
-            columns, count = task_truth(graph, group, REWARDS, Budget(rollouts=rollouts), [number])
+            columns, count = task_truth(
+                graph, group, REWARDS, Budget(rollouts=rollouts), [number]
+            )
         steps += count
         nodes += graph.nodes
         errors += columns["advantage_error"]
@@ -118,7 +120,9 @@ def measure(
     )
     error = float(np.sqrt(np.mean(np.square(errors))))
     at_that_error = plain_seconds * (plain_error / error) ** 2
-    won = np.mean([rollout[-1].reward for group in groups.values() for rollout in group])
+    won = np.mean(
+        [rollout[-1].reward for group in groups.values() for rollout in group]
+    )
     return {
         "mean reward": round(float(won), 3),
         "truths": len(errors),
@@ -154,7 +158,8 @@ def plain_truths(
         while not episode.done:
             played = [play(episode.fork(), policy, rng) for _ in range(rollouts)]
             returns = [
-                sum(gamma**n * step.reward for n, step in enumerate(steps)) for steps in played
+                sum(gamma**n * step.reward for n, step in enumerate(steps))
+                for steps in played
             ]
             variances.append(np.var(returns, ddof=1) / rollouts)
             act(episode, policy, rng)
@@ -162,7 +167,9 @@ def plain_truths(
             now + gamma**2 * later
             for now, later in zip(variances, [*variances[1:], 0.0], strict=True)
         ]
-    return (time.process_time() - began) / len(squares), float(np.sqrt(np.mean(squares)))
+    return (time.process_time() - began) / len(squares), float(
+        np.sqrt(np.mean(squares))
+    )
 
 
 if __name__ == "__main__":
@@ -174,7 +181,9 @@ if __name__ == "__main__":
     figures = {}
     for env_id, policies in POLICIES.items():
         for options in policies:
-            name = f"{env_id} " + ", ".join(f"{key}={value:g}" for key, value in options.items())
+            name = f"{env_id} " + ", ".join(
+                f"{key}={value:g}" for key, value in options.items()
+            )
             figures[name] = measure(
                 env_id,
                 options,

@@ -41,18 +41,24 @@ def keep(folder: Path) -> None:
     """Keep the curves of runs, beside those of other runs that are kept."""
     found = sorted(folder.glob("*/curves.parquet"))
     parts = [
-        pl.read_parquet(path, glob=False).select(pl.lit(path.parent.name).alias("run"), pl.all())
+        pl.read_parquet(path, glob=False).select(
+            pl.lit(path.parent.name).alias("run"), pl.all()
+        )
         for path in found
     ]
     new = [path.parent.name for path in found]
     others = pl.read_parquet(CURVES, glob=False).filter(~pl.col("run").is_in(new))
-    pl.concat([others, *parts], how="diagonal").write_parquet(CURVES, compression_level=19)
+    pl.concat([others, *parts], how="diagonal").write_parquet(
+        CURVES, compression_level=19
+    )
 
 
 def kept(run: str) -> pl.DataFrame:
     """Return the kept summary of a run, one row per estimator; its differences are from GRPO."""
     rows = pl.read_parquet(CURVES, glob=False).filter(run=run)
-    rows = rows.select(column.name for column in rows if column.null_count() < rows.height)
+    rows = rows.select(
+        column.name for column in rows if column.null_count() < rows.height
+    )
     return summary(rows)
 
 
@@ -68,8 +74,12 @@ def earlier() -> str:
                 estimator = TWO
             found[estimator] = _points(row[name], row[f"{name}_half"])
         columns[title] = found
-    names = dict.fromkeys(name for found in columns.values() for name in found if name != GRPO)
-    rows = [[name, *(found.get(name, "") for found in columns.values())] for name in names]
+    names = dict.fromkeys(
+        name for found in columns.values() for name in found if name != GRPO
+    )
+    rows = [
+        [name, *(found.get(name, "") for found in columns.values())] for name in names
+    ]
     return markdown_table(["estimator", *columns], rows)
 
 
@@ -79,14 +89,19 @@ def history() -> str:
     others = [first, *(_hgpo(depth) for depth in DEPTHS if depth), GRPO, "oracle"]
     rows = []
     for reads in DEPTHS:
-        found = {row["estimator"]: row for row in kept(f"levers-{reads}").iter_rows(named=True)}
+        found = {
+            row["estimator"]: row
+            for row in kept(f"levers-{reads}").iter_rows(named=True)
+        }
         cells = [
             _points(found[name]["area_difference"], found[name]["area_difference_half"])
             for name in others
         ]
         rows.append([str(reads), f"{100 * found[_hgpo(0)]['area']:.1f}", *cells])
     depths = [f"K = {depth}" for depth in DEPTHS if depth]
-    return markdown_table(["m", "K = 0", "K = 0 again", *depths, "GRPO", "oracle"], rows)
+    return markdown_table(
+        ["m", "K = 0", "K = 0 again", *depths, "GRPO", "oracle"], rows
+    )
 
 
 def _points(value: float, half: float) -> str:
@@ -101,5 +116,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description="Keep outputs of hgpo learn-tabular in research/results."
     )
-    parser.add_argument("folder", type=Path, help="folder of outputs of hgpo learn-tabular")
+    parser.add_argument(
+        "folder", type=Path, help="folder of outputs of hgpo learn-tabular"
+    )
     keep(parser.parse_args().folder)

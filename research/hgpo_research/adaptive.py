@@ -76,7 +76,9 @@ class Mixing:
         # A resumed run has the same sums as one that was never interrupted.
         for line in metrics:
             if f"adaptive/batch_slope_{_NAMES[0]}" in line:
-                slopes = np.array([line[f"adaptive/batch_slope_{name}"] for name in _NAMES])
+                slopes = np.array(
+                    [line[f"adaptive/batch_slope_{name}"] for name in _NAMES]
+                )
                 cosines = np.eye(len(_NAMES))
                 for (one, other), name in _PAIRS.items():
                     cosines[one, other] = cosines[other, one] = line[f"adaptive/{name}"]
@@ -101,7 +103,8 @@ class Mixing:
             mixed = mixed + pl.col(name) * (weights * scales)[number]
             metrics[f"weight_{name}"] = weights[number]
         metrics |= {
-            f"batch_slope_{name}": slope for name, slope in zip(_NAMES, slopes, strict=True)
+            f"batch_slope_{name}": slope
+            for name, slope in zip(_NAMES, slopes, strict=True)
         }
         metrics |= {name: cosines[pair] for pair, name in _PAIRS.items()}
         found = {f"adaptive/{name}": float(value) for name, value in metrics.items()}
@@ -129,7 +132,9 @@ class Mixing:
             how="semi",
             maintain_order="left",
         )
-        complete = complete.filter(pl.col("trajectory").n_unique().over(mixed.columns) >= 2 * FOLDS)
+        complete = complete.filter(
+            pl.col("trajectory").n_unique().over(mixed.columns) >= 2 * FOLDS
+        )
         if complete.is_empty():
             return unknown
 

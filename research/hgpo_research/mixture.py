@@ -47,7 +47,9 @@ class Mixture:
 
     def __init__(self, partners: Sequence[str] = tuple(PARTNERS)) -> None:
         self._partners = partners
-        self._handicaps = np.array([HANDICAPS.get(name, 0.0) for name in partners])[:, None]
+        self._handicaps = np.array([HANDICAPS.get(name, 0.0) for name in partners])[
+            :, None
+        ]
         self._slopes: Any = 0.0
         self._squares: Any = 0.0
         self._cosines: Any = 0.0

@@ -22,7 +22,9 @@ def subkey(key: Integers, *items: Integers | int) -> Integers:
     with np.errstate(over="ignore"):
         # `link` alone would leave differences of small integers in few bits.
         for item in items:
-            key = mix(link(key, np.asarray(item, np.int64)).view(np.uint64)).view(np.int64)
+            key = mix(link(key, np.asarray(item, np.int64)).view(np.uint64)).view(
+                np.int64
+            )
     return key
 
 

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 def task_weights(tasks: int, resamples: int, seed: int) -> Floats:
     """Return how often each task is in each resample, float64 of shape (resamples, tasks)."""
     rng = np.random.Generator(np.random.PCG64([seed, tasks]))
-    return rng.multinomial(tasks, np.full(tasks, 1 / tasks), resamples).astype(np.float64)
+    return rng.multinomial(tasks, np.full(tasks, 1 / tasks), resamples).astype(
+        np.float64
+    )
 
 
-def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats, Floats]:
+def percentile_bounds(
+    values: Floats, draws: Floats, tasks: int
+) -> tuple[Floats, Floats]:
     """Return the lower and upper bounds of the 95% intervals of numbers.
 
     Args:
@@ -41,11 +45,14 @@ def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats
     """
     if tasks < FEWEST_TASKS:
         return np.full(np.shape(values), np.nan), np.full(np.shape(values), np.nan)
-    widened = student_quantile((1 + LEVEL) / 2, tasks - 1) * np.sqrt(tasks / (tasks - 1))
+    widened = student_quantile((1 + LEVEL) / 2, tasks - 1) * np.sqrt(
+        tasks / (tasks - 1)
+    )
     tail = NormalDist().cdf(-widened)
     known = np.isfinite(values) & (np.isfinite(draws).mean(0) > LEVEL)
     filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)
     low, high = (
-        np.where(known, bound, np.nan) for bound in np.quantile(filled, [tail, 1 - tail], axis=0)
+        np.where(known, bound, np.nan)
+        for bound in np.quantile(filled, [tail, 1 - tail], axis=0)
     )
     return low, high

@@ -126,7 +126,9 @@ def shrinkage_gae(
         pl.col("advantage") ** 2,
         within(of="batch_key"),
     )
-    return steps.with_columns(advantage=pl.col("advantage") / (pl.col("(square)").sqrt() + epsilon))
+    return steps.with_columns(
+        advantage=pl.col("advantage") / (pl.col("(square)").sqrt() + epsilon)
+    )
 
 
 def _accumulated(value: pl.Expr, factor: pl.Expr) -> pl.Expr:
@@ -163,12 +165,13 @@ def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFram
         chain(group, pl.col("trajectory_key")).alias("(own)"),
     )
     steps = steps.with_columns(
-        (pl.col("trajectory_key").n_unique().over("(group)").cast(pl.Float64) - 1.0).alias(
-            _others(level)
-        ),
-        (pl.len().over("(group)").cast(pl.Float64) - pl.len().over("(own)").cast(pl.Float64)).alias(
-            "(count)"
-        ),
+        (
+            pl.col("trajectory_key").n_unique().over("(group)").cast(pl.Float64) - 1.0
+        ).alias(_others(level)),
+        (
+            pl.len().over("(group)").cast(pl.Float64)
+            - pl.len().over("(own)").cast(pl.Float64)
+        ).alias("(count)"),
         *(
             (pl.col(value) - pl.col(value).min().over("(group)")).alias(f"({name})")
             for name, value in _VALUES.items()
@@ -212,7 +215,9 @@ def _with_variances(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
 
 def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFrame:
     """Replace deviations from the other rollouts by those from all rollouts, and likewise the numbers of rollouts."""
-    steps = steps.with_columns(pl.col(_others("task")).is_not_null().alias("(compared)"))
+    steps = steps.with_columns(
+        pl.col(_others("task")).is_not_null().alias("(compared)")
+    )
     for level, group in levels.items():
         for name, value in _VALUES.items():
             steps = normalise(
@@ -229,7 +234,9 @@ def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFram
         steps = steps.with_columns(
             pl.when(known).then(rollouts).alias(_others(level)),
             *(
-                pl.when("(compared)").then(_deviation(name, level)).alias(_deviation(name, level))
+                pl.when("(compared)")
+                .then(_deviation(name, level))
+                .alias(_deviation(name, level))
                 for name in _VALUES
             ),
         )
@@ -267,16 +274,27 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         rest = 1.0 - pl.col("(weight)")
         moved = (
             pl.col(f"({name} value)")
-            - w * (pl.col(_deviation(name, level)).fill_null(0.0) + pl.col(f"({name} value)"))
+            - w
+            * (
+                pl.col(_deviation(name, level)).fill_null(0.0)
+                + pl.col(f"({name} value)")
+            )
             for name in ("plain", "return")
         )
         steps = steps.with_columns(
             *moved,
-            (rest * rest * pl.col("(error)") + rest * pl.col("(explained)")).alias("(error)"),
+            (rest * rest * pl.col("(error)") + rest * pl.col("(explained)")).alias(
+                "(error)"
+            ),
         )
     # σ² of the deepest level that any two rollouts of the batch share.
-    noise = pl.coalesce(pl.col(f"σ² {level}") for level in reversed(levels)).fill_null(0.0)
+    noise = pl.coalesce(pl.col(f"σ² {level}") for level in reversed(levels)).fill_null(
+        0.0
+    )
     total = pl.col("(error)") + noise
     return steps.with_columns(
-        pl.when(total > 0).then(pl.col("(error)") / total).otherwise(1.0).alias("lambda")
+        pl.when(total > 0)
+        .then(pl.col("(error)") / total)
+        .otherwise(1.0)
+        .alias("lambda")
     )

@@ -34,7 +34,9 @@ class TwoWaysEngine:
     def start(self, task_id: str) -> State:
         """Start a task, whose long way has 16 to 24 steps."""
         split, _, number = task_id.rpartition("-")
-        self._length = int(np.random.default_rng([int(number), split == "train"]).integers(16, 25))
+        self._length = int(
+            np.random.default_rng([int(number), split == "train"]).integers(16, 25)
+        )
         self._taken = ()
         return self._state()
 

@@ -67,9 +67,16 @@ def choose(mo):
 
 
 @app.cell
-def learn(Learning, compile_tasks, curves, gains_of, methods, mo, pl, reads, summary, written):
+def learn(
+    Learning, compile_tasks, curves, gains_of, methods, mo, pl, reads, summary, written
+):
     tasks, _ = compile_tasks(
-        "hgpo_research.levers:LEVERS", {}, {"skill": 0.0, "memory": 0}, 4, seed=1, reads=reads.value
+        "hgpo_research.levers:LEVERS",
+        {},
+        {"skill": 0.0, "memory": 0},
+        4,
+        seed=1,
+        reads=reads.value,
     )
     named = methods([written.value], ["invalid_action_penalty=0"])
     how = Learning(seeds=12, iterations=12, kl=0.02)
@@ -134,7 +141,9 @@ def about_truth(mo):
 def without_truth(gains, mo, pl):
     names = ("one_batch", "cross_validated")
     mo.ui.table(
-        gains.group_by("estimator", maintain_order=True).agg((pl.col(names).mean() * 100).round(2))
+        gains.group_by("estimator", maintain_order=True).agg(
+            (pl.col(names).mean() * 100).round(2)
+        )
     )
     return
 

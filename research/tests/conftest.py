@@ -4,7 +4,9 @@ from importlib.metadata import entry_points
 
 import pytest
 
-collect_ignore_glob = [] if "truth" in entry_points(group="hgpo.commands").names else ["*"]
+collect_ignore_glob = (
+    [] if "truth" in entry_points(group="hgpo.commands").names else ["*"]
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

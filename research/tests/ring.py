@@ -105,7 +105,10 @@ class RingPolicy(Asked):
     history_read = 1
 
     def distributions(self, requests):
-        lasts = [[None, *(pair.action for pair in request.history)][-1] for request in requests]
+        lasts = [
+            [None, *(pair.action for pair in request.history)][-1]
+            for request in requests
+        ]
         return [
             Distribution(ACTIONS, probabilities(request.state.text, last))
             for request, last in zip(requests, lasts, strict=True)
@@ -116,7 +119,9 @@ class RingPolicy(Asked):
 def value(place: int, last: str | None, step: int, gamma: float) -> float:
     """Return V by its definition."""
     shares = zip(probabilities(TEXTS[place], last).tolist(), ACTIONS, strict=True)
-    return sum(probability * q(place, action, step, gamma) for probability, action in shares)
+    return sum(
+        probability * q(place, action, step, gamma) for probability, action in shares
+    )
 
 
 def q(place: int, action: str, step: int, gamma: float) -> float:

@@ -104,15 +104,20 @@ def play(
             half: pl.col(name) + noise * pl.Series(rng.normal(size=truth.height))
             for half in ("first", "second")
         }
-        truth = truth.with_columns(value.alias(f"{name}_{half}") for half, value in halves.items())
+        truth = truth.with_columns(
+            value.alias(f"{name}_{half}") for half, value in halves.items()
+        )
         truth = truth.with_columns(
             ((pl.col(f"{name}_first") + pl.col(f"{name}_second")) / 2).alias(name)
         )
     truth = truth.with_columns(
-        pl.lit(noise / 2**0.5).alias(f"{name}_error") for name in ("value", "q", "advantage")
+        pl.lit(noise / 2**0.5).alias(f"{name}_error")
+        for name in ("value", "q", "advantage")
     )
     steps = table.drop(names)
-    values, defined = chain_columns(text_hashes(steps["state"]), (steps["step"] == 0).to_numpy(), 4)
+    values, defined = chain_columns(
+        text_hashes(steps["state"]), (steps["step"] == 0).to_numpy(), 4
+    )
     return steps.with_columns(
         pl.when(pl.Series(known)).then(pl.Series(values[k])).alias(f"history_hash_{k}")
         for k, known in enumerate(defined)
@@ -127,9 +132,13 @@ def store(steps: pl.DataFrame, folder) -> None:
             writer.add_group(group.to_dicts())
 
 
-def perfect(steps: pl.LazyFrame, *, shift: float = 0.0, scale: float = 1.0) -> pl.LazyFrame:
+def perfect(
+    steps: pl.LazyFrame, *, shift: float = 0.0, scale: float = 1.0
+) -> pl.LazyFrame:
     """Return the true advantage, in the unit of scaled rewards."""
-    return steps.with_columns(advantage=scale * (10.0 * pl.col("true_advantage") + shift))
+    return steps.with_columns(
+        advantage=scale * (10.0 * pl.col("true_advantage") + shift)
+    )
 
 
 def noise(steps: pl.LazyFrame) -> pl.LazyFrame:

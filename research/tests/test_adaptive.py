@@ -56,7 +56,12 @@ def run(config, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def steps(run):
-    return scan_steps(run).filter(pl.col("iteration") == 0).sort("trajectory", "step").collect()
+    return (
+        scan_steps(run)
+        .filter(pl.col("iteration") == 0)
+        .sort("trajectory", "step")
+        .collect()
+    )
 
 
 def of_batch(lines):
@@ -79,8 +84,12 @@ def test_slopes_are_the_cross_validated_gains_of_the_batch(config, run, steps):
     """A gain at the divergence 1/2 is the slope itself; the model of the first iteration is the initial one."""
     gradients = row_gradients(steps.lazy(), load_model(config.model))
     names = ["discounted_grpo", "shrinkage_gae", "discounted_grpo:gamma=1"]
-    variants = read_variants(names, settings=["reward=success", "invalid_action_penalty=0"])
-    outcomes = pl.col("won").last().over("trajectory").n_unique().over("task_id", "group")
+    variants = read_variants(
+        names, settings=["reward=success", "invalid_action_penalty=0"]
+    )
+    outcomes = (
+        pl.col("won").last().over("trajectory").n_unique().over("task_id", "group")
+    )
     mixed = steps.filter(outcomes > 1)
     found = dict(
         cross_validated_gain(mixed.lazy(), variants, gradients, kl=0.5)
@@ -95,12 +104,22 @@ def test_slopes_are_the_cross_validated_gains_of_the_batch(config, run, steps):
 @pytest.mark.slow
 def test_the_mixture_has_the_weight_and_the_scale_of_its_parts(config, steps):
     """Earlier batches in which bootstrapping was worth more make its weight 1, and others make it 0."""
-    line = {f"adaptive/batch_slope_{name}": 9.0 * (name == "shrinkage_gae") for name in PARTNERS}
-    line |= {f"adaptive/cosine_{one}_{other}": 0.0 for one, other in combinations(PARTNERS, 2)}
-    parameters = get("adaptive").with_parameters(**config.advantage.parameters).parameters
+    line = {
+        f"adaptive/batch_slope_{name}": 9.0 * (name == "shrinkage_gae")
+        for name in PARTNERS
+    }
+    line |= {
+        f"adaptive/cosine_{one}_{other}": 0.0
+        for one, other in combinations(PARTNERS, 2)
+    }
+    parameters = (
+        get("adaptive").with_parameters(**config.advantage.parameters).parameters
+    )
     model = load_model(config.model)
     unbiased, bootstrapped = (
-        compute(steps, name, **config.advantage.parameters).collect()["advantage"].to_numpy()
+        compute(steps, name, **config.advantage.parameters)
+        .collect()["advantage"]
+        .to_numpy()
         for name in ("discounted_grpo", "shrinkage_gae")
     )
     rows, metrics = Mixing(parameters, model, [line] * 40)(steps)
@@ -121,10 +140,14 @@ def test_the_mixture_has_the_weight_and_the_scale_of_its_parts(config, steps):
 @pytest.mark.slow
 def test_a_batch_without_both_outcomes_changes_nothing(config, steps):
     lost = steps.with_columns(won=pl.lit(value=False), reward=pl.lit(0.0))
-    parameters = get("adaptive").with_parameters(**config.advantage.parameters).parameters
+    parameters = (
+        get("adaptive").with_parameters(**config.advantage.parameters).parameters
+    )
     rows, metrics = Mixing(parameters, load_model(config.model), [])(lost)
     assert (rows["advantage"] == 0).all()
-    assert {name for name, value in metrics.items() if value} == {"adaptive/weight_discounted_grpo"}
+    assert {name for name, value in metrics.items() if value} == {
+        "adaptive/weight_discounted_grpo"
+    }
 
 
 def test_small_groups_are_refused_before_training(config, tmp_path):

@@ -31,16 +31,21 @@ SETTINGS = {"reward": "success", "invalid_action_penalty": 0.0, "reward_scale": 
 
 def advised(names, *, tasks=6, rollouts=8, batches=1, seed=0):
     """Return the advice on batches of the same worlds."""
-    parts = [play(tasks, rollouts, seed, gamma=1.0, again=batch) for batch in range(batches)]
+    parts = [
+        play(tasks, rollouts, seed, gamma=1.0, again=batch) for batch in range(batches)
+    ]
     renamed = [
         [
-            table.with_columns(trajectory=pl.format("{}/{}", pl.lit(batch), "trajectory"))
+            table.with_columns(
+                trajectory=pl.format("{}/{}", pl.lit(batch), "trajectory")
+            )
             for table in tables
         ]
         for batch, tables in enumerate(parts)
     ]
     steps = pl.concat(
-        table.with_columns(iteration=pl.lit(batch)) for batch, (table, _) in enumerate(renamed)
+        table.with_columns(iteration=pl.lit(batch))
+        for batch, (table, _) in enumerate(renamed)
     )
     truth = pl.concat(table for _, table in renamed)
     exact = table_gradients(truth.lazy())
@@ -180,7 +185,9 @@ def test_equal_estimators_are_never_separated():
     assert found.known
     assert not found.best
     assert found.ranks.select("rank_low", "rank_high").rows() == [(1, 2), (1, 2)]
-    assert "no number of groups that can be played would separate" in report.verdict(found)
+    assert "no number of groups that can be played would separate" in report.verdict(
+        found
+    )
     # Advantages are compared in units of their own size.
     assert (
         found.differences.row(0, named=True)["sign"],
@@ -202,9 +209,13 @@ def test_too_few_decided_groups_are_no_ranking():
     """Wins and losses in three groups are too few, and what is missing is said."""
     steps, truth = play(8, 8, 1, gamma=1.0)
     lost = pl.col("task_id").rank("dense") > 4
-    steps = steps.with_columns(won=pl.when(lost).then(pl.lit(value=False)).otherwise("won"))
+    steps = steps.with_columns(
+        won=pl.when(lost).then(pl.lit(value=False)).otherwise("won")
+    )
     found = advise(
-        steps.lazy(), read_variants(["grpo,gigpo"]), lambda _: table_gradients(truth.lazy())
+        steps.lazy(),
+        read_variants(["grpo,gigpo"]),
+        lambda _: table_gradients(truth.lazy()),
     )
     assert not found.known
     assert found.best == []
@@ -219,7 +230,11 @@ def test_too_few_decided_groups_are_no_ranking():
         InputError,
         match="expected groups of at least 4 complete rollouts, received 8 smaller groups",
     ):
-        advise(few.lazy(), read_variants(["grpo,gigpo"]), lambda _: table_gradients(truth.lazy()))
+        advise(
+            few.lazy(),
+            read_variants(["grpo,gigpo"]),
+            lambda _: table_gradients(truth.lazy()),
+        )
 
 
 def test_the_setting_is_read_by_training():
@@ -248,7 +263,11 @@ def test_the_command_advises_on_a_run_alone(tmp_path, monkeypatch):
         "skill=1.4",
     ]
     invoke("rollout", *environment, "--tasks", 12, "--group-size", 8, "--out", "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes()
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file()
+    }
     printed = invoke("advise", "run", "-e", "grpo,hgpo", "-o", "advice.svg")
     assert "one logit for each state and action of softmax" in " ".join(printed.split())
     assert (tmp_path / "advice.svg").read_text("utf-8").startswith("<svg")
@@ -261,15 +280,23 @@ def test_the_command_advises_on_a_run_alone(tmp_path, monkeypatch):
     )
     assert weights["gradients"] == "weights of softmax"
     assert {
-        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+        path: path.read_bytes()
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file()
     } == before
     for options, line in (
         (["-e", "grpo"], "-e: expected at least two estimators, received grpo"),
         (["-e", "grpo,hppo"], "unknown estimator 'hppo'"),
         (["--iteration", 3], "--iteration: expected one of 0 to 0, received 3"),
         (["--kl", 0], "--kl: expected a number above 0 and at most 1, received 0"),
-        (["--kl", 1e308], "--kl: expected a number above 0 and at most 1, received 1e+308"),
-        (["--seed", -1], "--seed: expected an integer from 0 to 4294967295, received -1"),
+        (
+            ["--kl", 1e308],
+            "--kl: expected a number above 0 and at most 1, received 1e+308",
+        ),
+        (
+            ["--seed", -1],
+            "--seed: expected an integer from 0 to 4294967295, received -1",
+        ),
         (["-o", "advice.txt"], "--out advice.txt: expected a file that ends in"),
         (["-o", "run/advice.svg"], "expected an output file outside of the input"),
         (["--device", "cpu"], "--device is an option of --model"),
@@ -282,6 +309,8 @@ def test_the_command_advises_on_a_run_alone(tmp_path, monkeypatch):
 def test_runs_without_known_probabilities_are_refused(tmp_path):
     steps, _ = play(2, 8, 1)
     store(steps, tmp_path / "run")
-    with pytest.raises(InputError, match="or name the model that played the run with --model"):
+    with pytest.raises(
+        InputError, match="or name the model that played the run with --model"
+    ):
         invoke("advise", tmp_path / "run")
     assert outcome("advise", tmp_path / "nothing")

@@ -61,11 +61,15 @@ def test_what_is_there_is_kept_unless_its_settings_change(tmp_path):
     assert not running.measure(*cell, seeds=2, overwrite=False)
     assert running.measure(*cell, seeds=3, overwrite=False)
     assert running.measure(*cell, seeds=3, overwrite=True)
-    assert read(tmp_path).filter(measure="final", setting="separate")["seed"].to_list() == [0, 1, 2]
+    assert read(tmp_path).filter(measure="final", setting="separate")[
+        "seed"
+    ].to_list() == [0, 1, 2]
 
 
 @pytest.mark.slow
-def test_an_estimator_of_ones_own_is_measured_again_when_its_code_changes(tmp_path, monkeypatch):
+def test_an_estimator_of_ones_own_is_measured_again_when_its_code_changes(
+    tmp_path, monkeypatch
+):
     module = tmp_path / "my_credit.py"
     module.write_text(
         "import polars as pl\n\n\ndef mine(steps):\n    return steps.with_columns(advantage=pl.col('episode_return'))\n"
@@ -116,7 +120,10 @@ def test_true_advantages_have_mean_zero_under_the_policy(tmp_path):
     assert abs(means.mean()) < 4 * means.std(ddof=1) / len(means) ** 0.5
     # All outcomes of a jump are one action with one advantage.
     same = table.group_by("policy", "task_id", "step", "state_hash", "action_hash")
-    assert same.agg(pl.col("true_advantage").std().fill_null(0))["true_advantage"].max() < 1e-12
+    assert (
+        same.agg(pl.col("true_advantage").std().fill_null(0))["true_advantage"].max()
+        < 1e-12
+    )
 
 
 def test_wrong_names_are_found_before_anything_runs(tmp_path):
@@ -137,7 +144,9 @@ def test_wrong_names_are_found_before_anything_runs(tmp_path):
 
 
 def test_files_of_all_estimators_differ():
-    assert len({file_name(name) for name in running.ESTIMATORS}) == len(running.ESTIMATORS)
+    assert len({file_name(name) for name in running.ESTIMATORS}) == len(
+        running.ESTIMATORS
+    )
 
 
 def test_ice_is_won_by_climbing_where_it_is_slippery():

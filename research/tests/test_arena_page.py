@@ -10,7 +10,13 @@ import pytest
 
 from hgpo_envs.errors import InputError
 from hgpo_research.arena.page import write_page
-from hgpo_research.arena.prediction import pairs, prediction, predictions, spearman, verdict
+from hgpo_research.arena.prediction import (
+    pairs,
+    prediction,
+    predictions,
+    spearman,
+    verdict,
+)
 from hgpo_research.arena.questions import answers, points
 from hgpo_research.arena.ranking import (
     CONTROLS,
@@ -53,14 +59,24 @@ def results(worlds: int = 6, seeds: int = 8) -> pl.DataFrame:
             for name, better in BETTER.items():
                 where = (f"world {number}", name)
                 rows.append(
-                    (*where, "shared", "area", None, seed, common + better + rng.normal(0, 0.01))
+                    (
+                        *where,
+                        "shared",
+                        "area",
+                        None,
+                        seed,
+                        common + better + rng.normal(0, 0.01),
+                    )
                 )
                 rows.append((*where, "separate", "gain", 0, seed, better / 10))
     return pl.DataFrame(rows, SCHEMA, orient="row")
 
 
 def area(*rows: tuple[str, str, int, float]) -> pl.DataFrame:
-    full = [(world, name, "shared", "area", None, seed, value) for world, name, seed, value in rows]
+    full = [
+        (world, name, "shared", "area", None, seed, value)
+        for world, name, seed, value in rows
+    ]
     return pl.DataFrame(full, SCHEMA, orient="row")
 
 
@@ -88,7 +104,14 @@ def test_differences_are_paired_and_worlds_count_equally():
 
 def test_ranks_of_what_is_apart_and_of_ties():
     found = ranks(sample(results(), "shared", "area"))
-    assert found["estimator"].to_list() == ["turn", "bepo", "hgpo", "gigpo", REFERENCE, "g2po"]
+    assert found["estimator"].to_list() == [
+        "turn",
+        "bepo",
+        "hgpo",
+        "gigpo",
+        REFERENCE,
+        "g2po",
+    ]
     assert found["low"].to_list() == found["high"].to_list() == [1, 2, 3, 4, 5, 6]
     ties = np.random.default_rng(0).normal(0, 1, (500, 4))
     for low, high in (
@@ -98,7 +121,9 @@ def test_ranks_of_what_is_apart_and_of_ties():
         assert low.tolist() == [1] * 4
         assert high.tolist() == [4] * 4
     # No noise and no difference: tied as well; no noise and a difference: apart.
-    low, high = rank_intervals(np.array([0.5, 0.5, 0.7]), np.tile([0.5, 0.5, 0.7], (9, 1)), 9)
+    low, high = rank_intervals(
+        np.array([0.5, 0.5, 0.7]), np.tile([0.5, 0.5, 0.7], (9, 1)), 9
+    )
     assert low.tolist() == [2, 2, 1]
     assert high.tolist() == [3, 3, 1]
 
@@ -131,12 +156,12 @@ def test_rank_intervals_contain_all_ranks_at_once(means):
 
 
 def test_rank_correlations_by_hand():
-    assert spearman(np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 1, 4, 3, 5])) == pytest.approx(
-        1 - 6 * 4 / (5 * 24)
-    )
-    assert spearman(np.array([1.0, 2, 2, 3]), np.array([1.0, 2, 3, 4])) == pytest.approx(
-        4.5 / (4.5 * 5) ** 0.5
-    )
+    assert spearman(
+        np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 1, 4, 3, 5])
+    ) == pytest.approx(1 - 6 * 4 / (5 * 24))
+    assert spearman(
+        np.array([1.0, 2, 2, 3]), np.array([1.0, 2, 3, 4])
+    ) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert np.isnan(spearman(np.ones(3), np.arange(3.0)))
 
 
@@ -144,7 +169,9 @@ def test_a_measure_that_orders_as_learning_does_predicts_it():
     table = results()
     found = pairs(table, "gain", None, "shared", "area")
     assert set(found.estimators) == BETTER.keys() - set(CONTROLS)
-    assert found.measured[0] == pytest.approx([BETTER[name] / 10 for name in found.estimators])
+    assert found.measured[0] == pytest.approx(
+        [BETTER[name] / 10 for name in found.estimators]
+    )
     row = prediction(found)
     assert row["correlation"] == row["high"] == 1
     # Of the 720 orders of six estimators one agrees wholly, and one disagrees.
@@ -154,9 +181,9 @@ def test_a_measure_that_orders_as_learning_does_predicts_it():
             stage=pl.lit(1, pl.Int64), value=-2 * pl.col("value")
         )
     )
-    assert prediction(pairs(table, "gain", None, "shared", "area"))["correlation"] == -1, (
-        "stages count equally"
-    )
+    assert (
+        prediction(pairs(table, "gain", None, "shared", "area"))["correlation"] == -1
+    ), "stages count equally"
     assert "does not predict" in verdict(predictions(table))
     assert "not known" in verdict(
         predictions(results().filter(pl.col("estimator").is_in(list(BETTER)[:4])))
@@ -166,7 +193,11 @@ def test_a_measure_that_orders_as_learning_does_predicts_it():
 def test_questions_have_verdicts_or_say_what_is_missing():
     assert points(-0.03, -0.04, -0.02) == "-3.0 ± 1.0"
     more = area(
-        *[(f"world {w}", "discounted_grpo", s, 0.5 + s / 1000) for w in range(6) for s in range(8)]
+        *[
+            (f"world {w}", "discounted_grpo", s, 0.5 + s / 1000)
+            for w in range(6)
+            for s in range(8)
+        ]
     )
     above, gain, gagpo, *_ = answers(pl.concat([results(), more]))
     assert above.verdict == "yes"
@@ -176,7 +207,9 @@ def test_questions_have_verdicts_or_say_what_is_missing():
 
 
 def page(folder: Path) -> Path:
-    costs = pl.DataFrame({"world": ["world 0"], "estimator": ["hgpo"], "ms_per_10k_steps": [12.0]})
+    costs = pl.DataFrame(
+        {"world": ["world 0"], "estimator": ["hgpo"], "ms_per_10k_steps": [12.0]}
+    )
     (folder / "results/world 0").mkdir(parents=True)
     table = results()
     table.write_parquet(folder / "results/world 0/a&b.parquet")
@@ -187,9 +220,13 @@ def page(folder: Path) -> Path:
 @pytest.mark.slow
 def test_the_page_is_one_file_with_its_rows(tmp_path):
     text = page(tmp_path).read_text("utf-8")
-    assert not re.findall(r"(?:src|href)=\"(?!results/)", text), "nothing from elsewhere"
+    assert not re.findall(r"(?:src|href)=\"(?!results/)", text), (
+        "nothing from elsewhere"
+    )
     main = text.partition("<main>")[2]
-    assert main.index("predicts learning") < main.index("<h1>"), "the verdict comes first"
+    assert main.index("predicts learning") < main.index("<h1>"), (
+        "the verdict comes first"
+    )
     assert main.count("<svg") == 6
     assert 'href="results/world%200/a%26b.parquet"' in text
     (query,) = set(re.findall(r"data-query=\"(pl[^\"]*bepo[^\"]*area[^\"]*)\"", text))
@@ -197,7 +234,10 @@ def test_the_page_is_one_file_with_its_rows(tmp_path):
     assert eval(query)["value"].len() == 6 * 8
     with pytest.raises(InputError, match="columns"):
         write_page(
-            pl.DataFrame({"world": ["a"]}), pl.DataFrame(), tmp_path / "x.html", tmp_path / "worlds"
+            pl.DataFrame({"world": ["a"]}),
+            pl.DataFrame(),
+            tmp_path / "x.html",
+            tmp_path / "worlds",
         )
 
 
@@ -208,16 +248,24 @@ def test_columns_are_sorted_by_a_click(tmp_path):
     if chromium is None:
         pytest.skip("needs Chromium")
     with driver.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = started.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"]
+        )
         shown = browser.new_page(viewport={"width": 390, "height": 800})
         shown.goto(page(tmp_path).as_uri())
         assert shown.evaluate("document.documentElement.scrollWidth") == 390
         head = shown.locator(".sorted thead th").nth(2)
         first = shown.locator(".sorted tbody th").first
-        assert (head.get_attribute("aria-sort"), first.inner_text()) == ("none", "oracle truth")
+        assert (head.get_attribute("aria-sort"), first.inner_text()) == (
+            "none",
+            "oracle truth",
+        )
         for order, name in (("descending", "oracle truth"), ("ascending", "g2po")):
             head.locator("button").click()
-            assert (head.get_attribute("aria-sort"), first.inner_text()) == (order, name)
+            assert (head.get_attribute("aria-sort"), first.inner_text()) == (
+                order,
+                name,
+            )
         shown.locator("[data-query]").first.click()
         assert "filter(" in shown.locator("dialog[open] code").inner_text()
         browser.close()

@@ -20,7 +20,9 @@ def test_every_table_is_a_kept_result():
         assert page == (ROOT / name).read_text("utf-8"), f"run: {script.COMMAND}"
 
 
-@pytest.mark.parametrize("page", ["docs/training.md", "research/docs/study.md", "README.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/training.md", "research/docs/study.md", "README.md"]
+)
 def test_differences_between_estimators_have_no_intervals_by_tasks(page):
     assert not re.search(r"interval by tasks", (ROOT / page).read_text("utf-8"))
 
@@ -38,12 +40,16 @@ def test_the_first_estimator_runs_again_with_other_seeds():
         base, Path("warm"), estimators, (0, 1), learning.WORLDS["webshop"]["estimators"]
     )
     assert runs.keys() == {
-        f"{name}-{seed}" for name in ("grpo", "hgpo", "grpo, other seeds") for seed in (0, 1)
+        f"{name}-{seed}"
+        for name in ("grpo", "hgpo", "grpo, other seeds")
+        for seed in (0, 1)
     }
     assert runs["hgpo-0"].advantage.parameters["mode"] == "mean_norm"
     assert "mode" not in runs["grpo-0"].advantage.parameters
     again = runs["grpo, other seeds-1"]
-    assert again.seed not in {run.seed for name, run in runs.items() if "other" not in name}
+    assert again.seed not in {
+        run.seed for name, run in runs.items() if "other" not in name
+    }
     assert again.advantage == runs["grpo-1"].advantage
     values = {
         "env_id": "e",
@@ -55,7 +61,9 @@ def test_the_first_estimator_runs_again_with_other_seeds():
     played = drawn.by_estimator(dict.fromkeys(runs, table))
     pair = {"grpo", "grpo, other seeds"}
     (row,) = [
-        each for each in drawn.differences(played, {}) if {each["first"], each["second"]} == pair
+        each
+        for each in drawn.differences(played, {})
+        if {each["first"], each["second"]} == pair
     ]
     assert set(row) == {
         "first",

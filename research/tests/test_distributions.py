@@ -129,7 +129,9 @@ def chi_squared(counts, expected):
     observed, wanted = (np.concatenate(parts) for parts in zip(*merged, strict=True))
     degrees = len(wanted) - 1
     statistic = ((observed - wanted) ** 2 / wanted).sum()
-    return statistic, degrees * (1 - 2 / (9 * degrees) + 4.265 * math.sqrt(2 / (9 * degrees))) ** 3
+    return statistic, degrees * (
+        1 - 2 / (9 * degrees) + 4.265 * math.sqrt(2 / (9 * degrees))
+    ) ** 3
 
 
 def test_distributions_draw_by_their_probabilities():
@@ -146,12 +148,16 @@ def test_distributions_draw_by_their_probabilities():
 
 
 @given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda weights: sum(weights) > 0),
+    st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(
+        lambda weights: sum(weights) > 0
+    ),
     st.floats(0, 1, exclude_max=True),
 )
 def test_nothing_of_probability_0_is_drawn(weights, uniform):
     probabilities = np.array(weights) / sum(weights)
-    drawn = Distribution(tuple(map(str, range(len(weights)))), probabilities).draw(uniform)
+    drawn = Distribution(tuple(map(str, range(len(weights)))), probabilities).draw(
+        uniform
+    )
     assert probabilities[int(drawn)] > 0
 
 
@@ -189,7 +195,8 @@ def test_replies_have_the_stated_frequencies(spec):
     stated.observe(past)
     actions = ("a", "search[<your query>]")
     asked = [
-        request(seed, step=1, actions=actions, instruction="a red shoe") for seed in range(3000)
+        request(seed, step=1, actions=actions, instruction="a red shoe")
+        for seed in range(3000)
     ]
     has_frequencies(made, asked, *stated.distributions(asked[:1]))
 
@@ -209,7 +216,9 @@ def test_a_fork_continues_on_its_own(benchmark, spec):
     """A forked slot has the distributions of the original one from there on, and neither affects the other."""
     stated = known(spec, benchmark)
     made = policy(spec, benchmark)
-    for episode, twin in zip(episodes(benchmark, 3), episodes(benchmark, 3), strict=True):
+    for episode, twin in zip(
+        episodes(benchmark, 3), episodes(benchmark, 3), strict=True
+    ):
         for _ in range(4):
             now = of_episode(episode, episode.steps_taken)
             stated.observe(now)
@@ -267,7 +276,9 @@ def test_the_history_of_a_request_is_what_the_prompt_shows():
     for step in range(6):
         history = of_episode(episode).history
         assert [(pair.observation, pair.action) for pair in history] == texts[-3:]
-        assert [pair.number for pair in history] == list(range(max(0, step - 3) + 1, step + 1))
+        assert [pair.number for pair in history] == list(
+            range(max(0, step - 3) + 1, step + 1)
+        )
         texts.append((episode.state.text, episode.state.actions[step]))
         episode.act(episode.state.actions[step])
 
@@ -294,7 +305,9 @@ OBSERVATIONS = (
     "You clean the mug 1 using the sinkbasin 1.",
     "'b01' [SEP] 'red shoe' [SEP] '$3.00'",
 )
-SOME = st.sampled_from((*COMMANDS, *CLICKS, *OBSERVATIONS, "put a clean mug in shelf.", ""))
+SOME = st.sampled_from(
+    (*COMMANDS, *CLICKS, *OBSERVATIONS, "put a clean mug in shelf.", "")
+)
 TEXTS = SOME | st.text(max_size=12)
 HISTORIES = st.lists(st.builds(Pair, st.just(1), TEXTS, TEXTS), max_size=4)
 
@@ -307,7 +320,9 @@ HISTORIES = st.lists(st.builds(Pair, st.just(1), TEXTS, TEXTS), max_size=4)
     HISTORIES,
     st.sampled_from(FORMATS),
 )
-def test_softmax_answers_anything(features, instruction, text, actions, history, action_format):
+def test_softmax_answers_anything(
+    features, instruction, text, actions, history, action_format
+):
     made = SoftmaxPolicy(features(), action_format, SoftmaxOptions())
     now = request(
         instruction=instruction,
@@ -333,7 +348,8 @@ def test_softmax_reads_its_memory_and_no_more(
     features, instruction, text, actions, history, memory
 ):
     made, again = (
-        SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory)) for _ in range(2)
+        SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory))
+        for _ in range(2)
     )
 
     def found(policy, pairs):
@@ -370,7 +386,9 @@ def test_changes_are_of_choices_and_an_empty_history_changes_nothing(
     assert {
         name for values in (*choices.values(), *changes.values()) for name in values
     } <= made.weights.keys()
-    assert all(choices[choice] == values for choice, values in state.changes(()).items())
+    assert all(
+        choices[choice] == values for choice, values in state.changes(()).items()
+    )
 
 
 @pytest.mark.parametrize("benchmark", ENVIRONMENTS)
@@ -382,7 +400,9 @@ def test_softmax_means_the_same_in_all_formats(benchmark):
         found = []
         for episode in episodes(benchmark, 2, action_format=action_format):
             (distribution,) = made.distributions([of_episode(episode)])
-            found.append([episode.read(response)[0] for response in distribution.responses])
+            found.append(
+                [episode.read(response)[0] for response in distribution.responses]
+            )
             found.append(distribution.probabilities.tolist())
             episode.act(distribution.responses[-1])
             assert not episode.action_valid
@@ -437,13 +457,16 @@ def test_softmax_options():
         "b",
         "c",
     )
-    assert without.distributions([request(actions=())])[0].probabilities.tolist() == [1.0]
+    assert without.distributions([request(actions=())])[0].probabilities.tolist() == [
+        1.0
+    ]
     greedy = policy("softmax", temperature=1e-6).distributions([request()])[0]
     assert greedy.probabilities.max() == pytest.approx(1.0)
     one, other = (policy("softmax", "ALFWorld", variant=variant) for variant in (1, 2))
     (episode,) = episodes("ALFWorld", 1)
     first, second = (
-        made.distributions([of_episode(episode)])[0].probabilities for made in (one, other)
+        made.distributions([of_episode(episode)])[0].probabilities
+        for made in (one, other)
     )
     assert np.abs(first - second).max() > 0.01
     assert policy("softmax", memory=2).history_read == 2
@@ -473,7 +496,12 @@ def test_softmax_writes_the_same_table_with_any_number_of_environments(
         )
         for slots in (1, 8)
     ]  # fmt: skip
-    assert tables[0].steps.collect().drop("run").equals(tables[1].steps.collect().drop("run"))
+    assert (
+        tables[0]
+        .steps.collect()
+        .drop("run")
+        .equals(tables[1].steps.collect().drop("run"))
+    )
 
 
 @pytest.mark.parametrize("spec", ["random", "outdated", "softmax"])

@@ -71,19 +71,29 @@ STORED = f"{__name__}:stored"
 def test_the_correlation_is_that_of_its_definition(world):
     """Computed with NumPy alone, on the run's own groups; another order of the rows changes nothing."""
     steps, truth = world
-    advantage = compute(steps, "hgpo", reward_scale=10.0).collect()["advantage"].to_numpy()
-    first, second = (truth[f"advantage_{half}"].to_numpy() for half in ("first", "second"))
+    advantage = (
+        compute(steps, "hgpo", reward_scale=10.0).collect()["advantage"].to_numpy()
+    )
+    first, second = (
+        truth[f"advantage_{half}"].to_numpy() for half in ("first", "second")
+    )
     covariance = (
-        np.mean(advantage * (first + second) / 2) - advantage.mean() * (first + second).mean() / 2
+        np.mean(advantage * (first + second) / 2)
+        - advantage.mean() * (first + second).mean() / 2
     )
     spread = np.mean(first * second) - first.mean() * second.mean()
     row = compared(steps, truth, "hgpo")["hgpo"]
-    assert row["correlation"] == pytest.approx(covariance / (advantage.std() * math.sqrt(spread)))
+    assert row["correlation"] == pytest.approx(
+        covariance / (advantage.std() * math.sqrt(spread))
+    )
     assert row["correlation_low"] < row["correlation"] < row["correlation_high"]
-    mixed = compared(*(table.sample(fraction=1, shuffle=True, seed=1) for table in world), "hgpo")[
-        "hgpo"
+    mixed = compared(
+        *(table.sample(fraction=1, shuffle=True, seed=1) for table in world), "hgpo"
+    )["hgpo"]
+    assert [mixed.pop("estimator"), mixed] == [
+        row.pop("estimator"),
+        pytest.approx(row, rel=1e-9),
     ]
-    assert [mixed.pop("estimator"), mixed] == [row.pop("estimator"), pytest.approx(row, rel=1e-9)]
 
 
 def test_a_perfect_estimator_is_found_to_be_perfect():
@@ -132,7 +142,9 @@ def test_the_coverage_of_intervals_is_near_its_nominal_level():
     for _ in range(300):
         task = np.repeat(rng.normal(size=(2, 24)), 16, axis=1)
         true = rng.normal(size=24 * 16) + 0.5 * task[0]
-        steps, truth = of_numbers(true, 1.0, true + task[1] + rng.normal(size=24 * 16), rng)
+        steps, truth = of_numbers(
+            true, 1.0, true + task[1] + rng.normal(size=24 * 16), rng
+        )
         steps = steps.with_columns(task=pl.int_range(pl.len()) // 16)
         row = compared(steps, truth, STORED)[STORED]
         hits.append(row["correlation_low"] <= wanted <= row["correlation_high"])
@@ -173,9 +185,7 @@ def test_aborted_rollouts_and_steps_without_truth_are_left_out(world):
 def test_wrong_inputs_are_reported_in_one_line(world):
     steps, truth = world
     both = pl.concat([steps.with_columns(run=pl.lit(name)) for name in "ab"])
-    missing = (
-        "the truth table has no advantage_first and advantage_second; write it with hgpo truth"
-    )
+    missing = "the truth table has no advantage_first and advantage_second; write it with hgpo truth"
     for table, wrong, line in (
         (steps, truth.drop("advantage_first", "advantage_second"), missing),
         (steps, pl.concat([truth, truth[:1]]), "several rows for one step"),
@@ -234,19 +244,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compare(folder: Path, *more: object, estimators: str = "hgpo,grpo:cross_steps=false") -> str:
+def compare(
+    folder: Path, *more: object, estimators: str = "hgpo,grpo:cross_steps=false"
+) -> str:
     given = [folder / "first", "--truth", folder / "truth.parquet", "-e", estimators]
     return invoke("compare-estimators", *given, *more)
 
 
 @pytest.mark.slow
-def test_the_files_contain_what_is_printed_and_are_replaced_only_on_request(folder: Path) -> None:
+def test_the_files_contain_what_is_printed_and_are_replaced_only_on_request(
+    folder: Path,
+) -> None:
     stored_run = {
-        path: path.read_bytes() for path in (folder / "first").rglob("*") if path.is_file()
+        path: path.read_bytes()
+        for path in (folder / "first").rglob("*")
+        if path.is_file()
     }
     printed = compare(folder)
     out = folder / "first.comparison"
-    assert {path.name for path in out.iterdir()} == {"correlations.parquet", "comparison.json"}
+    assert {path.name for path in out.iterdir()} == {
+        "correlations.parquet",
+        "comparison.json",
+    }
     row = pl.read_parquet(out / "correlations.parquet").row(
         by_predicate=pl.col("estimator") == "hgpo", named=True
     )
@@ -255,7 +274,10 @@ def test_the_files_contain_what_is_printed_and_are_replaced_only_on_request(fold
         in printed
     )
     details = orjson.loads((out / "comparison.json").read_bytes())
-    assert details["estimators"]["grpo:cross_steps=false"]["parameters"]["cross_steps"] is False
+    assert (
+        details["estimators"]["grpo:cross_steps=false"]["parameters"]["cross_steps"]
+        is False
+    )
     assert details["estimators"]["hgpo"]["parameters"]["reward_scale"] == 10
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(InputError, match="exists already; replace it with --overwrite"):
@@ -267,10 +289,14 @@ def test_the_files_contain_what_is_printed_and_are_replaced_only_on_request(fold
     (out / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="exists already; it is not a comparison"):
         compare(folder, "--overwrite")
-    with pytest.raises(InputError, match="expected an output file outside of the input"):
+    with pytest.raises(
+        InputError, match="expected an output file outside of the input"
+    ):
         compare(folder, "--out", folder / "first" / "here")
     assert stored_run == {
-        path: path.read_bytes() for path in (folder / "first").rglob("*") if path.is_file()
+        path: path.read_bytes()
+        for path in (folder / "first").rglob("*")
+        if path.is_file()
     }
 
 
@@ -282,11 +308,16 @@ def test_wrong_options_and_truths_are_reported(folder: Path) -> None:
         (["--kl", -1], "--kl: expected a number above 0 and at most 1, received -1"),
         (["--model", "softmax"], "--model is an option of --measure gain"),
         (["--device", "cpu"], "--device is an option of --model"),
-        (["--measure", "gain"], "expected a truth of hgpo truth --reward success --gamma 1"),
+        (
+            ["--measure", "gain"],
+            "expected a truth of hgpo truth --reward success --gamma 1",
+        ),
     ):
         with pytest.raises(InputError, match=re.escape(line)):
             compare(folder, *options)
-    with pytest.raises(InputError, match="expected a --truth for --measure correlation"):
+    with pytest.raises(
+        InputError, match="expected a --truth for --measure correlation"
+    ):
         invoke("compare-estimators", folder / "first", "-e", "hgpo")
     described = orjson.dumps({"rewards": {"gamma": 0.95}, "run": "another"}).decode()
     truth.write_parquet(folder / "truth.parquet", metadata={METADATA: described})
@@ -314,19 +345,33 @@ def test_the_truth_is_read_in_its_own_unit_and_rewards(folder: Path) -> None:
     rewards = truth_rewards(folder / "truth.parquet", folder / "first")
     assert (rewards.reward_scale, rewards.gamma, rewards.reward) == (10, 0.9, "success")
     compare(folder, "--out", folder / "ten")
-    one, ten = (pl.read_parquet(folder / name / "correlations.parquet") for name in ("one", "ten"))
+    one, ten = (
+        pl.read_parquet(folder / name / "correlations.parquet")
+        for name in ("one", "ten")
+    )
     # In these worlds, the reward is success.
     assert_frame_equal(one, ten, rel_tol=1e-9)
     details = orjson.loads((folder / "ten" / "comparison.json").read_bytes())
     assert details["estimators"]["hgpo"]["parameters"]["reward"] == "success"
 
 
-def test_the_gain_of_a_policy_that_did_not_play_the_run_is_refused(tmp_path: Path) -> None:
+def test_the_gain_of_a_policy_that_did_not_play_the_run_is_refused(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "run"
     invoke("rollout", "--tasks", 1, "--group-size", 8, "--max-steps", 3, "--out", run)
     line = r"--model: expected the policy that played .*run, random, received softmax"
     with pytest.raises(InputError, match=line):
-        invoke("compare-estimators", run, "--measure", "gain", "--model", "softmax", "-e", "hgpo")
+        invoke(
+            "compare-estimators",
+            run,
+            "--measure",
+            "gain",
+            "--model",
+            "softmax",
+            "-e",
+            "hgpo",
+        )
 
 
 @pytest.mark.slow
@@ -337,10 +382,14 @@ def test_estimators_that_read_scores_are_compared(tmp_path: Path) -> None:
     store(steps, run)
     truth.with_columns(run=pl.lit("first")).write_parquet(tmp_path / "truth.parquet")
     chosen = f"grpo,empg:k=0:zeta=0,{__name__}:of_score"
-    line = r"first has no scores entropy; add them with: hgpo score .*first .* -s entropy"
+    line = (
+        r"first has no scores entropy; add them with: hgpo score .*first .* -s entropy"
+    )
     with pytest.raises(InputError, match=line):
         compare(tmp_path, estimators=chosen)
-    scores = truth.select(pl.lit("first").alias("run"), "trajectory", "step", entropy="advantage")
+    scores = truth.select(
+        pl.lit("first").alias("run"), "trajectory", "step", entropy="advantage"
+    )
     write_table(path_of(run, "scores", 1), scores, {})
     compare(tmp_path, estimators=chosen)
     found = pl.read_parquet(tmp_path / "first.comparison" / "correlations.parquet")
@@ -362,6 +411,12 @@ def interrupted(steps: pl.LazyFrame) -> pl.LazyFrame:
 
 def test_an_interruption_leaves_no_files(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    given = [folder / "first", "--truth", folder / "truth.parquet", "-e", f"{__name__}:interrupted"]
+    given = [
+        folder / "first",
+        "--truth",
+        folder / "truth.parquet",
+        "-e",
+        f"{__name__}:interrupted",
+    ]
     assert outcome("compare-estimators", *given)[0] == 130
     assert sorted(folder.rglob("*")) == before

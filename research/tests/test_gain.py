@@ -39,7 +39,9 @@ def measured(
     error=0.0,
 ):
     """Return the gains of estimators on several batches of the same worlds."""
-    parts = [play(tasks, rollouts, seed, gamma=1.0, again=batch) for batch in range(worlds)]
+    parts = [
+        play(tasks, rollouts, seed, gamma=1.0, again=batch) for batch in range(worlds)
+    ]
     steps, truth = (
         pl.concat(
             each[part].with_columns(
@@ -59,7 +61,8 @@ def measured(
         },
     )
     hashes = (pl.struct("prompt_hash", "choice").hash(half) for half in (1, 2))
-    errors = [error * (each % 2001 / 1000.0 - 1.0) for each in hashes]  # of an action in a state
+    # of an action in a state
+    errors = [error * (each % 2001 / 1000.0 - 1.0) for each in hashes]
     first, second = (
         pl.col(f"advantage_{half}") + each
         for half, each in zip(("first", "second"), errors, strict=True)
@@ -86,13 +89,17 @@ def gain_of(found, name):
 @pytest.mark.slow
 def test_the_gain_without_truth_is_that_with_truth():
     names = ["grpo:cross_steps=false", "gigpo", PERFECT]
-    without, exact = (measured(names, with_truth=truth, worlds=30) for truth in (False, True))
+    without, exact = (
+        measured(names, with_truth=truth, worlds=30) for truth in (False, True)
+    )
     for name in names:
         (one, error) = gain_of(without, name)
         (two, other) = gain_of(exact, name)
         assert two > 4 * other
         assert abs(one - two) < 4 * error
-    assert gain_of(exact, PERFECT)[0] == pytest.approx(gain_of(exact, TRUTH)[0], rel=1e-5)
+    assert gain_of(exact, PERFECT)[0] == pytest.approx(
+        gain_of(exact, TRUTH)[0], rel=1e-5
+    )
     assert exact.gains["estimator"][0] in (TRUTH, PERFECT)
 
 
@@ -113,7 +120,9 @@ def test_errors_that_rows_of_a_truth_share_are_no_gain():
 def test_what_is_not_told_apart_is_not_ranked():
     found = measured([PERFECT, NOISE, f"{PERFECT}:scale=2.0"], worlds=8)
     lines = ranking(found)
-    assert lines[0].startswith("Batches of 96 rollouts: below about 200, gains can be biased")
+    assert lines[0].startswith(
+        "Batches of 96 rollouts: below about 200, gains can be biased"
+    )
     (same,) = [line for line in lines[1:] if "noise" not in line]
     assert "are not ranked" in same
     assert re.search(r"a million batches or more \(8 here\)", same)
@@ -128,8 +137,14 @@ def test_few_groups_with_both_outcomes_have_no_interval():
     """Wins in four groups of twelve are too few, and the command says so instead."""
     steps, truth = play(12, 8, 1, gamma=1.0)
     decided = pl.col("task_id").rank("dense") > 4
-    steps = steps.with_columns(won=pl.when(decided).then(pl.lit(value=False)).otherwise("won"))
-    mixed = steps.group_by("task_id", "trajectory").agg(pl.col("won").last()).group_by("task_id")
+    steps = steps.with_columns(
+        won=pl.when(decided).then(pl.lit(value=False)).otherwise("won")
+    )
+    mixed = (
+        steps.group_by("task_id", "trajectory")
+        .agg(pl.col("won").last())
+        .group_by("task_id")
+    )
     count = mixed.agg(pl.col("won").n_unique())["won"].eq(2).sum()
     assert 0 < count < 5
     found = cross_validated_gain(
@@ -157,7 +172,8 @@ def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
         squares.extend((part.slopes[:, 0] * relative[-1]) ** 2)
     assert relative == pytest.approx([np.mean(squares) ** 0.5] * 4, rel=1e-5)
     # The outcome of a fold's own steps changes nothing: without them, the length of its gradient is the same.
-    last = pl.col("trajectory").rank("dense").over("task_id") % 4 == 0  # the steps of the last fold
+    # the steps of the last fold
+    last = pl.col("trajectory").rank("dense").over("task_id") % 4 == 0
     altered = replace(
         exact,
         sketches=np.where(
@@ -166,7 +182,9 @@ def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
             exact.sketches,
         ),
     )
-    found, other = (held_out(steps.lazy(), variants, each)[-1] for each in (exact, altered))
+    found, other = (
+        held_out(steps.lazy(), variants, each)[-1] for each in (exact, altered)
+    )
     assert other.lengths == pytest.approx(found.lengths, rel=1e-5)
     assert other.slopes == pytest.approx(5 * found.slopes, rel=1e-4)
     assert 0 < found.bound[0, 0] <= found.products[0, 0]
@@ -180,9 +198,9 @@ def test_the_exact_fisher_information_is_the_mean_over_actions():
             np.array([[4.0], [0.0]]) @ x * (number + 1),
         )
     )
-    assert fisher(np.ones((1, 1)), np.array([0, 1]), np.array([1.0, 2.0])) == pytest.approx(
-        3 + 2 * 12
-    )
+    assert fisher(
+        np.ones((1, 1)), np.array([0, 1]), np.array([1.0, 2.0])
+    ) == pytest.approx(3 + 2 * 12)
 
 
 def test_the_batches_needed_shrink_an_interval_to_its_difference():

@@ -19,7 +19,16 @@ LEVERS = [
     "--skill",
     "0",
 ]
-LEVERS += ["--seeds", "2", "--iterations", "1", "--evaluation", "2", "--group-size", "4"]
+LEVERS += [
+    "--seeds",
+    "2",
+    "--iterations",
+    "1",
+    "--evaluation",
+    "2",
+    "--group-size",
+    "4",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +59,11 @@ def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(
     (tmp_path / "tasks-1" / "mine").touch()
     output = invoke(*LEVERS, "-e", "grpo", "--out", tmp_path, "--overwrite")
     assert "1 task, 21 nodes." in output
-    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(tmp_path))
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
     graphs = {"tasks-0/nodes.parquet", "tasks-0/edges.parquet"}
     assert files == {
         "curves.parquet",
@@ -71,12 +84,20 @@ def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(
             "--gain-at 0 --group-size 1",
             "--group-size: expected an integer of at least 2, received 1",
         ),
-        ("--gain-at 2", "--gain-at: expected 0 to 1, the number of updates, received 2"),
-        ("--gain-at -1", "--gain-at: expected 0 to 1, the number of updates, received -1"),
+        (
+            "--gain-at 2",
+            "--gain-at: expected 0 to 1, the number of updates, received 2",
+        ),
+        (
+            "--gain-at -1",
+            "--gain-at: expected 0 to 1, the number of updates, received -1",
+        ),
     ],
 )
 def test_wrong_numbers_are_reported_before_anything_is_written(options, line, tmp_path):
-    code, printed = outcome(*LEVERS, "-e", "grpo", *options.split(), "--out", tmp_path / "out")
+    code, printed = outcome(
+        *LEVERS, "-e", "grpo", *options.split(), "--out", tmp_path / "out"
+    )
     assert (code, printed.count("\n")) == (2, 1)
     assert line in printed
     assert not (tmp_path / "out").exists()
@@ -86,11 +107,30 @@ def test_wrong_numbers_are_reported_before_anything_is_written(options, line, tm
 def test_the_command_writes_curves_tables_and_pictures(tmp_path):
     out = tmp_path / "out"
     small = [
-        *["--tasks", "2", "--seeds", "2", "--iterations", "2", "--evaluation", "2", "--out"],
+        *[
+            "--tasks",
+            "2",
+            "--seeds",
+            "2",
+            "--iterations",
+            "2",
+            "--evaluation",
+            "2",
+            "--out",
+        ],
         out,
     ]
     names = "grpo,hgpo:mode=mean_norm,adaptive"
-    gains = ["--samples", "2", "--task-sets", "2", "--gain-at", "1", "--gain-copies", "4"]
+    gains = [
+        "--samples",
+        "2",
+        "--task-sets",
+        "2",
+        "--gain-at",
+        "1",
+        "--gain-copies",
+        "4",
+    ]
     output = invoke("learn-tabular", "-e", names, *gains, *small)
     assert "hgpo:mode=mean_norm" in output
     files = {path.name for path in out.iterdir()}
@@ -108,7 +148,9 @@ def test_the_command_writes_curves_tables_and_pictures(tmp_path):
     }
     table = pl.read_parquet(out / "curves.parquet")
     assert table.height == 4 * 2 * 3
-    assert table.group_by("tasks").agg(pl.col("seed").unique()).sort("tasks")["seed"].to_list() == [
+    assert table.group_by("tasks").agg(pl.col("seed").unique()).sort("tasks")[
+        "seed"
+    ].to_list() == [
         [0],
         [1],
     ]

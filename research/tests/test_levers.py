@@ -50,7 +50,8 @@ def test_logits_that_read_enough_of_the_past_know_the_lever(reads, contexts):
         if graph.graph.text(node) == "A room with 3 doors."
     ]
     names = {
-        int(graph.parameters.names[graph.parameter[graph.graph.first[node]]]) for node in doors
+        int(graph.parameters.names[graph.parameter[graph.graph.first[node]]])
+        for node in doors
     }
     assert len(names) == contexts
 

@@ -42,7 +42,9 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def model(folder):
     torch.set_num_threads(1)
-    return load_model(ModelConfig(path=str(folder), device="cpu", gradient_checkpointing=False))
+    return load_model(
+        ModelConfig(path=str(folder), device="cpu", gradient_checkpointing=False)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +54,13 @@ def world(folder, model):
     tokenizer = load_tokenizer(str(folder))
     found = {}
     for prompt, response in (
-        steps.select(pl.format("{} {}", "task_id", "state"), "action").unique().iter_rows()
+        steps.select(pl.format("{} {}", "task_id", "state"), "action")
+        .unique()
+        .iter_rows()
     ):
         tokens = [
-            tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, response)
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (prompt, response)
         ]
         with torch.no_grad():
             logprob = float(log_probability(model, *tokens))
@@ -98,7 +103,9 @@ def test_sketches_keep_cosines_within_their_error(world, model):
         found.append(a @ b / np.sqrt((a @ a) * (b @ b)))
     expected = (1 - cosine**2) / size**0.5
     assert np.std(found) < 1.4 * expected
-    assert np.mean(found) == pytest.approx(cosine, abs=4 * expected / 60**0.5 + 2 / size)
+    assert np.mean(found) == pytest.approx(
+        cosine, abs=4 * expected / 60**0.5 + 2 / size
+    )
 
 
 def test_another_model_than_that_of_the_run_is_an_error(world, model, tmp_path):
@@ -114,7 +121,9 @@ def test_another_model_than_that_of_the_run_is_an_error(world, model, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_measures_gains_by_the_gradients_of_a_model(world, folder, tmp_path):
+def test_the_command_measures_gains_by_the_gradients_of_a_model(
+    world, folder, tmp_path
+):
     store(world[0], tmp_path / "first")
     output = invoke(
         "compare-estimators",
@@ -181,7 +190,12 @@ def test_gradients_of_features_are_those_of_the_logits(tmp_path):
             ]
             ends.append(
                 np.array(
-                    [np.log(each.probabilities[n]) for each, n in zip(logs, chosen, strict=True)]
+                    [
+                        np.log(each.probabilities[n])
+                        for each, n in zip(logs, chosen, strict=True)
+                    ]
                 )
             )
-        assert found.sketches[:, place] == pytest.approx((ends[1] - ends[0]) / 2e-4, abs=1e-3)
+        assert found.sketches[:, place] == pytest.approx(
+            (ends[1] - ends[0]) / 2e-4, abs=1e-3
+        )

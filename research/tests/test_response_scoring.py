@@ -41,7 +41,9 @@ def whole_passes(model, prompt, responses, options):
     for response in responses:
         with torch.no_grad():
             logits = (
-                model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 :].double()
+                model(torch.tensor([[*prompt, *response]]))
+                .logits[0, len(prompt) - 1 :]
+                .double()
             )
         table = torch.softmax(logits / options.temperature, -1).numpy()
         for row in table:
@@ -49,7 +51,9 @@ def whole_passes(model, prompt, responses, options):
             kept = order[np.cumsum(row[order]) - row[order] < options.top_p]
             row[np.setdiff1d(order, kept)] = 0.0
         table /= table.sum(1, keepdims=True)
-        probability = np.prod([table[place, token] for place, token in enumerate(response)])
+        probability = np.prod(
+            [table[place, token] for place, token in enumerate(response)]
+        )
         if len(response) < options.max_new_tokens:
             probability *= table[len(response), list(options.stop)].sum()
         found.append(probability if len(response) <= options.max_new_tokens else 0.0)
@@ -59,7 +63,10 @@ def whole_passes(model, prompt, responses, options):
 def agree(found, expected):
     assert (found == 0).tolist() == (expected == 0).tolist()
     positive = expected > 0
-    assert np.abs(np.log(found[positive]) - np.log(expected[positive])).max(initial=0) < TOLERANCE
+    assert (
+        np.abs(np.log(found[positive]) - np.log(expected[positive])).max(initial=0)
+        < TOLERANCE
+    )
 
 
 def some_responses(rng):
@@ -71,7 +78,9 @@ def some_responses(rng):
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.4, 1.0), (1.0, 0.9)])
 def test_scores_equal_whole_forward_passes(model, temperature, top_p):
     rng = np.random.default_rng(1)
-    options = SamplingOptions(max_new_tokens=MOST, temperature=temperature, stop=STOP, top_p=top_p)
+    options = SamplingOptions(
+        max_new_tokens=MOST, temperature=temperature, stop=STOP, top_p=top_p
+    )
     prompts = [rng.integers(3, 300, rng.integers(1, 60)).tolist() for _ in range(12)]
     prompts.append(prompts[3])
     responses = [some_responses(rng) for _ in prompts]
@@ -124,7 +133,9 @@ def test_other_attention_is_refused(model):
 def test_all_responses_of_at_most_one_token_have_the_sum_1(model):
     options = SamplingOptions(max_new_tokens=1, temperature=1.3, stop=STOP)
     tokens = [token for token in range(model.config.vocab_size) if token not in STOP]
-    (found,) = score_responses(model, [[5, 6, 7]], [[[], *[[token] for token in tokens]]], options)
+    (found,) = score_responses(
+        model, [[5, 6, 7]], [[[], *[[token] for token in tokens]]], options
+    )
     assert found.sum() == pytest.approx(1.0, abs=1e-6)
 
 
@@ -169,13 +180,18 @@ def taught(model, tokenizer):
     """A model that replies with one of the actions most of the time, after a few steps of imitation."""
     prompt = encode_conversation(tokenizer, "", (), request(0).prompt)
     rows = [
-        prompt + tokenizer(action, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        prompt
+        + tokenizer(action, add_special_tokens=False)["input_ids"]
+        + [tokenizer.eos_token_id]
         for action in ACTIONS
     ]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     target = torch.tensor(
-        [[-100] * len(prompt) + row[len(prompt) :] + [-100] * (width - len(row)) for row in rows]
+        [
+            [-100] * len(prompt) + row[len(prompt) :] + [-100] * (width - len(row))
+            for row in rows
+        ]
     )
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(40):
@@ -195,7 +211,8 @@ def test_sampled_replies_have_the_stated_frequencies(taught, tokenizer):
     # the test is about actions and about anything else
     assert 0.01 < distribution.probabilities[-1] < 0.9
     replies = Counter(
-        reply.response for reply in policy.respond([request(seed) for seed in range(3000)])
+        reply.response
+        for reply in policy.respond([request(seed) for seed in range(3000)])
     )
     counts = [replies.pop(action, 0) for action in distribution.responses[:-1]]
     counts.append(replies.total())
@@ -209,8 +226,12 @@ def test_sampled_replies_have_the_stated_frequencies(taught, tokenizer):
     ("number", lambda action: str(ACTIONS.index(action) + 1)),
     ("response", lambda action: f"<think></think><action>{action}</action>"),
 ])  # fmt: skip
-def test_actions_are_scored_in_the_format_of_the_environment(model, tokenizer, action_format, wrap):
-    policy = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=60))
+def test_actions_are_scored_in_the_format_of_the_environment(
+    model, tokenizer, action_format, wrap
+):
+    policy = TransformersPolicy(
+        model, tokenizer, GenerationOptions(max_response_tokens=60)
+    )
     known = ScoredModel(policy, action_format, "Doors")
     assert known.memoryless
     first, second, again = known.distributions(
@@ -228,7 +249,9 @@ def test_actions_are_scored_in_the_format_of_the_environment(model, tokenizer, a
         first.probabilities[:-1],
         whole_passes(model, prompt, encoded, options),
     )
-    assert first.probabilities[-1] == pytest.approx(1 - first.probabilities[:-1].sum(), abs=1e-12)
+    assert first.probabilities[-1] == pytest.approx(
+        1 - first.probabilities[:-1].sum(), abs=1e-12
+    )
 
 
 def test_open_queries_are_sampled(model, tokenizer):

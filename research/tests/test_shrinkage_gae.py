@@ -88,7 +88,11 @@ class Rollouts:
             of = {i: members for members in groups.values() for i in members}
             self.steps.append(
                 [
-                    [j for j in of.get(i, []) if own or rows[j]["trajectory"] != row["trajectory"]]
+                    [
+                        j
+                        for j in of.get(i, [])
+                        if own or rows[j]["trajectory"] != row["trajectory"]
+                    ]
                     for i, row in enumerate(rows)
                 ]
             )
@@ -114,7 +118,9 @@ class Rollouts:
         for k, steps in enumerate(self.steps):
             shared = [i for i, members in enumerate(steps) if members]
             gains = [far(k - 1, i) - far(k, i) for i in shared] if k else []
-            within.append(math.fsum(far(k, i) for i in shared) / len(shared) if shared else None)
+            within.append(
+                math.fsum(far(k, i) for i in shared) / len(shared) if shared else None
+            )
             explained.append(max(0.0, math.fsum(gains) / len(shared)) if gains else 0.0)
         return within, explained
 
@@ -128,7 +134,9 @@ def shrunk_values(known, i, values, within, explained):
         if known.steps[k][i] and explained[k] > 0:
             weight = explained[k] / (explained[k] + within[k] / known.count(k, i))
             here = [float(known.mean(k, i, value)) for value in values]
-            found = [old + weight * (new - old) for old, new in zip(found, here, strict=True)]
+            found = [
+                old + weight * (new - old) for old, new in zip(found, here, strict=True)
+            ]
         error = (1 - weight) ** 2 * error + (1 - weight) * explained[k]
     return *found, error
 
@@ -138,7 +146,9 @@ def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, lea
     """Values from mean returns, shrunk level by level, then GAE by its recursion over rewards."""
     compared = discounted(rows, gamma, penalty, penalty_at, returns)
     plain = (
-        discounted(rows, gamma, 0.0, penalty_at, returns) if penalty_at == "return" else compared
+        discounted(rows, gamma, 0.0, penalty_at, returns)
+        if penalty_at == "return"
+        else compared
     )
     others = Rollouts(rows, history_length, context == "states_actions", own=False)
     known = (
@@ -174,7 +184,9 @@ def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, lea
                 target = plain[i]
             else:
                 reward = plain[i] - gamma * plain[after]
-                target = reward + gamma * (value[after] + trust[after] * (target - value[after]))
+                target = reward + gamma * (
+                    value[after] + trust[after] * (target - value[after])
+                )
             after = i
             result[i] = target - (plain[i] - compared[i]) - baseline[i]
     return result
@@ -264,9 +276,14 @@ def test_shrinkage_gae_without_bootstrapping_is_a_return_minus_a_value(rows, dep
     found = compute(pl.DataFrame(rows), "shrinkage_gae", details=True, **p).collect()
     value = discounted(rows, 0.95, 0.0)
     size = max(1.0, *(abs(row["reward"]) for row in rows))
-    for i, (advantage, baseline) in enumerate(found.select("advantage", "advantage_value").rows()):
+    for i, (advantage, baseline) in enumerate(
+        found.select("advantage", "advantage_value").rows()
+    ):
         assert advantage == pytest.approx(value[i] - baseline, abs=1e-9 * size)
     equal = pl.DataFrame(rows).with_columns(reward=0.0)
     assert (
-        compute(equal, "shrinkage_gae", invalid_action_penalty=0.0).collect()["advantage"] == 0
+        compute(equal, "shrinkage_gae", invalid_action_penalty=0.0).collect()[
+            "advantage"
+        ]
+        == 0
     ).all()

@@ -70,7 +70,10 @@ def exact_success(policy):
     """Return the success of each seed, the mean over tasks."""
     assert all(each.close(300) for each in policy.tasks.graphs)
     return np.mean(
-        [exact_values(policy, task, 1.0)[0, :, 0] for task in range(len(policy.tasks.graphs))],
+        [
+            exact_values(policy, task, 1.0)[0, :, 0]
+            for task in range(len(policy.tasks.graphs))
+        ],
         0,
     )
 
@@ -126,7 +129,8 @@ def test_groups_of_seeds_never_mix():
     row = rollouts(alone, 6, (0, 0))
     for name in names:
         found, expected = (
-            advantages(name, policy, batch)[0] for policy, batch in ((together, rows), (alone, row))
+            advantages(name, policy, batch)[0]
+            for policy, batch in ((together, rows), (alone, row))
         )
         assert found[rows[0].seed == 1] == pytest.approx(expected, abs=1e-9), name
         assert np.abs(expected).max() > 0
@@ -172,7 +176,9 @@ def derivatives(policy):
 
 @pytest.mark.parametrize(("shared", "count"), [(False, 1), (True, 2)])
 def test_the_gradient_of_true_advantages_is_that_of_success(shared, count):
-    policy = TabularPolicy(tasks(parameters=Parameters(shared=shared), count=count), [3])
+    policy = TabularPolicy(
+        tasks(parameters=Parameters(shared=shared), count=count), [3]
+    )
     expected = derivatives(policy)
     copies = policy.copies(0, 200)
     batch = rollouts(copies, 20 // count, ())
@@ -197,7 +203,8 @@ def test_shared_parameters_teach_tasks_that_were_not_learned():
     ).success
     assert table["held_out"].null_count() == 2 * 8 * 7
     (row, again) = summary(table).rows(named=True)
-    assert len(parameters.names) == 2 * 4  # two texts, three actions and an inadmissible one
+    # two texts, three actions and an inadmissible one
+    assert len(parameters.names) == 2 * 4
     assert row["final"] > row["start"] + 0.05
     assert row["held_out"] == pytest.approx(row["final"], abs=0.05)
     assert again["held_out_difference"] != 0
@@ -209,7 +216,9 @@ def test_an_update_of_fixed_kl_moves_every_seed_as_far():
     before = policy.choices(0, batch[0].seed, batch[0].node).probability
     visits = Visits(policy, batch)
     gradient = visits.gradient(advantages("grpo", policy, batch))
-    policy.add(FixedKL(1e-5)(visits.dense(gradient), visits.products(gradient, gradient)))
+    policy.add(
+        FixedKL(1e-5)(visits.dense(gradient), visits.products(gradient, gradient))
+    )
     after = policy.choices(0, batch[0].seed, batch[0].node).probability
     divergence = np.where(
         before > 0,
@@ -284,7 +293,9 @@ def test_cross_validated_slopes_are_the_improvements_of_real_steps(name):
     size = 8
     same = policy.copies(0, copies)
     visits = Visits(same, rollouts(same, size, (1,)))
-    (slopes,) = cross_validated_slopes(same, visits, [methods([name])[name]().estimator], folds)
+    (slopes,) = cross_validated_slopes(
+        same, visits, [methods([name])[name]().estimator], folds
+    )
     smaller = policy.copies(0, copies)
     less = Visits(smaller, rollouts(smaller, size - size // folds, (2,)))
     gained = (
@@ -387,8 +398,12 @@ def test_what_improves_success_learns_and_a_seed_learns_the_same_alone():
         {"grpo": named["grpo"]},
         Learning(**{**vars(how), "seeds": 2, "first_seed": 5}),
     ).success
-    both = table.filter(pl.col("seed").is_in([5, 6])).filter(pl.col("estimator") != "oracle")
-    assert both["success"].to_list() == pytest.approx(alone["success"].to_list(), abs=1e-12)
+    both = table.filter(pl.col("seed").is_in([5, 6])).filter(
+        pl.col("estimator") != "oracle"
+    )
+    assert both["success"].to_list() == pytest.approx(
+        alone["success"].to_list(), abs=1e-12
+    )
 
 
 def test_stored_graphs_replace_the_environment_until_something_is_new(
@@ -399,7 +414,9 @@ def test_stored_graphs_replace_the_environment_until_something_is_new(
     first = tasks()
     found = curves({"ring": first}, named, how).success
     first.write(tmp_path)
-    stored = tuple(pl.read_parquet(tmp_path / f"{name}.parquet") for name in ("nodes", "edges"))
+    stored = tuple(
+        pl.read_parquet(tmp_path / f"{name}.parquet") for name in ("nodes", "edges")
+    )
     again = tasks(stored, refused)
     assert curves({"ring": again}, named, how).success.equals(found)
     for table, expected in zip(again.graphs[0].tables(), stored, strict=True):
@@ -423,7 +440,11 @@ def test_intervals_are_those_of_students_distribution():
         ("b", 2, 0.7),
     ]
     table = pl.DataFrame(
-        [(name, seed, iteration, value) for name, seed, value in rows for iteration in (0, 1)],
+        [
+            (name, seed, iteration, value)
+            for name, seed, value in rows
+            for iteration in (0, 1)
+        ],
         schema=["estimator", "seed", "iteration", "success"],
         orient="row",
     )

@@ -110,7 +110,9 @@ def test_more_rollouts_until_the_error_is_small(guesses, tmp_path):
             exact_nodes=0,
             **budget,
         )
-        for number, budget in enumerate([{}, {"error": 0.03}, {"error": 1e-9, "most_rollouts": 8}])
+        for number, budget in enumerate(
+            [{}, {"error": 0.03}, {"error": 1e-9, "most_rollouts": 8}]
+        )
     )
     root = many.group_by("task_id").agg((pl.col("advantage_error") ** 2).mean().sqrt())[
         "advantage_error"
@@ -126,7 +128,9 @@ def test_numbers_of_rollouts_are_rounded_up(guesses, tmp_path):
         ({"error": 1e-9, "most_rollouts": 1}, 4),
     ]
     for number, (budget, made) in enumerate(given):
-        table = truth_of(guesses, tmp_path / f"{number}.parquet", exact_nodes=0, **budget)
+        table = truth_of(
+            guesses, tmp_path / f"{number}.parquet", exact_nodes=0, **budget
+        )
         assert table["rollouts"].max() == made
 
 
@@ -143,7 +147,9 @@ def test_a_policy_that_never_gives_the_action(tmp_path):
     table = truth_of(run, tmp_path / "truth.parquet", policy="random")
     assert table["choice"].null_count() == table.height == 6
     assert within_errors(table, "value", [by_hand(3 - step) for step in table["step"]])
-    assert within_errors(table, "q", [0.9 * by_hand(2 - step) for step in table["step"]])
+    assert within_errors(
+        table, "q", [0.9 * by_hand(2 - step) for step in table["step"]]
+    )
 
 
 # A ring of places, in which rollouts meet again and again
@@ -192,7 +198,8 @@ def repeated():
     rollouts = ring_rollouts(6, seed=5)
     graph = Graph(ring.SHARED, ring.SETTINGS, RingPolicy(), UNIT, "ring")
     tables = [
-        ring_truth(rollouts, entropy=seed, graph=graph, exact_nodes=0)[0] for seed in range(300)
+        ring_truth(rollouts, entropy=seed, graph=graph, exact_nodes=0)[0]
+        for seed in range(300)
     ]
     columns = {
         name: np.array([table[name] for table in tables])
@@ -211,7 +218,9 @@ def test_the_ring_is_solved_exactly():
 
 
 @pytest.mark.parametrize("name", ["value", "q", "advantage"])
-def test_estimates_have_no_bias_and_their_errors_are_those_of_repetitions(repeated, name):
+def test_estimates_have_no_bias_and_their_errors_are_those_of_repetitions(
+    repeated, name
+):
     """Errors and standard errors have the same mean square, and their ratio a standard deviation near 1."""
     columns, true = repeated
     away = columns[name] - true[name]
@@ -277,9 +286,12 @@ def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
         for seed in range(250)
     ]
     away = (
-        np.array([columns["advantage"] for columns in found]) - ring_by_hand(rollouts)["advantage"]
+        np.array([columns["advantage"] for columns in found])
+        - ring_by_hand(rollouts)["advantage"]
     )
-    assert (np.abs(away.mean(0)) <= 4.5 * away.std(0) / np.sqrt(len(away)) + 1e-12).all()
+    assert (
+        np.abs(away.mean(0)) <= 4.5 * away.std(0) / np.sqrt(len(away)) + 1e-12
+    ).all()
 
 
 # Brute force
@@ -309,14 +321,18 @@ def by_replays(handle, policy, task, responses, rewards):
     """Return V after some responses by its definition; each node is reached by a replay from the start."""
     _, found = replayed(handle, policy, task, responses)
     total = 0.0
-    for response, probability in zip(found.responses, found.probabilities.tolist(), strict=True):
+    for response, probability in zip(
+        found.responses, found.probabilities.tolist(), strict=True
+    ):
         taken = [*responses, response]
         after, _ = replayed(handle, policy, task, taken)
         reward = rewards.reward_scale * after.state.reward - (
             0.0 if after.action_valid else rewards.invalid_action_penalty
         )
         later = (
-            0.0 if after.done else rewards.gamma * by_replays(handle, policy, task, taken, rewards)
+            0.0
+            if after.done
+            else rewards.gamma * by_replays(handle, policy, task, taken, rewards)
         )
         total += probability * (reward + later)
     return total
@@ -338,7 +354,9 @@ def by_replays(handle, policy, task, responses, rewards):
         ("HGPO/WebShop-v0", "mixture:explorer=0.8,expert=0.2", 4, {}),
     ],
 )
-def test_the_last_two_steps_of_episodes_equal_replays(env_id, name, limit, options, tmp_path):
+def test_the_last_two_steps_of_episodes_equal_replays(
+    env_id, name, limit, options, tmp_path
+):
     softmax = name == "softmax"
     rewards = Rewards(reward_scale=10, gamma=0.9, invalid_action_penalty=5.0)
     env = {
@@ -376,7 +394,9 @@ def test_the_last_two_steps_of_episodes_equal_replays(env_id, name, limit, optio
         return one if softmax else known_policy(name, context)
 
     checked = []
-    for rows in exact.partition_by("trajectory", maintain_order=True)[: 1 if softmax else 5]:
+    for rows in exact.partition_by("trajectory", maintain_order=True)[
+        : 1 if softmax else 5
+    ]:
         responses = rows["response"].to_list()
         for step in range(max(0, limit - 2), rows.height):
             expected = by_replays(
@@ -441,7 +461,9 @@ def test_trees_are_forgotten_between_chunks(monkeypatch):
             rewards,
             handle.tasks[0],
         )
-        columns = task_truth(graph, [steps], rewards, Budget(rollouts=40, exact_nodes=0), [1])[0]
+        columns = task_truth(
+            graph, [steps], rewards, Budget(rollouts=40, exact_nodes=0), [1]
+        )[0]
         found.append((np.array(columns["value"]), np.array(columns["value_error"])))
         sizes.append(graph.nodes)
     assert sizes[0] < 0.3 * sizes[1]
@@ -456,7 +478,9 @@ class Prompted(Asked):
     history_read = None
 
     def distributions(self, requests):
-        return [Distribution(("look", "x"), weights(request.prompt)) for request in requests]
+        return [
+            Distribution(("look", "x"), weights(request.prompt)) for request in requests
+        ]
 
 
 def weights(prompt):
@@ -483,7 +507,9 @@ def test_prompts_are_those_of_the_episodes():
         "look",
     ):
         graph.prepare([node])
-        assert graph.probabilities(node) == pytest.approx(weights(episode.prompt()), abs=1e-9)
+        assert graph.probabilities(node) == pytest.approx(
+            weights(episode.prompt()), abs=1e-9
+        )
         episode.act(action)
         node = graph.follow(node, action)[0]
 
@@ -522,7 +548,9 @@ def checked(request, tmp_path_factory):
     )
     discount = 0.95 ** pl.col("step")
     total = (pl.col("reward") * discount).cum_sum().over("trajectory") / discount
-    return table.sort("trajectory", "step", descending=[False, True]).with_columns(total=total)
+    return table.sort("trajectory", "step", descending=[False, True]).with_columns(
+        total=total
+    )
 
 
 def ratio_by_task(table, above, below):
@@ -555,11 +583,16 @@ def test_values_and_advantages_have_no_bias_and_their_halves_agree(checked):
         assert abs(mean) < 4 * error
         assert error < 0.05
     for name in ("value", "advantage"):
-        first, second = (checked[f"{name}_{half}"].to_numpy() for half in ("first", "second"))
-        assert checked[name].to_numpy() == pytest.approx((first + second) / 2, abs=1e-12)
+        first, second = (
+            checked[f"{name}_{half}"].to_numpy() for half in ("first", "second")
+        )
+        assert checked[name].to_numpy() == pytest.approx(
+            (first + second) / 2, abs=1e-12
+        )
         assert (
             0.3
-            < ((first - second) ** 2).mean() / float((4 * checked[f"{name}_error"] ** 2).mean())
+            < ((first - second) ** 2).mean()
+            / float((4 * checked[f"{name}_error"] ** 2).mean())
             < 1.5
         )
 

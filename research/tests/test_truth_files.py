@@ -57,7 +57,9 @@ def test_an_interrupted_computation_leaves_nothing(guesses, tmp_path):
     def stop(done, total):
         raise KeyboardInterrupt
 
-    plan = plan_truth(guesses.path, Rewards(), Budget(rollouts=4, exact_nodes=0), allow=[GUESS])
+    plan = plan_truth(
+        guesses.path, Rewards(), Budget(rollouts=4, exact_nodes=0), allow=[GUESS]
+    )
     with pytest.raises(KeyboardInterrupt):
         write_truth(plan, tmp_path / "truth.parquet", progress=stop)
     assert not list(tmp_path.iterdir())
@@ -169,7 +171,9 @@ def test_wrong_settings(settings, values, line):
         settings(**values)
 
 
-def test_an_output_that_cannot_be_written_is_found_before_the_work(guesses, tmp_path, monkeypatch):
+def test_an_output_that_cannot_be_written_is_found_before_the_work(
+    guesses, tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         "hgpo_research.truth.write_truth",
         lambda *_, **__: pytest.fail("computed"),
@@ -229,10 +233,14 @@ def test_a_run_of_others_runs_no_code(tmp_path, monkeypatch, env, policy, name):
     """Its manifest names modules beside it and an interpreter: one line says what to add, and nothing is started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "evil", raising=False)
-    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('started').touch()\n")
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path('started').touch()\n"
+    )
     (tmp_path / "evil").write_text("#!/bin/sh\ntouch started\n")
     (tmp_path / "evil").chmod(0o755)
-    with StepWriter(tmp_path / "run", config={"env": env, "policy": {"name": policy}}) as writer:
+    with StepWriter(
+        tmp_path / "run", config={"env": env, "policy": {"name": policy}}
+    ) as writer:
         writer.add_group(
             [
                 {

@@ -69,7 +69,9 @@ def test_results_are_worth_their_title_and_price():
     assert found["click[b03]"] == {"result": 0.5, "dear": 1.0}
     assert found["click[next >]"] == {"leave": 1.0}
     dear = page("Back to Search", "Next >", "B03", "red hat", "$30.00")
-    assert features(dear, ("click[next >]", "click[b03]"))["click[next >]"] == {"next": 1.0}
+    assert features(dear, ("click[next >]", "click[b03]"))["click[next >]"] == {
+        "next": 1.0
+    }
 
 
 ITEM = page(

@@ -12,7 +12,10 @@ def run(tmp_path: Path) -> Path:
     """Six tasks with four rollouts of four steps, half of them won, in which every third action is invalid."""
     with StepWriter(tmp_path / "first", defaults={"action": "look"}) as writer:
         for task in range(6):
-            of_task = {"task_id": f"task {task}", "task_type": "even" if task % 2 == 0 else "odd"}
+            of_task = {
+                "task_id": f"task {task}",
+                "task_type": "even" if task % 2 == 0 else "odd",
+            }
             writer.add_group(
                 of_task
                 | {

@@ -38,8 +38,15 @@ def test_tables_are_written_next_to_the_run_which_is_unchanged(run: Path) -> Non
     invoke(*command, "--overwrite", "--details")
     assert digests(run) == before
     table = pl.read_parquet(run.parent / "first.advantages" / "hgpo+gigpo.parquet")
-    for name, parameters in (("gigpo", {"step_weight": 0.5}), ("hgpo", {"history_length": 1})):
-        want = compute(scan_steps(run), name, **parameters).collect()["advantage"].to_list()
+    for name, parameters in (
+        ("gigpo", {"step_weight": 0.5}),
+        ("hgpo", {"history_length": 1}),
+    ):
+        want = (
+            compute(scan_steps(run), name, **parameters)
+            .collect()["advantage"]
+            .to_list()
+        )
         assert table[f"advantage_{name}"].to_list() == pytest.approx(want, abs=1e-12)
 
 
@@ -65,7 +72,9 @@ def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
         (shard, run / "steps/new/deeper.parquet"),
         (run / "steps", run / "new.parquet"),
     ]:
-        with pytest.raises(InputError, match=r"expected (an output file|a path) outside of"):
+        with pytest.raises(
+            InputError, match=r"expected (an output file|a path) outside of"
+        ):
             invoke("advantages", source, "--out", out, "--overwrite")
     assert digests(run) == before
 
@@ -88,7 +97,14 @@ def test_all_estimators_are_one_name(run: Path) -> None:
     assert all(name in output for name in (*names(), "history_length=2"))
     # from the texts
     invoke(
-        "advantages", run, "-e", "all", "--history-length", 9, "--out", run.parent / "all.parquet"
+        "advantages",
+        run,
+        "-e",
+        "all",
+        "--history-length",
+        9,
+        "--out",
+        run.parent / "all.parquet",
     )
     columns = pl.read_parquet_schema(run.parent / "all.parquet")
     assert {f"advantage_{name}" for name in names()} <= set(columns)
@@ -134,7 +150,10 @@ def test_a_table_of_another_program(tmp_path: Path, program: str) -> None:
     written = pl.read_parquet(tmp_path / "mine.advantages" / "g2po.parquet")
     want = compute(TABLE, "g2po").collect()["advantage"]
     assert written["advantage"].to_list() == pytest.approx(want.to_list(), abs=1e-12)
-    assert written.select("trajectory", "step").rows() == TABLE.select("trajectory", "step").rows()
+    assert (
+        written.select("trajectory", "step").rows()
+        == TABLE.select("trajectory", "step").rows()
+    )
     assert "8 steps of 4 rollouts in 2 groups" in invoke("stats", path)
     assert path.read_bytes() == before
 
@@ -158,22 +177,29 @@ def test_metadata_of_a_step_table_are_looked_at(tmp_path: Path) -> None:
         if name.startswith("hgpo.")
     }
     TABLE.write_parquet(
-        tmp_path / "changed.parquet", metadata={**metadata, "hgpo.schema_version": "999"}
+        tmp_path / "changed.parquet",
+        metadata={**metadata, "hgpo.schema_version": "999"},
     )
     with pytest.raises(InputError, match="newer"):
         invoke("stats", tmp_path / "changed.parquet")
     for path in (shard, tmp_path / "run/steps/foreign.parquet"):
         TABLE.write_parquet(path)
         for command in ("advantages", "stats"):
-            with pytest.raises(InputError, match=r"without the metadata hgpo\.schema_version"):
+            with pytest.raises(
+                InputError, match=r"without the metadata hgpo\.schema_version"
+            ):
                 invoke(command, path)
 
 
-def test_plain_files_that_are_read_together_have_the_same_columns(tmp_path: Path) -> None:
+def test_plain_files_that_are_read_together_have_the_same_columns(
+    tmp_path: Path,
+) -> None:
     TABLE[:4].write_parquet(tmp_path / "1.parquet")
     TABLE[4:].write_parquet(tmp_path / "2.parquet")
     assert scan_steps(tmp_path / "*.parquet", plain=True).collect().equals(TABLE)
-    TABLE[4:].with_columns(pl.col("step").cast(pl.Int32)).write_parquet(tmp_path / "2.parquet")
+    TABLE[4:].with_columns(pl.col("step").cast(pl.Int32)).write_parquet(
+        tmp_path / "2.parquet"
+    )
     with pytest.raises(
         InputError, match=r"1\.parquet and .*2\.parquet have different columns or types"
     ):

@@ -15,7 +15,8 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 
 PLAIN = {"reward_scale": 1.0, "precision": "float64", "epsilon": 0.0}
-SOME = settings(max_examples=max(10, settings().max_examples // 10))  # an example takes about 20 ms
+# an example takes about 20 ms
+SOME = settings(max_examples=max(10, settings().max_examples // 10))
 
 
 def table(rollouts, task="a"):
@@ -30,12 +31,18 @@ def table(rollouts, task="a"):
                 "state": state,
                 "reward": reward,
             }
-            rows.append(row | {"action": action[0] if action else "go", "action_valid": True})
+            rows.append(
+                row | {"action": action[0] if action else "go", "action_valid": True}
+            )
     return pl.DataFrame(rows, schema_overrides={"reward": pl.Float64})
 
 
 def advantages(steps, name, column="advantage", **parameters):
-    return compute(steps, name, details=True, **PLAIN | parameters).collect()[column].to_list()
+    return (
+        compute(steps, name, details=True, **PLAIN | parameters)
+        .collect()[column]
+        .to_list()
+    )
 
 
 def near(*numbers):
@@ -54,8 +61,12 @@ def test_ecpo_trusts_few_occurrences_little():
     assert advantages(steps, "ecpo", "advantage_gate") == near(gate, gate, gate)
     episode = [Fraction(7, 3), Fraction(-5, 3), Fraction(-2, 3)]
     step = [(left - right) / 2, (left - right) / 2, (right - left) / 2]
-    expected = [float(a) + 0.5 * gate * float(b) for a, b in zip(episode, step, strict=True)]
-    assert advantages(steps, "ecpo", mode="mean_norm", step_weight=0.5) == near(*expected)
+    expected = [
+        float(a) + 0.5 * gate * float(b) for a, b in zip(episode, step, strict=True)
+    ]
+    assert advantages(steps, "ecpo", mode="mean_norm", step_weight=0.5) == near(
+        *expected
+    )
     # Without shrinking and gate, the means of two actions are one standard deviation from their middle.
     plain = {"kappa": 0, "gate": False, "episode_weight": 0}
     assert advantages(steps, "ecpo", **plain) == near(1, 1, -1)
@@ -66,7 +77,8 @@ def test_gagpo_bootstraps_from_the_states_that_follow():
     """R = 5, 10 | 0, 0 | 0, 0 with γ = 1/2; V(s) = 5/3, V(t) = 5, V(u) = 0; δ = 5/6, 5 | -5/3, 0 | 5/6, -5."""
     steps = table([[("s", 0), ("t", 10)], [("s", 0), ("u", 0)], [("s", 0), ("t", 0)]])
     p = {"gamma": 0.5, "gae_lambda": 0.5}
-    expected = [Fraction(25, 12), 5, Fraction(-5, 3), 0, Fraction(-5, 12), -5]  # their sum is 0
+    # their sum is 0
+    expected = [Fraction(25, 12), 5, Fraction(-5, 3), 0, Fraction(-5, 12), -5]
     assert advantages(steps, "gagpo", mode="mean_norm", **p) == near(*expected)
     std = math.sqrt(sum(float(a) ** 2 for a in expected) / 5)
     assert advantages(steps, "gagpo", **p) == near(*(float(a) / std for a in expected))
@@ -77,7 +89,9 @@ def test_gagpo_bootstraps_from_the_states_that_follow():
     both = pl.concat([steps, table([[("s", 3)]], task="b")])
     wider = [float(a) / std * math.sqrt(6 / 5) for a in expected]
     assert advantages(both, "gagpo", normalize="batch", **p) == near(*wider, 0)
-    assert advantages(both, "gagpo", **p)[:6] == near(*(float(a) / std for a in expected))
+    assert advantages(both, "gagpo", **p)[:6] == near(
+        *(float(a) / std for a in expected)
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +102,11 @@ def test_gagpo_bootstraps_from_the_states_that_follow():
             [Fraction(4, 11), Fraction(2, 11)],
             [Fraction(-3, 11), 0, Fraction(7, 11), Fraction(-4, 11)],
         ),
-        (1.0, [Fraction(1, 2), Fraction(1, 2)], [0, 0, Fraction(1, 2), Fraction(-1, 2)]),
+        (
+            1.0,
+            [Fraction(1, 2), Fraction(1, 2)],
+            [0, 0, Fraction(1, 2), Fraction(-1, 2)],
+        ),
     ],
 )
 def test_bepo_solves_the_bellman_equation_of_a_cycle(gamma, values, deltas):
@@ -98,7 +116,9 @@ def test_bepo_solves_the_bellman_equation_of_a_cycle(gamma, values, deltas):
     s, t = values
     assert advantages(steps, "bepo", "advantage_value", **p) == near(s, t, s, s)
     assert advantages(steps, "bepo", gate=False, **p) == near(*deltas)
-    assert advantages(steps, "bepo", **p) == near(deltas[0], Fraction(1, 2), *deltas[2:])
+    assert advantages(steps, "bepo", **p) == near(
+        deltas[0], Fraction(1, 2), *deltas[2:]
+    )
     # Where the ends of t are known to differ, it has several successors.
     ends = table([[("s", 0), ("t", 1)], [("s", 0), ("t", 0)]])
     assert advantages(ends, "bepo", "advantage_gate", **p) == [0, 0, 0, 0]
@@ -120,7 +140,9 @@ def groups(draw):
     step = st.tuples(
         st.sampled_from("stuv"), reward, st.sampled_from(["go", "look"]), st.booleans()
     )
-    rollouts = draw(st.lists(st.lists(step, min_size=1, max_size=7), min_size=1, max_size=5))
+    rollouts = draw(
+        st.lists(st.lists(step, min_size=1, max_size=7), min_size=1, max_size=5)
+    )
     valid = [flag for rollout in rollouts for *_, flag in rollout]
     return table([[row[:3] for row in rollout] for rollout in rollouts]).with_columns(
         action_valid=pl.Series(valid)
@@ -147,15 +169,26 @@ def from_values(steps, values, penalties, gamma, gae_lambda):
             for row, v in zip(rows, after, strict=True)
         ]
         for t, row in enumerate(rows):
-            result[row] = sum((gamma * gae_lambda) ** j * d for j, d in enumerate(delta[t:]))
+            result[row] = sum(
+                (gamma * gae_lambda) ** j * d for j, d in enumerate(delta[t:])
+            )
     cost = np.array(penalties)
-    mean_cost = {state: cost[[s == state for s in states]].mean() for state in set(states)}
-    return [a - c + mean_cost[state] for a, c, state in zip(result, cost, states, strict=True)]
+    mean_cost = {
+        state: cost[[s == state for s in states]].mean() for state in set(states)
+    }
+    return [
+        a - c + mean_cost[state]
+        for a, c, state in zip(result, cost, states, strict=True)
+    ]
 
 
 @SOME
-@given(groups(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.0, 0.5, 1.0]))
-def test_values_are_mean_returns_or_the_solution_of_linear_equations(steps, gamma, gae_lambda):
+@given(
+    groups(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.0, 0.5, 1.0])
+)
+def test_values_are_mean_returns_or_the_solution_of_linear_equations(
+    steps, gamma, gae_lambda
+):
     rewards = steps["reward"].to_list()
     states = steps["state"].to_list()
     names = sorted(set(states))
@@ -166,7 +199,9 @@ def test_values_are_mean_returns_or_the_solution_of_linear_equations(steps, gamm
     paid = np.zeros(len(names))
     for rows in episodes(steps):
         for t, row in enumerate(rows):
-            returns[row] = sum(gamma**j * rewards[later] for j, later in enumerate(rows[t:]))
+            returns[row] = sum(
+                gamma**j * rewards[later] for j, later in enumerate(rows[t:])
+            )
             paid[number[states[row]]] += rewards[row]
             for later in rows[t + 1 : t + 2]:
                 transitions[number[states[row]], number[states[later]]] += 1
@@ -195,7 +230,9 @@ def test_values_are_mean_returns_or_the_solution_of_linear_equations(steps, gamm
     expected = from_values(steps, solved, costs, gamma, gae_lambda)
     found = compute(steps, "bepo", details=True, gate=False, **PLAIN | p).collect()
     assert found["advantage"].to_list() == near(*expected)
-    assert found["advantage_value"].to_list() == near(*(solved[state] for state in states))
+    assert found["advantage_value"].to_list() == near(
+        *(solved[state] for state in states)
+    )
 
 
 @SOME
@@ -212,13 +249,15 @@ def test_actions_of_a_state_are_compared_once_each(steps, kappa):
             own = [r for s, a, r in rows if (s, a) == (state, other)]
             values[other] = (sum(own) + kappa * np.mean(here)) / (len(own) + kappa)
         expected.append(values[action] - np.mean(list(values.values())))
-    assert advantages(steps, "ecpo", kappa=kappa, gate=False, mode="mean_norm", **p) == near(
-        *expected
-    )
+    assert advantages(
+        steps, "ecpo", kappa=kappa, gate=False, mode="mean_norm", **p
+    ) == near(*expected)
     # With one occurrence per action and without shrinking, it is GiGPO's step term.
     different = steps.with_columns(action=pl.format("{}", pl.int_range(pl.len())))
     received = advantages(different, "ecpo", "advantage_step", kappa=0, gamma=0.5)
-    assert received == near(*advantages(steps, "gigpo", "advantage_step", ddof=0, gamma=0.5))
+    assert received == near(
+        *advantages(steps, "gigpo", "advantage_step", ddof=0, gamma=0.5)
+    )
 
 
 def test_turns_are_compared_with_the_same_turn():
@@ -239,15 +278,19 @@ def test_turns_are_compared_with_the_same_turn():
         2 + score[2] / 2,
     ]
     assert advantages(steps, "turn", episode_weight=0.5, **p) == near(*expected)
-    first = math.sqrt(1 / 3)  # of the deviations -1, -1, 2 with the standard deviation √3
+    # of the deviations -1, -1, 2 with the standard deviation √3
+    first = math.sqrt(1 / 3)
     second = math.sqrt(1 / 2)
     assert advantages(steps, "turn", episode_weight=0) == near(
         -first, second, -first, -second, 2 * first
     )
     # Returns 5, 4 | 1, 0 | 4: the third rollout counts 0 in the second turn.
-    assert advantages(steps, "turn", form="return", gamma=1) == near(2.5, 4, -3.5, -2, 1)
+    assert advantages(steps, "turn", form="return", gamma=1) == near(
+        2.5, 4, -3.5, -2, 1
+    )
     assert advantages(table([[("s", 3)]]), "turn", form="return") == [0]
-    skipped = steps.with_columns(step=pl.col("step") * 3)  # gaps do not change a step's number
+    # gaps do not change a step's number
+    skipped = steps.with_columns(step=pl.col("step") * 3)
     assert advantages(skipped, "turn") == advantages(steps, "turn")
 
 
@@ -261,8 +304,16 @@ def test_a_choice_to_stop_biases_turns_but_not_returns(go, good, size):
     """
     outcomes = {
         "stop": (1 - go, [("start", 0.0)], [(-go, 0.0)]),
-        "better": (go * good, [("start", 0.0), ("on", 1.0)], [(1 - go, 0.0), (0.0, 1 - good)]),
-        "worse": (go * (1 - good), [("start", 0.0), ("on", -3.0)], [(1 - go, 0.0), (0.0, -good)]),
+        "better": (
+            go * good,
+            [("start", 0.0), ("on", 1.0)],
+            [(1 - go, 0.0), (0.0, 1 - good)],
+        ),
+        "worse": (
+            go * (1 - good),
+            [("start", 0.0), ("on", -3.0)],
+            [(1 - go, 0.0), (0.0, -good)],
+        ),
     }
     tables = []
     weights = []
@@ -276,7 +327,9 @@ def test_a_choice_to_stop_biases_turns_but_not_returns(go, good, size):
 
     def gradient(**parameters):
         credit = advantages(steps, "turn", gamma=1, **parameters)
-        weighted = [w * a * np.array(s) for w, a, s in zip(weights, credit, scores, strict=True)]
+        weighted = [
+            w * a * np.array(s) for w, a, s in zip(weights, credit, scores, strict=True)
+        ]
         return sum(weighted) / size
 
     later = good - 3 * (1 - good)  # the expected reward of going on
@@ -297,7 +350,9 @@ def test_a_choice_to_stop_biases_turns_but_not_returns(go, good, size):
 @pytest.mark.parametrize("mode", ["mean_std_norm", "mean_norm"])
 def test_equal_returns_have_no_advantage(name, reward, mode):
     """Sums of three or seven of these numbers are rounded; the rollouts go different ways to the same return."""
-    steps = table([[("s", 0.0, f"{n % 3}"), (f"t{n % 2}", reward, f"{n % 3}")] for n in range(7)])
+    steps = table(
+        [[("s", 0.0, f"{n % 3}"), (f"t{n % 2}", reward, f"{n % 3}")] for n in range(7)]
+    )
     for precision in ("mixed", "float64"):
         p = {"mode": mode, "precision": precision, "gamma": 0.9}
         forms = [{"form": "turn"}, {"form": "return"}] if name == "turn" else [{}]
@@ -356,9 +411,16 @@ def flow():
     for task, rollouts in FLOW.items():
         for number, (steps, end) in enumerate(rollouts):
             for step, (state, reward, valid) in enumerate(steps):
-                row = {"task": task, "trajectory": f"{task}/{number}", "step": step, "state": state}
+                row = {
+                    "task": task,
+                    "trajectory": f"{task}/{number}",
+                    "step": step,
+                    "state": state,
+                }
                 row |= {"reward": float(reward), "action_valid": valid}
-                rows.append(row | {"next_state": end if step == len(steps) - 1 else None})
+                rows.append(
+                    row | {"next_state": end if step == len(steps) - 1 else None}
+                )
     return pl.DataFrame(rows)
 
 
@@ -366,7 +428,9 @@ def flow():
 def test_rewardflow_matches_its_code(gamma, mode):
     p = {"potential": "rewardflow", "gamma": gamma, "mode": mode, "reward_scale": 1.0}
     found = compute(flow(), "graphgpo", details=True, **p).collect()
-    assert found["advantage_step"].to_list() == pytest.approx(RECORDED[gamma, mode], abs=5e-7)
+    assert found["advantage_step"].to_list() == pytest.approx(
+        RECORDED[gamma, mode], abs=5e-7
+    )
     if (gamma, mode) == (0.9, "mean_norm"):
         assert found["advantage"].to_list() == pytest.approx(RECORDED_SUM, abs=1e-6)
 
@@ -385,7 +449,12 @@ def test_rewardflow_orders_actions_like_graphgpo_where_all_states_lead_to_the_go
     assert max(flows) > 0.5
     # A state from which no rollout reached the goal is worth 0 there, and lies behind the farthest one here.
     lost = pl.concat(
-        [steps, table([[("s", 0), ("v", 0), ("w", 0)]]).with_columns(trajectory=pl.lit("lost"))]
+        [
+            steps,
+            table([[("s", 0), ("v", 0), ("w", 0)]]).with_columns(
+                trajectory=pl.lit("lost")
+            ),
+        ]
     )
     p |= {"mode": "mean_norm"}
     away = [
@@ -418,7 +487,9 @@ def test_ecpo_needs_actions():
         compute(table([[("s", 0)]]).drop("action"), "ecpo")
 
 
-@pytest.mark.parametrize("name", ["gigpo", "g2po", "graphgpo", "ecpo", "bepo", "turn", "empg"])
+@pytest.mark.parametrize(
+    "name", ["gigpo", "g2po", "graphgpo", "ecpo", "bepo", "turn", "empg"]
+)
 def test_a_penalty_is_not_divided_by_epsilon_alone(name):
     """Both rollouts score 1, and the standard deviation of their first rows is 0; `grpo` repeats the official code."""
     steps = table([[("s", 0, "l"), ("t", 1, "l")], [("s", 0, "l"), ("u", 1, "l")]])

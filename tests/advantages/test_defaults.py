@@ -27,7 +27,8 @@ def viewed(run: Path, estimator: str) -> list[float]:
 
     index = read_index([str(path) for path in sorted(run.glob("steps/*"))])
     found = [
-        estimate(index, group, estimator_with(estimator, (), [estimator])) for group in range(6)
+        estimate(index, group, estimator_with(estimator, (), [estimator]))
+        for group in range(6)
     ]
     return [value for group in found for value in group["columns"]["advantage"]]
 
@@ -36,14 +37,19 @@ def trained(run: Path, estimator: str) -> pl.Series:
     from hgpo_train.training.config import AdvantageConfig
 
     config = AdvantageConfig(estimator=estimator)
-    return compute(scan_steps(run), config.estimator, **config.parameters).collect()["advantage"]
+    return compute(scan_steps(run), config.estimator, **config.parameters).collect()[
+        "advantage"
+    ]
 
 
 @pytest.mark.parametrize("name", ["hgpo", "grpo"])
 def test_advantages_are_the_same_wherever_they_are_asked(run: Path, name: str) -> None:
     expected = compute(scan_steps(run), name).collect()["advantage"]
     expected = pytest.approx(expected.to_list(), abs=1e-12)
-    assert getattr(advantages, name)(scan_steps(run)).collect()["advantage"].to_list() == expected
+    assert (
+        getattr(advantages, name)(scan_steps(run)).collect()["advantage"].to_list()
+        == expected
+    )
     invoke("advantages", run, "-e", name)
     table = run.parent / "first.advantages" / f"{name}.parquet"
     assert pl.read_parquet(table)["advantage"].to_list() == expected
@@ -52,14 +58,17 @@ def test_advantages_are_the_same_wherever_they_are_asked(run: Path, name: str) -
     assert viewed(run, name) == expected
     assert trained(run, name).to_list() == expected
     assert "reward_scale=10.0" in invoke("advantages", "--list", "unused")
-    for world in ("alfworld", "webshop"):  # the configurations of the papers say what they use
+    # the configurations of the papers say what they use
+    for world in ("alfworld", "webshop"):
         own = read_toml(CONFIGURATIONS / f"{world}.toml")["advantage"]["parameters"]
         assert {
             name: own[name] for name in ("reward_scale", "invalid_action_penalty")
         }.items() <= parameters.items()
 
 
-def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Path) -> None:
+def test_statistics_are_the_same_wherever_they_are_asked(
+    run: Path, tmp_path: Path
+) -> None:
     from hgpo_train.view.index import read_index
     from hgpo_train.view.overview import levels_document
 
@@ -75,14 +84,20 @@ def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Pa
     for row in shown["levels"]:
         assert (
             row.items()
-            <= found.levels.row(by_predicate=pl.col("level") == row["level"], named=True).items()
+            <= found.levels.row(
+                by_predicate=pl.col("level") == row["level"], named=True
+            ).items()
         )
     for row in found.intervals.iter_rows(named=True):
         assert shown["intervals"][row["statistic"]][row["level"]].items() <= row.items()
-    advantage = compute(scan_steps(run), "hgpo", history_length=4, details=True).collect()
+    advantage = compute(
+        scan_steps(run), "hgpo", history_length=4, details=True
+    ).collect()
     assert found.summary["mean_return"].item() == 0.5
     for k, weight in zip("01234", found.levels["weight"], strict=False):
-        assert advantage[f"advantage_weight_k{k}"].mean() == pytest.approx(weight, abs=1e-12)
+        assert advantage[f"advantage_weight_k{k}"].mean() == pytest.approx(
+            weight, abs=1e-12
+        )
 
 
 def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
@@ -92,7 +107,13 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
     from hgpo_train.view.overview import overview_document
     from hgpo_train.view.sources import open_sources
 
-    lost = {"task_id": "task 6", "trajectory": "6/0", "step": 0, "state": "room 0", "action": "fly"}
+    lost = {
+        "task_id": "task 6",
+        "trajectory": "6/0",
+        "step": 0,
+        "state": "room 0",
+        "action": "fly",
+    }
     with StepWriter(run) as writer:
         writer.add_group(
             [
@@ -116,7 +137,9 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
         statistics(run).summary.row(0, named=True),
         statistics(plain, reward_scale=3, reward="success").summary.row(0, named=True),
     ):
-        assert {name: asked[name] for name in results | bounds} == pytest.approx(results | bounds)
+        assert {name: asked[name] for name in results | bounds} == pytest.approx(
+            results | bounds
+        )
     (source,) = open_sources([str(run)])
     viewed = overview_document(source, source.index())["total"]
     assert {name: viewed[name] for name in results} == pytest.approx(results)
@@ -135,7 +158,12 @@ def test_calls_of_estimators_take_the_parameters_of_returns():
     assert overridden == {"epsilon", "precision"}
     for name in names():
         shown = inspect.signature(get(name)).parameters
-        assert {*types_of(type(get(name).parameters)), "steps", "column", "details"} == shown.keys()
+        assert {
+            *types_of(type(get(name).parameters)),
+            "steps",
+            "column",
+            "details",
+        } == shown.keys()
 
 
 def test_an_estimator_in_a_module_of_its_own_name(tmp_path, monkeypatch):
@@ -146,5 +174,7 @@ def test_an_estimator_in_a_module_of_its_own_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert get("lonely:lonely").name == "lonely"
     assert get("lonely:lonely") is get("lonely")
-    with pytest.raises(InputError, match="expected a name without parameters, such as 'lonely'"):
+    with pytest.raises(
+        InputError, match="expected a name without parameters, such as 'lonely'"
+    ):
         get("lonely:gamma=1")

@@ -55,7 +55,9 @@ def test_it_matches_its_equation_for_any_row_order(group, gamma, random):
     means = [statistics.fmean(each) for each in returns]
     spread = statistics.stdev(scores)
     expected = [
-        (value - statistics.fmean(means[:i] + means[i + 1 :])) / spread if spread else 0.0
+        (value - statistics.fmean(means[:i] + means[i + 1 :])) / spread
+        if spread
+        else 0.0
         for i, each in enumerate(returns)
         for value in each
     ]
@@ -96,27 +98,38 @@ def test_groups_of_equal_scores_have_advantages_of_exactly_0(lengths, score, val
 
 def test_rewards_on_the_way_are_part_of_the_returns_from_there():
     """R of both rollouts are 1.5, 1, 2 and 0.5, 1; their means 1.5 and 0.75; the scores 3 and 1 deviate by √2."""
-    rows = table([3, 2], [0.0, 0.0]).with_columns(reward=pl.Series([1.0, 0.0, 2.0, 0.0, 1.0]))
+    rows = table([3, 2], [0.0, 0.0]).with_columns(
+        reward=pl.Series([1.0, 0.0, 2.0, 0.0, 1.0])
+    )
     expected = np.array([0.75, 0.25, 1.25, -1.0, -0.5]) / 2**0.5
-    assert advantages(rows, gamma=0.5).to_list() == pytest.approx(expected.tolist(), abs=1e-12)
+    assert advantages(rows, gamma=0.5).to_list() == pytest.approx(
+        expected.tolist(), abs=1e-12
+    )
 
 
 def test_a_penalty_is_that_of_the_step():
-    rows = table([2, 1], [1.0, 0.0]).with_columns(action_valid=pl.Series([False, True, True]))
+    rows = table([2, 1], [1.0, 0.0]).with_columns(
+        action_valid=pl.Series([False, True, True])
+    )
     less = advantages(rows) - advantages(rows, invalid_action_penalty=0.5)
     assert less.to_list() == pytest.approx([0.5 / statistics.stdev([1, 0]), 0, 0])
 
 
 def test_returning_to_a_state_divides_its_credit():
     """R are 1/4, 1/2, 1 and 0, 0, their means 7/12 and 0; the scores 1 and 0 deviate by 1/√2."""
-    rows = table([3, 2], [1.0, 0.0]).with_columns(state=pl.Series(["s", "t", "s", "s", "s"]))
+    rows = table([3, 2], [1.0, 0.0]).with_columns(
+        state=pl.Series(["s", "t", "s", "s", "s"])
+    )
     expected = np.array([1 / 4 / 2, 1 / 2, 1 / 2, -7 / 12 / 2, -7 / 12 / 2]) * 2**0.5
     assert advantages(rows, gamma=0.5, per_visit=True).to_list() == pytest.approx(
         expected.tolist(), abs=1e-12
     )
     # Another task's rollouts of the same names and states are others.
     both = pl.concat(
-        [rows, rows.with_columns(task=pl.lit("u"), trajectory="u" + pl.col("trajectory"))]
+        [
+            rows,
+            rows.with_columns(task=pl.lit("u"), trajectory="u" + pl.col("trajectory")),
+        ]
     )
     found = advantages(both, gamma=0.5, per_visit=True)
     assert found.to_list() == pytest.approx([*expected, *expected], abs=1e-12)

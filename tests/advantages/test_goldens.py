@@ -27,7 +27,9 @@ def configuration(column: str) -> tuple[str, dict[str, object]]:
     name, *pairs = column.split("__")
     parameters: dict[str, object] = {}
     for pair in pairs:
-        key, text = ("mode", pair[5:]) if pair.startswith("mode_") else pair.rsplit("_", 1)
+        key, text = (
+            ("mode", pair[5:]) if pair.startswith("mode_") else pair.rsplit("_", 1)
+        )
         flags = {"True": True, "False": False}
         number = int if key == "K" else float
         parameters[PARAMETERS.get(key, key)] = (
@@ -50,12 +52,14 @@ def recording(kind: str, case: str) -> pl.DataFrame:
 
 def table(case: str) -> pl.DataFrame:
     steps = recording("input", case)
-    return steps.rename({old: new for old, new in NAMES.items() if old in steps.columns}).drop(
-        "episode_reward"
-    )
+    return steps.rename(
+        {old: new for old, new in NAMES.items() if old in steps.columns}
+    ).drop("episode_reward")
 
 
-def advantages(steps: pl.DataFrame, column: str, **extra: object) -> NDArray[np.float64]:
+def advantages(
+    steps: pl.DataFrame, column: str, **extra: object
+) -> NDArray[np.float64]:
     name, parameters = configuration(column)
     return (
         compute(steps, name, **{"reward_scale": 1.0} | parameters | extra)
@@ -64,7 +68,9 @@ def advantages(steps: pl.DataFrame, column: str, **extra: object) -> NDArray[np.
     )
 
 
-def differences(received: NDArray[np.float64], recorded: pl.Series) -> tuple[float, int]:
+def differences(
+    received: NDArray[np.float64], recorded: pl.Series
+) -> tuple[float, int]:
     """Return the largest difference (relative above 1), and the number of differing zeros."""
     want = recorded.to_numpy()
     return float((abs(received - want) / abs(want).clip(min=1.0)).max()), int(
@@ -74,7 +80,8 @@ def differences(received: NDArray[np.float64], recorded: pl.Series) -> tuple[flo
 
 def cases(manifest: str) -> list[str]:
     found = json.loads((GOLDEN / manifest).read_text())["cases"]
-    return [case for case in found if case != "nan_reward"]  # an error, see test_nan_is_reported
+    # an error, see test_nan_is_reported
+    return [case for case in found if case != "nan_reward"]
 
 
 CASES = cases("manifest.json")
@@ -83,9 +90,14 @@ GRAPHGPO_CASES = cases("graphgpo.manifest.json")
 
 def exact_columns(case: str) -> list[str]:
     """The float64 recordings of a case, one per estimator and configuration."""
-    names = [name for name in recording("expected", case).columns if name.endswith("|x64")]
-    undefined = "g2po__mode_mean_std_norm|x64" if case == "one_step" else ""  # recorded as NaN
-    return [name for name in names if not name.startswith("returns") and name != undefined]
+    names = [
+        name for name in recording("expected", case).columns if name.endswith("|x64")
+    ]
+    # recorded as NaN
+    undefined = "g2po__mode_mean_std_norm|x64" if case == "one_step" else ""
+    return [
+        name for name in names if not name.startswith("returns") and name != undefined
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -103,7 +115,9 @@ def test_every_configuration_matches_the_recording(case: str) -> None:
         assert not zeros, (column, zeros)
         official = recorded[f"{base}|f32"].to_numpy()
         noise = abs(recorded[column].to_numpy() - official) > 1e-3
-        assert abs(received.astype(np.float32) - official)[~noise].max(initial=0) <= 2e-4, base
+        assert (
+            abs(received.astype(np.float32) - official)[~noise].max(initial=0) <= 2e-4
+        ), base
         assert noise.mean() < 0.3
 
 
@@ -112,17 +126,22 @@ def test_every_configuration_matches_the_recording(case: str) -> None:
 def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
     steps = table(case)
     recorded = recording("graphgpo", case)
-    columns = [name for name in recorded.columns if name.partition("|")[2] in {"x64", "d64"}]
+    columns = [
+        name for name in recorded.columns if name.partition("|")[2] in {"x64", "d64"}
+    ]
     assert len(columns) > 30
     for column in columns:
         base, _, kind = column.partition("|")
-        extra: dict[str, object] = {"success": "full"} if base.endswith("__success_eq10") else {}
+        extra: dict[str, object] = (
+            {"success": "full"} if base.endswith("__success_eq10") else {}
+        )
         if kind == "d64":
             extra["precision"] = "float64"
         received = advantages(steps, base.removesuffix("__success_eq10"), **extra)
         difference, zeros = differences(received, recorded[column])
         assert difference <= (1e-9 if kind == "x64" else 1e-8), (column, difference)
-        assert not zeros or kind == "d64", (column, zeros)  # d64 has noise where x64 has zeros
+        # d64 has noise where x64 has zeros
+        assert not zeros or kind == "d64", (column, zeros)
     distances = compute(steps, "graphgpo", details=True, reward_scale=1.0).collect()[
         "advantage_distance"
     ]

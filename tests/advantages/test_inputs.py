@@ -58,7 +58,9 @@ FORMS = {
     "list of paths": lambda run: [run],
     "Parquet file": as_file,
     "pandas": as_pandas,
-    "pandas with Arrow types": lambda run: as_pandas(run, use_pyarrow_extension_array=True),
+    "pandas with Arrow types": lambda run: as_pandas(
+        run, use_pyarrow_extension_array=True
+    ),
     "pyarrow": as_arrow,
     "pyarrow reader": lambda run: as_arrow(run).to_reader(),
     "DuckDB": as_duckdb,
@@ -75,14 +77,18 @@ def test_every_form_gives_the_same_advantages_and_statistics(run, form):
     statistics = hgpo.statistics(hgpo.scan_steps(run))
     assert all(
         one.equals(other)
-        for one, other in zip(hgpo.statistics(FORMS[form](run)), statistics, strict=True)
+        for one, other in zip(
+            hgpo.statistics(FORMS[form](run)), statistics, strict=True
+        )
     )
 
 
 @pytest.mark.parametrize(
     "steps", [{"task": ["a"]}, None, [], [{"task": "a"}], pl.Series([1]), open]
 )
-@pytest.mark.parametrize("function", [lambda steps: hgpo.compute(steps, "hgpo"), hgpo.statistics])
+@pytest.mark.parametrize(
+    "function", [lambda steps: hgpo.compute(steps, "hgpo"), hgpo.statistics]
+)
 def test_other_forms_are_refused_in_one_line(function, steps):
     expected = r"expected a step table \(a Polars LazyFrame or DataFrame, a path or URL, a pandas or pyarrow table\), "
     with pytest.raises(

@@ -20,15 +20,32 @@ COLUMNS = {
     "trajectory": [*"xxyyzzzwv"],
     "step": [0, 1, 0, 1, 0, 1, 2, 0, 0],
 }
-COLUMNS |= {"state": ["hall", "attic", "hall", "attic", "hall", "cellar", "attic", "hall", "hall"]}
-COLUMNS |= {"reward": [0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 10.0, 0.0, 10.0], "action_valid": True}
+COLUMNS |= {
+    "state": [
+        "hall",
+        "attic",
+        "hall",
+        "attic",
+        "hall",
+        "cellar",
+        "attic",
+        "hall",
+        "hall",
+    ]
+}
+COLUMNS |= {
+    "reward": [0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 10.0, 0.0, 10.0],
+    "action_valid": True,
+}
 TABLE = pl.DataFrame(COLUMNS)
 RETURNS = [9.5, 10.0, 0.0, 0.0, 9.025, 9.5, 10.0, 0.0, 10.0]
 
 
 BASELINES = {
     "hgpo_median": lambda values, value: statistics.median(values),
-    "hgpo_leave_one_out": lambda values, value: (sum(values) - value) / (len(values) - 1),
+    "hgpo_leave_one_out": lambda values, value: (
+        (sum(values) - value) / (len(values) - 1)
+    ),
 }
 
 
@@ -37,7 +54,8 @@ def test_example_estimators_match_plain_python(name) -> None:
     """With K = 0: what the deeper levels are is tested with HGPO."""
     states = TABLE.select("task", "state").rows()
     groups = {
-        state: [RETURNS[i] for i, other in enumerate(states) if other == state] for state in states
+        state: [RETURNS[i] for i, other in enumerate(states) if other == state]
+        for state in states
     }
     want = [
         value - BASELINES[name](groups[state], value) if len(groups[state]) > 1 else 0.0
@@ -59,10 +77,13 @@ def test_credit_by_time_to_success() -> None:
     ]
     task = credit[:8]
     want = [
-        (value - statistics.fmean(task)) / (statistics.pstdev(task) + 1e-6) for value in task
+        (value - statistics.fmean(task)) / (statistics.pstdev(task) + 1e-6)
+        for value in task
     ] + [0.0]
     # by its decorator
-    found = compute(TABLE, "time_to_success", gamma=0.5, reward_scale=1.0, details=True).collect()
+    found = compute(
+        TABLE, "time_to_success", gamma=0.5, reward_scale=1.0, details=True
+    ).collect()
     assert found["advantage"].to_list() == pytest.approx(want)
     assert found["advantage_credit"].to_list() == credit
 
@@ -77,7 +98,8 @@ def test_the_command_line_accepts_a_function_as_estimator(
     )
     TABLE.write_parquet(tmp_path / "steps.parquet")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # importing adds the working directory
+    # importing adds the working directory
+    monkeypatch.setattr(sys, "path", [*sys.path])
     invoke(
         "advantages",
         "steps.parquet",
@@ -109,7 +131,8 @@ def test_functions_that_are_not_estimators_are_reported() -> None:
     with pytest.raises(InputError, match="registered already"):
         estimator("hgpo")(lambda steps: steps)
     with pytest.raises(
-        InputError, match=r"expected keyword-only parameters with defaults .* received 'strength'"
+        InputError,
+        match=r"expected keyword-only parameters with defaults .* received 'strength'",
     ):
         compute(TABLE, positional)
     for function, line in (
@@ -126,13 +149,18 @@ def test_functions_that_are_not_estimators_are_reported() -> None:
     ):
         with pytest.raises(InputError, match=line):
             compute(TABLE, function).collect()
-    with pytest.raises(InputError, match=r"also in singleton groups.*, received None at task='b'"):
+    with pytest.raises(
+        InputError, match=r"also in singleton groups.*, received None at task='b'"
+    ):
         compute(
-            TABLE.filter(task="b"), lambda steps: normalise(steps, "advantage", "return", within())
+            TABLE.filter(task="b"),
+            lambda steps: normalise(steps, "advantage", "return", within()),
         ).collect()
 
 
-def test_entry_points_register_estimators_and_broken_ones_break_no_others(tmp_path: Path) -> None:
+def test_entry_points_register_estimators_and_broken_ones_break_no_others(
+    tmp_path: Path,
+) -> None:
     text = (ROOT / "docs" / "estimators.md").read_text("utf-8")
     code = re.search(r"```python\n# advantage_plugin\.py\n(.*?)```", text, re.DOTALL)[1]
     name, target = re.search(r'"hgpo\.estimators"\]\n(\w+) = "(.*?)"', text).groups()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, empg, get, hcapo, names, progress
 
-SOME = settings(max_examples=max(10, settings().max_examples // 6))  # an example takes about 15 ms
+# an example takes about 15 ms
+SOME = settings(max_examples=max(10, settings().max_examples // 6))
 PLAIN = {"reward_scale": 1.0, "invalid_action_penalty": 0.0, "precision": "float64"}
 MEAN = PLAIN | {"mode": "mean_norm"}
 
@@ -52,9 +53,16 @@ TWO = {"x": [0, 1], "y": [0, 0]}
 def test_empg_by_hand():
     """Ĥ is 0 or 1, and e^-k is 1/2: the confidences 1, 1/2, 1/2 and 1 have the mean 3/4."""
     steps = table(TWO, entropy=[1.0, 3.0, 3.0, 1.0])
-    options = MEAN | {"cross_steps": False, "k": math.log(2), "future_k": math.log(2), "zeta": 0.2}
+    options = MEAN | {
+        "cross_steps": False,
+        "k": math.log(2),
+        "future_k": math.log(2),
+        "zeta": 0.2,
+    }
     found = empg(steps, details=True, **options)
-    assert values(found, "advantage_scale") == approx([4 / 3, 2 / 3, 2 / 3, 4 / 3], 1e-7)
+    assert values(found, "advantage_scale") == approx(
+        [4 / 3, 2 / 3, 2 / 3, 4 / 3], 1e-7
+    )
     assert values(found, "advantage_bonus") == approx([0.1, 0, 0.2, 0], 1e-8)
     half = Fraction(1, 2)
     terms = [
@@ -82,7 +90,9 @@ def test_empg_of_equal_entropies_and_of_responses_without_tokens():
 def test_the_batch_of_empg_is_an_iteration():
     """Not the chunk and not the table: other iterations change nothing."""
     steps = table(TWO, entropy=[1.0, 3.0, 3.0, 1.0]).with_columns(iteration=0)
-    other = steps.with_columns(pl.col("entropy") * 9, pl.col("trajectory") + "2", iteration=1)
+    other = steps.with_columns(
+        pl.col("entropy") * 9, pl.col("trajectory") + "2", iteration=1
+    )
     assert values(empg(pl.concat([steps, other])))[:4] == approx(values(empg(steps)))
     assert get("empg").scope == "batch"
 
@@ -107,11 +117,15 @@ def test_hcapo_by_hand():
     assert values(halved) == approx([0.5, 0.521875, 0.821875, -0.728125])
     # Smoothed: 0.3625, 0.8, 1.1 and 0, whose mean is 0.565625.
     smoothed = hcapo(steps, smoothing=True, **options)
-    assert values(smoothed) == approx([0.5, 0.5 + 0.234375, 0.5 + 0.534375, -0.5 - 0.565625])
+    assert values(smoothed) == approx(
+        [0.5, 0.5 + 0.234375, 0.5 + 0.534375, -0.5 - 0.565625]
+    )
     # In the same state: {0.225, 1.1, 0} with the mean 53/120 are s0, and {0.5} is alone in s1.
     of_states = hcapo(steps, micro="state", **options)
     mean = Fraction(53, 120)
-    assert values(of_states) == approx([0.5, 0.5, 0.5 + Fraction(11, 10) - mean, -0.5 - mean])
+    assert values(of_states) == approx(
+        [0.5, 0.5, 0.5 + Fraction(11, 10) - mean, -0.5 - mean]
+    )
 
 
 def test_the_penalty_of_an_invalid_action_is_part_of_its_step():
@@ -124,8 +138,12 @@ def test_the_penalty_of_an_invalid_action_is_part_of_its_step():
     assert values(hcapo(lost, **options)) == approx([-0.375, 0.125, 0.125, 0.125])
     # Q is 0.5, 1, 0 and 0, with the mean 0.375.
     assert values(hcapo(steps, **options)) == approx([0.625, 1.125, -0.875, -0.875])
-    standardised = values(hcapo(lost, **options | {"mode": "mean_std_norm", "epsilon": 0.0}))
-    assert standardised == approx([each / 0.25 for each in [-0.375, 0.125, 0.125, 0.125]])
+    standardised = values(
+        hcapo(lost, **options | {"mode": "mean_std_norm", "epsilon": 0.0})
+    )
+    assert standardised == approx(
+        [each / 0.25 for each in [-0.375, 0.125, 0.125, 0.125]]
+    )
 
 
 def test_hcapo_clips_flattens_and_standardises():
@@ -135,18 +153,27 @@ def test_hcapo_clips_flattens_and_standardises():
     macro = 0.5 / statistics.stdev([0, 1])
     micro = [(each - statistics.mean(q)) / statistics.stdev(q) for each in q]
     assert found == approx(
-        [macro + max(micro[0], 0), macro + micro[1], -macro + micro[2], -macro + micro[3]]
+        [
+            macro + max(micro[0], 0),
+            macro + micro[1],
+            -macro + micro[2],
+            -macro + micro[3],
+        ]
     )
     # π^(1/2): 1 and √3, which are 1 - 0.2679 and 1 + 0.2679 of their mean.
     ratio = hcapo(steps, temperature=2.0, ratio_low=0.0, ratio_high=9.0, details=True)
     mean = (1 + math.sqrt(3)) / 2
-    assert values(ratio, "advantage_ratio") == approx([1 / mean, math.sqrt(3) / mean, 1, 1])
+    assert values(ratio, "advantage_ratio") == approx(
+        [1 / mean, math.sqrt(3) / mean, 1, 1]
+    )
 
 
 def test_hcapo_of_equal_returns_of_one_rollout_and_of_responses_without_tokens():
     lost = table({"x": [0, 0], "y": [0]}, hindsight=[-1.0, -2.0, -3.0])
     assert values(hcapo(lost)) == [0.0] * 3
-    won = hcapo(table({"x": [0, 1], "y": [1]}, hindsight=[-1.0, -2.0, -3.0]), details=True)
+    won = hcapo(
+        table({"x": [0, 1], "y": [1]}, hindsight=[-1.0, -2.0, -3.0]), details=True
+    )
     assert values(won, "advantage_macro") == [0.0] * 3
     assert min(values(won)) == 0.0
     assert max(values(won)) > 0
@@ -162,7 +189,10 @@ def test_hcapo_of_equal_returns_of_one_rollout_and_of_responses_without_tokens()
         ratio_high=9,
     )
     large = hcapo(
-        table(TWO, hindsight=[0.0, -1.0, -1.0, -1.0]), temperature=1.0, ratio_low=0, ratio_high=9
+        table(TWO, hindsight=[0.0, -1.0, -1.0, -1.0]),
+        temperature=1.0,
+        ratio_low=0,
+        ratio_high=9,
     )
     assert values(small) == approx(values(large))
 
@@ -175,7 +205,12 @@ def test_progress_by_hand():
     reference = [[-1.5, -2.5], [-0.25], [], None]
     steps = table(TWO, logprobs=policy, reference_logprobs=reference)
     assert values(progress(steps)) == [0.5, 0.0, 0.0, 0.0]
-    assert values(progress(steps, details=True), "advantage_logprob") == [-1.5, -0.25, None, None]
+    assert values(progress(steps, details=True), "advantage_logprob") == [
+        -1.5,
+        -0.25,
+        None,
+        None,
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- plain Python, all three
@@ -218,7 +253,9 @@ def deviations(rows, value, key):
         group = groups[key(row)]
         spread = statistics.stdev(group) if len(group) > 1 else 0.0
         equal = spread <= 1e-12
-        found.append(0.0 if equal else (value(row) - statistics.fmean(group)) / (spread + 1e-6))
+        found.append(
+            0.0 if equal else (value(row) - statistics.fmean(group)) / (spread + 1e-6)
+        )
     return found
 
 
@@ -230,13 +267,18 @@ def test_hcapo_is_that_of_plain_python(rows, smoothing, micro):
     for row in ordered:
         trajectories[row["trajectory"]].append(row)
     for members in trajectories.values():
-        scored = [math.exp(row["hindsight"] / 5) for row in members if row["hindsight"] is not None]
+        scored = [
+            math.exp(row["hindsight"] / 5)
+            for row in members
+            if row["hindsight"] is not None
+        ]
         total = sum(row["reward"] for row in members)
         for row in members:
             ratio = 1.0
             if row["hindsight"] is not None:
                 ratio = min(
-                    max(math.exp(row["hindsight"] / 5) / statistics.fmean(scored), 0.8), 1.2
+                    max(math.exp(row["hindsight"] / 5) / statistics.fmean(scored), 0.8),
+                    1.2,
                 )
             row["R"] = total
             row["Q"] = ratio * 0.9 ** (len(members) - 1 - row["step"]) * total
@@ -247,12 +289,18 @@ def test_hcapo_is_that_of_plain_python(rows, smoothing, micro):
     macro = deviations(firsts, lambda row: row["R"], lambda row: row["task"])
     of_trajectory = dict(zip((row["trajectory"] for row in firsts), macro, strict=True))
     key = (
-        (lambda row: (row["task"], row["state"])) if micro == "state" else (lambda row: row["task"])
+        (lambda row: (row["task"], row["state"]))
+        if micro == "state"
+        else (lambda row: row["task"])
     )
     expected = {}
-    for row, term in zip(ordered, deviations(ordered, lambda row: row["Q"], key), strict=True):
+    for row, term in zip(
+        ordered, deviations(ordered, lambda row: row["Q"], key), strict=True
+    ):
         kept = max(term, 0.0) if row["R"] > 0 else term
-        expected[row["trajectory"], row["step"]] = of_trajectory[row["trajectory"]] + kept
+        expected[row["trajectory"], row["step"]] = (
+            of_trajectory[row["trajectory"]] + kept
+        )
 
     steps = pl.DataFrame(rows, schema_overrides=TYPES).drop("R", "Q")
     found = values(hcapo(steps, gamma=0.9, smoothing=smoothing, micro=micro, **PLAIN))
@@ -267,7 +315,9 @@ def test_empg_is_that_of_plain_python(rows, k, zeta):
     known = [row["entropy"] for row in rows if row["entropy"] is not None]
     least = min(known, default=0.0)
     spread = max(known, default=0.0) - least + 1e-8
-    scale = {None: 1.0} | {entropy: math.exp(-k * (entropy - least) / spread) for entropy in known}
+    scale = {None: 1.0} | {
+        entropy: math.exp(-k * (entropy - least) / spread) for entropy in known
+    }
     average = statistics.fmean([scale[entropy] for entropy in known] or [1.0])
     entropies = {(row["trajectory"], row["step"]): row["entropy"] for row in rows}
     steps = pl.DataFrame(rows, schema_overrides=TYPES)
@@ -275,7 +325,9 @@ def test_empg_is_that_of_plain_python(rows, k, zeta):
     for row, episode in zip(rows, values(compute(steps, "grpo", **PLAIN)), strict=True):
         following = entropies.get((row["trajectory"], row["step"] + 1))
         own = 1.0 if row["entropy"] is None else scale[row["entropy"]] / average
-        bonus = 0.0 if following is None else math.exp(-2 * (following - least) / spread)
+        bonus = (
+            0.0 if following is None else math.exp(-2 * (following - least) / spread)
+        )
         terms.append(episode * own + zeta * bonus)
     expected = [term - statistics.fmean(terms) for term in terms]
     assert values(empg(steps, k=k, future_k=2.0, zeta=zeta, **PLAIN)) == pytest.approx(
@@ -294,7 +346,8 @@ def test_tables_without_scores_are_refused_with_the_command(name):
     reference = " --reference OTHER" if name == "progress" else ""
     command = f"hgpo score RUN --model MODEL -s {' -s '.join(scores)}{reference}$"
     with pytest.raises(
-        InputError, match=rf"the table has no `{scores[0]}`.*, which {name} reads; .* {command}"
+        InputError,
+        match=rf"the table has no `{scores[0]}`.*, which {name} reads; .* {command}",
     ):
         compute(table(TWO), name)
     assert name in names(scored=True)
@@ -324,7 +377,11 @@ def test_invalid_scores_are_reported(name, scores, message):
 def test_invalid_parameters_are_reported():
     steps = table(TWO, hindsight=[-1.0] * 4, entropy=[1.0] * 4)
     for name, parameters, message in (
-        ("hcapo", {"ratio_low": 2.0}, "ratio_low: expected at most ratio_high = 1.2, received 2"),
+        (
+            "hcapo",
+            {"ratio_low": 2.0},
+            "ratio_low: expected at most ratio_high = 1.2, received 2",
+        ),
         ("hcapo", {"temperature": 0.0}, "parameter temperature: expected float > 0.0"),
         ("hcapo", {"micro": "states"}, "did you mean 'state'"),
         ("empg", {"k": -1.0}, "parameter k"),

@@ -19,7 +19,8 @@ from hgpo_train.advantages.parameters import Parameters
 
 STATES = ["", "hall", "kitchen", "ñ", "ñ", " hall", "鍵 🗝", "success"]
 CONTEXTS = st.sampled_from(["states", "states_actions"])
-SOME = settings(max_examples=max(10, settings().max_examples // 4))  # an example takes about 20 ms
+# an example takes about 20 ms
+SOME = settings(max_examples=max(10, settings().max_examples // 4))
 
 
 @st.composite
@@ -39,8 +40,14 @@ def tables(draw):
                     "state": draw(states),
                 }
                 row |= {"action": draw(st.sampled_from(["look", "go"]))}
-                row |= {"reward": draw(st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25]))}
-                rows.append(row | {"action_valid": draw(st.sampled_from([True, True, False]))})
+                row |= {
+                    "reward": draw(
+                        st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25])
+                    )
+                }
+                rows.append(
+                    row | {"action_valid": draw(st.sampled_from([True, True, False]))}
+                )
     return draw(st.permutations(rows))
 
 
@@ -64,11 +71,19 @@ def test_a_group_has_the_steps_with_the_same_context(rows, depth, context):
             for t in range(k, len(members)):
                 past = [rows[i] for i in members[t - k : t + 1]]
                 actions = (
-                    [row["action"] for row in past[:-1]] if context == "states_actions" else []
+                    [row["action"] for row in past[:-1]]
+                    if context == "states_actions"
+                    else []
                 )
-                contexts[members[t]] = (past[0]["task"], *(row["state"] for row in past), *actions)
+                contexts[members[t]] = (
+                    past[0]["task"],
+                    *(row["state"] for row in past),
+                    *actions,
+                )
         size = Counter(contexts.values())
-        expected = [size[contexts[i]] if i in contexts else None for i in range(len(rows))]
+        expected = [
+            size[contexts[i]] if i in contexts else None for i in range(len(rows))
+        ]
         assert table[f"advantage_size_k{k}"].to_list() == expected
         assert [n is None or n == 1 for n in expected] == table[
             f"advantage_k{k}"
@@ -103,12 +118,16 @@ def test_returns_are_discounted_sums(rows, penalty_at, returns, gamma, penalty):
                     expected = gamma ** (len(members) - 1 - t) * sum(reward)
                 if name == "episode_score":
                     expected = sum(reward)
-                assert computed[i] == pytest.approx(expected - after[t], rel=1e-9, abs=1e-9)
+                assert computed[i] == pytest.approx(
+                    expected - after[t], rel=1e-9, abs=1e-9
+                )
 
 
 def rewards_of(steps, **parameters):
     """Return the rewards of steps of different trajectories, with γ = 0 and no penalty of invalid actions."""
-    p = Parameters(gamma=0.0, invalid_action_penalty=0.0, precision="float64", **parameters)
+    p = Parameters(
+        gamma=0.0, invalid_action_penalty=0.0, precision="float64", **parameters
+    )
     return prepare(steps, p, ()).collect().sort("(row)")["return"].to_list()
 
 
@@ -128,7 +147,13 @@ def test_other_columns_and_long_responses_change_rewards():
     )
     weights = {"well_formed": 0.25, "shorter": 2.0}
     assert rewards_of(steps, rewards=weights) == [11.25, 10.0, -1.75, 0.0, 0.25]
-    assert rewards_of(steps, rewards=weights, reward="success") == [11.25, 0.0, -1.75, 0.0, 0.25]
+    assert rewards_of(steps, rewards=weights, reward="success") == [
+        11.25,
+        0.0,
+        -1.75,
+        0.0,
+        0.25,
+    ]
     # DAPO, equation 13: 0 up to L_max - L_cache tokens, then linear, and -1 from L_max on
     long = {"overlong_penalty": 3.0, "overlong_limit": 512, "overlong_buffer": 128}
     assert rewards_of(steps, reward_scale=1.0, **long) == [1.0, 1.0, -1.5, -3.0, -3.0]
@@ -142,8 +167,12 @@ def test_other_columns_and_long_responses_change_rewards():
     ):
         with pytest.raises(InputError, match=line):
             rewards_of(steps.with_columns(pl.Series(column, values)), rewards=weights)
-    with pytest.raises(InputError, match="the table has no `shorter`, which grpo reads"):
-        compute(steps.drop("shorter"), "grpo", rewards=weights, invalid_action_penalty=0).collect()
+    with pytest.raises(
+        InputError, match="the table has no `shorter`, which grpo reads"
+    ):
+        compute(
+            steps.drop("shorter"), "grpo", rewards=weights, invalid_action_penalty=0
+        ).collect()
 
 
 @SOME
@@ -168,7 +197,9 @@ def test_levels_are_weighted(rows, alpha, base_group, weights, skip):
     w |= {f"k{k}": (k + first) ** alpha for k in range(3)}
     for row in table.iter_rows(named=True):
         levels = {
-            name: row[f"advantage_{name}"] for name in w if row[f"advantage_{name}"] is not None
+            name: row[f"advantage_{name}"]
+            for name in w
+            if row[f"advantage_{name}"] is not None
         }
         counted = {name: a for name, a in levels.items() if a or not skip}
         share = {name: w[name] / (sum(w[n] for n in counted) + 0.5) for name in counted}
@@ -184,7 +215,11 @@ def test_levels_are_weighted(rows, alpha, base_group, weights, skip):
 @given(tables(), st.integers(0, 4), CONTEXTS)
 def test_stored_hashes_and_texts_agree(rows, depth, context):
     table = pl.DataFrame(rows).sort("task", "trajectory", "step")
-    first = (table["trajectory"] != table["trajectory"].shift(1)).fill_null(value=True).to_numpy()
+    first = (
+        (table["trajectory"] != table["trajectory"].shift(1))
+        .fill_null(value=True)
+        .to_numpy()
+    )
     actions = text_hashes(table["action"]) if context == "states_actions" else None
     values, defined = chain_columns(text_hashes(table["state"]), first, depth, actions)
     prefix = "history_hash_" if context == "states" else "context_hash_"
@@ -194,7 +229,8 @@ def test_stored_hashes_and_texts_agree(rows, depth, context):
     )
     p = {"history_length": depth, "context": context}
     received, expected = (
-        compute(each, "hgpo", **p).collect()["advantage"].to_list() for each in (stored, table)
+        compute(each, "hgpo", **p).collect()["advantage"].to_list()
+        for each in (stored, table)
     )
     assert received == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
@@ -210,7 +246,9 @@ OBSERVATIONS = (
 ACTIONS = (["look"], ["look", "help"], ["go to desk 1"])
 EPISODES = st.lists(
     st.lists(
-        st.tuples(st.sampled_from(OBSERVATIONS), st.sampled_from(ACTIONS)), min_size=1, max_size=9
+        st.tuples(st.sampled_from(OBSERVATIONS), st.sampled_from(ACTIONS)),
+        min_size=1,
+        max_size=9,
     ),
     min_size=1,
     max_size=5,
@@ -223,12 +261,16 @@ def expected_nodes(episode: list[tuple[str, list[str]]]) -> list[object]:
     nodes: list[object] = [episode[0][0]]
     for observation, actions in episode[1:]:
         if not observation.startswith("Nothing happens"):
-            happened.append((observation, [action for action in actions if action != "help"]))
+            happened.append(
+                (observation, [action for action in actions if action != "help"])
+            )
         hidden = len(happened) > 1 and happened[-2][0].startswith(
             ("You heat", "You cool", "You clean", "You turn on")
         )
         nodes.append(
-            happened[-2:] if hidden else happened[-1:] or ("the first prompt", episode[0][0])
+            happened[-2:]
+            if hidden
+            else happened[-1:] or ("the first prompt", episode[0][0])
         )
     return nodes
 
@@ -265,7 +307,9 @@ def test_hgpo_and_statistics_compare_nodes_too() -> None:
         ("b", "room", "go to shelf 1", False),
         ("b", "shelf", "look", False),
     ]
-    table = pl.DataFrame(rows, schema=["trajectory", "state", "action", "won"], orient="row")
+    table = pl.DataFrame(
+        rows, schema=["trajectory", "state", "action", "won"], orient="row"
+    )
     table = table.with_columns(
         task_id=pl.lit("t"),
         step=pl.int_range(pl.len()).over("trajectory"),
@@ -279,5 +323,8 @@ def test_hgpo_and_statistics_compare_nodes_too() -> None:
     assert plain["advantage_size_k0"].to_list() == [2, 1, 1, 1, 2, 1]
     assert nodes["advantage_size_k0"].to_list() == [2, 2, 2, 1, 2, 1]
     assert (
-        statistics(table, state_key="alfworld-nodes", reward="success").levels["shared"][0] == 4 / 6
+        statistics(table, state_key="alfworld-nodes", reward="success").levels[
+            "shared"
+        ][0]
+        == 4 / 6
     )

@@ -30,20 +30,35 @@ def walks(tasks: int = 12, rollouts: int = 6, seed: int = 0) -> pl.DataFrame:
     last = np.append(trajectory[1:] != trajectory[:-1], True)
     states = text_hashes([f"room {n}" for n in rng.integers(0, 5, len(trajectory))])
     values, defined = chain_columns(states, step == 0, 4)
-    columns = {"run": "walks", "iteration": trajectory // (rollouts * 4), "group": 0, "step": step}
-    columns |= {"task_id": [f"task {n // rollouts}" for n in trajectory], "state_hash": states}
+    columns = {
+        "run": "walks",
+        "iteration": trajectory // (rollouts * 4),
+        "group": 0,
+        "step": step,
+    }
+    columns |= {
+        "task_id": [f"task {n // rollouts}" for n in trajectory],
+        "state_hash": states,
+    }
     columns |= {"trajectory": [f"walk {n}" for n in trajectory]}
     columns |= {"reward": np.where(last & (rng.random(len(last)) < 0.5), 1.0, 0.0)}
     columns |= {"action_valid": rng.random(len(last)) < 0.9}
     columns |= {"action": rng.choice(["go north", "go south", "wait"], len(last))}
-    columns |= {"entropy": rng.random(len(last)), "hindsight": -3 * rng.random(len(last))}
-    columns |= {name: -rng.random((len(last), 2)) for name in ("logprobs", "reference_logprobs")}
+    columns |= {
+        "entropy": rng.random(len(last)),
+        "hindsight": -3 * rng.random(len(last)),
+    }
+    columns |= {
+        name: -rng.random((len(last), 2)) for name in ("logprobs", "reference_logprobs")
+    }
     lists = pl.col("logprobs", "reference_logprobs").arr.to_list()
     return (
         pl.DataFrame(columns)
         .with_columns(lists)
         .with_columns(
-            pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}")
+            pl.when(pl.Series(defined[k]))
+            .then(pl.Series(values[k]))
+            .alias(f"history_hash_{k}")
             for k in range(5)
         )
     )
@@ -70,7 +85,11 @@ SCORED = SMALL.with_columns(
     logprobs=pl.Series([[-1.0, -2.0], [-1.0], [-0.5], [-3.0]]),
     reference_logprobs=pl.Series([[-1.0, -1.0], [-2.0], [-0.5], [-1.0]]),
 )
-NAMES = [name for name in names(scored=True) if get(name).function.__module__.startswith("hgpo_")]
+NAMES = [
+    name
+    for name in names(scored=True)
+    if get(name).function.__module__.startswith("hgpo_")
+]
 """The estimators of this project; other modules of tests register theirs."""
 
 
@@ -80,7 +99,8 @@ def test_invalid_rows_are_named(name: str) -> None:
     for value in (float("nan"), float("inf"), None):
         table = SCORED.with_columns(reward=pl.Series([0.0, 1.0, value, 0.0]))
         with pytest.raises(
-            InputError, match=rf"^expected a finite number as reward, received .* {place}0$"
+            InputError,
+            match=rf"^expected a finite number as reward, received .* {place}0$",
         ):
             compute(table, name).collect()
     with pytest.raises(
@@ -90,15 +110,20 @@ def test_invalid_rows_are_named(name: str) -> None:
             SCORED.with_columns(action_valid=pl.Series([True, True, True, None])), name
         ).collect()
     with pytest.raises(
-        InputError, match=f"expected each step of a trajectory once, received step 1 again {place}1"
+        InputError,
+        match=f"expected each step of a trajectory once, received step 1 again {place}1",
     ):
         compute(pl.concat([SCORED, SCORED.tail(1)]), name).collect()
     with pytest.raises(
-        InputError, match=r"trajectory in one task and group .*, received y at task='b', traj.*'y'"
+        InputError,
+        match=r"trajectory in one task and group .*, received y at task='b', traj.*'y'",
     ):
-        compute(SCORED.with_columns(task=pl.Series(["a", "a", "a", "b"])), name).collect()
+        compute(
+            SCORED.with_columns(task=pl.Series(["a", "a", "a", "b"])), name
+        ).collect()
     with pytest.raises(
-        InputError, match="column state_hash: expected int64, received UInt64; convert it with"
+        InputError,
+        match="column state_hash: expected int64, received UInt64; convert it with",
     ):
         compute(SMALL.with_columns(state_hash=pl.col("state").hash()), "hgpo")
     with pytest.raises(
@@ -113,7 +138,8 @@ def test_an_invalid_row_of_an_unsorted_table_is_named() -> None:
     table = SMALL.with_columns(state=pl.Series(["s", "t", "s", None]))[[3, 2, 1, 0]]
     for parameters in ({}, {"similarity": True}):
         with pytest.raises(
-            InputError, match="a value as state, received null at task='a', trajectory='y', step=1"
+            InputError,
+            match="a value as state, received null at task='a', trajectory='y', step=1",
         ):
             compute(table, "gigpo", **parameters).collect()
 
@@ -123,7 +149,9 @@ def test_wrong_columns_and_parameters_are_reported() -> None:
         with pytest.raises(InputError, match=f"`{column}(_id)?`"):
             compute(SMALL.drop(column), "hgpo")
     assert (
-        compute(SMALL.drop("action_valid"), "hgpo", invalid_action_penalty=0.0).collect().height
+        compute(SMALL.drop("action_valid"), "hgpo", invalid_action_penalty=0.0)
+        .collect()
+        .height
         == 4
     )
     cases: list[tuple[str, str, dict[str, object]]] = [
@@ -134,7 +162,11 @@ def test_wrong_columns_and_parameters_are_reported() -> None:
         ("gamma", "hgpo", {"gamma": float("nan")}),
         ("history_length", "hgpo", {"history_length": -1}),
         ("epsilon", "hgpo", {"epsilon": -1.0}),
-        ("similarity_threshold", "gigpo", {"similarity": True, "similarity_threshold": 1.0}),
+        (
+            "similarity_threshold",
+            "gigpo",
+            {"similarity": True, "similarity_threshold": 1.0},
+        ),
         ("gamma", "graphgpo", {"normalize_distance": True, "gamma": 0.0}),
         ("unknown state key 'upper'", "hgpo", {"state_key": "upper"}),
         ("`admissible_actions`", "g2po", {"state_key": "alfworld-nodes"}),
@@ -184,7 +216,8 @@ def test_equal_names_in_two_runs_are_two_trajectories() -> None:
     runs = [SMALL.with_columns(run=pl.lit(run)) for run in ("one", "two")]
     both = compute(pl.concat(runs), "hgpo").collect()
     assert (
-        both["advantage"].to_list() == compute(SMALL, "hgpo").collect()["advantage"].to_list() * 2
+        both["advantage"].to_list()
+        == compute(SMALL, "hgpo").collect()["advantage"].to_list() * 2
     )
 
 
@@ -203,20 +236,25 @@ def test_rewards_that_are_too_large_are_reported_in_one_line(name: str) -> None:
                 )
             except InputError as error:
                 if not re.fullmatch(
-                    r"expected a finite .*, received .* at task='a', .*, step=\d", str(error)
+                    r"expected a finite .*, received .* at task='a', .*, step=\d",
+                    str(error),
                 ):
                     raise
 
 
 def in_a_process(code: str, *arguments: object, threads: int) -> str:
-    done = python(code, *arguments, env=environment(POLARS_MAX_THREADS=str(threads)), timeout=120)
+    done = python(
+        code, *arguments, env=environment(POLARS_MAX_THREADS=str(threads)), timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["streaming", "in-memory"])
-def test_an_invalid_row_is_reported_on_a_single_thread(engine: str, tmp_path: Path) -> None:
+def test_an_invalid_row_is_reported_on_a_single_thread(
+    engine: str, tmp_path: Path
+) -> None:
     """An invalid row's names are read by a second query inside the first, which must not wait for its thread."""
     bad = pl.when(pl.int_range(pl.len()) == 1000).then(float("nan")).otherwise("reward")
     walks(tasks=40).with_columns(reward=bad).write_parquet(
@@ -238,7 +276,9 @@ def test_an_invalid_row_is_reported_on_a_single_thread(engine: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_neither_order_nor_engine_changes_results_and_columns_are_kept(name: str) -> None:
+def test_neither_order_nor_engine_changes_results_and_columns_are_kept(
+    name: str,
+) -> None:
     table = walks().with_columns(note=pl.lit("kept"), row=pl.int_range(pl.len()))
     want = compute(table, name).collect(engine="in-memory")
     shuffled = table.sample(fraction=1.0, shuffle=True, seed=3)
@@ -259,7 +299,9 @@ def test_threads_do_not_change_results(tmp_path: Path) -> None:
         f"steps.select({NAMES}).collect().write_parquet(sys.argv[2])"
     )
     for threads in (1, 4):
-        in_a_process(code, tmp_path / "steps.parquet", tmp_path / str(threads), threads=threads)
+        in_a_process(
+            code, tmp_path / "steps.parquet", tmp_path / str(threads), threads=threads
+        )
     one, four = (pl.read_parquet(tmp_path / threads) for threads in ("1", "4"))
     assert all(same(one, four, name) for name in one.columns)
 
@@ -288,17 +330,31 @@ def test_equal_values_are_exactly_zero_and_others_keep_their_digits() -> None:
 
 def test_values_that_are_not_finite_are_never_used() -> None:
     for value in (float("nan"), float("inf"), -float("inf")):
-        steps = pl.LazyFrame({"task_key": [1, 1, 1, 2, 2], "x": [1.0, value, 2.0, 3.0, 4.0]})
+        steps = pl.LazyFrame(
+            {"task_key": [1, 1, 1, 2, 2], "x": [1.0, value, 2.0, 3.0, 4.0]}
+        )
         for mode in ("mean_std_norm", "mean_norm"):
             found = mean(
                 normalise(steps, "a", "x", within(), mode=mode), "m", "x", within()
             ).collect()
-            assert not found[:3].select(pl.col("a", "m").is_finite().any()).to_series().any()
-            assert found[3:].select(pl.col("a", "m").is_finite().all()).row(0) == (True, True)
+            assert (
+                not found[:3]
+                .select(pl.col("a", "m").is_finite().any())
+                .to_series()
+                .any()
+            )
+            assert found[3:].select(pl.col("a", "m").is_finite().all()).row(0) == (
+                True,
+                True,
+            )
 
 
-def test_only_needed_columns_are_read_and_filters_are_pushed_down(tmp_path: Path) -> None:
-    walks(tasks=40).with_columns(prompt=pl.lit("long")).write_parquet(tmp_path / "steps.parquet")
+def test_only_needed_columns_are_read_and_filters_are_pushed_down(
+    tmp_path: Path,
+) -> None:
+    walks(tasks=40).with_columns(prompt=pl.lit("long")).write_parquet(
+        tmp_path / "steps.parquet"
+    )
     steps = pl.scan_parquet(tmp_path / "steps.parquet").filter(pl.col("iteration") == 3)
     plan = compute(steps, "hgpo").select("advantage")
     assert 'SELECTION: col("iteration") == 3' in plan.explain()
@@ -323,7 +379,9 @@ def test_aborted_rollouts_are_left_out(name: str) -> None:
     )
     others = compute(table.filter(pl.col("trajectory") != broken), name).collect()
     assert same(result.filter(pl.col("trajectory") != broken), others)
-    nothing = compute(SCORED.with_columns(aborted=pl.lit(value=True)), name, details=True).collect()
+    nothing = compute(
+        SCORED.with_columns(aborted=pl.lit(value=True)), name, details=True
+    ).collect()
     assert nothing["advantage"].null_count() == 4
 
 
@@ -332,10 +390,14 @@ def test_state_keys_ignore_stored_hashes() -> None:
     plain = SMALL.with_columns(next_state=pl.Series([None, "end", None, "end"]))
     count = pl.format("{} (move {})", pl.col("state"), pl.int_range(pl.len()))
     noisy = plain.with_columns(
-        state=count, next_state=pl.format("{} (move 7)", "next_state"), state_hash=count.hash()
+        state=count,
+        next_state=pl.format("{} (move 7)", "next_state"),
+        state_hash=count.hash(),
     )
     noisy = noisy.with_columns(pl.col("state_hash").reinterpret(signed=True))
-    noisy = noisy.with_columns(history_hash_0="state_hash", next_state_hash="state_hash")
+    noisy = noisy.with_columns(
+        history_hash_0="state_hash", next_state_hash="state_hash"
+    )
     for name in ("hgpo", "gigpo", "g2po", "graphgpo"):
         want = compute(
             plain.with_columns(pl.col("state", "next_state") + " (move #)"), name
@@ -371,7 +433,9 @@ def test_a_table_is_written_next_to_the_run(tmp_path: Path) -> None:
     assert metadata["run_fingerprint"] != fingerprint(steps)
     (tmp_path / "text").write_bytes(b"no table")
     for path in (tmp_path / "text", tmp_path / "absent", tmp_path):
-        with pytest.raises(InputError, match="expected an advantage table of `hgpo advantages`"):
+        with pytest.raises(
+            InputError, match="expected an advantage table of `hgpo advantages`"
+        ):
             read_metadata(path)
 
 
@@ -381,7 +445,9 @@ def test_chunks_do_not_change_results(tmp_path: Path) -> None:
     whole = compute_many(table, specs).collect()
     for rows in (1, 200):
         out = tmp_path / "advantages.parquet"
-        assert write_advantages(table.lazy(), specs, out, chunk_rows=rows) == table.height
+        assert (
+            write_advantages(table.lazy(), specs, out, chunk_rows=rows) == table.height
+        )
         chunked = pl.read_parquet(out)
         assert all(same(chunked, whole, name) for name in NAMES)
 
@@ -389,7 +455,9 @@ def test_chunks_do_not_change_results(tmp_path: Path) -> None:
 def test_no_table_is_written_partially(tmp_path: Path) -> None:
     specs = [get("hgpo")]
     last = pl.int_range(pl.len()) == pl.len() - 1
-    invalid = walks().with_columns(reward=pl.when(last).then(float("nan")).otherwise("reward"))
+    invalid = walks().with_columns(
+        reward=pl.when(last).then(float("nan")).otherwise("reward")
+    )
     twice = pl.concat([walks(), walks().with_columns(pl.col("trajectory") + "b")])
     for table, line in ((invalid, "finite"), (twice, "are in two places")):
         with pytest.raises(InputError, match=line):

@@ -10,7 +10,9 @@ from hgpo_train.advantages import compute
 PLAIN = {"gamma": 1.0, "reward_scale": 1.0, "invalid_action_penalty": 0.0}
 
 
-def step(trajectory, number, state, reward=0.0, parent=None, branch_step=None, **columns):
+def step(
+    trajectory, number, state, reward=0.0, parent=None, branch_step=None, **columns
+):
     named = {
         "trajectory": trajectory,
         "step": number,
@@ -41,12 +43,17 @@ TREE = pl.DataFrame(A + B + C)
         ("carl", {}, [-0.25, -0.5, 0.25, 0.5]),
         ("carl", {"tree_weights": True}, [-0.25, -0.25, 0.25, 0.25]),
         ("carl", {"fresh": True}, [-0.5, 0.0, 0.5, 0.0]),
-        ("tree_loo", {}, [-0.5, -0.5, 0.5, 0.5]),  # -1 and 1 at the branch, each of weight 1/2
+        # -1 and 1 at the branch, each of weight 1/2
+        ("tree_loo", {}, [-0.5, -0.5, 0.5, 0.5]),
         # a single fresh branch is its own score
         ("tree_loo", {"fresh": True}, [-1.0, -1.0, 1.0, 1.0]),
         # leaves 0, 1 of weight 1/2, and 1
         ("tree_grpo", {"mode": "mean_norm"}, [-0.25, -0.375, 0.25, 0.125]),
-        ("tree_hgpo", {"mode": "mean_norm", "history_length": 0}, [-0.25, -0.25, 0.25, 0.25]),
+        (
+            "tree_hgpo",
+            {"mode": "mean_norm", "history_length": 0},
+            [-0.25, -0.25, 0.25, 0.25],
+        ),
     ],
 )
 def test_values_by_hand(name, parameters, expected):
@@ -59,12 +66,15 @@ def test_values_by_hand(name, parameters, expected):
 def test_a_penalty_among_equal_scores_is_not_divided_by_epsilon():
     """All leaves have the score 0, and the invalid action of a's first row has its penalty of 0.1 and nothing else."""
     rows = [
-        row | {"reward": 0.0, "action_valid": row["trajectory"] != "a" or row["step"] != 0}
+        row
+        | {"reward": 0.0, "action_valid": row["trajectory"] != "a" or row["step"] != 0}
         for row in A + B + C
     ]
     for penalty, expected in ((0.1, [-0.1, 0.0, 0.0, 0.0]), (0.0, [0.0] * 4)):
         found = compute(
-            pl.DataFrame(rows), "tree_grpo", **PLAIN | {"invalid_action_penalty": penalty}
+            pl.DataFrame(rows),
+            "tree_grpo",
+            **PLAIN | {"invalid_action_penalty": penalty},
         ).collect()
         assert found["advantage"].to_list() == expected
 
@@ -77,22 +87,31 @@ def test_a_discount_and_branches_of_branches():
         step("c", 2, "u", 0.0, "a", 1),
         step("d", 2, "u", 2.0, "c", 2),
     ]
-    result = compute(pl.DataFrame(rows), "carl", **{**PLAIN, "gamma": 0.5}, details=True).collect()
+    result = compute(
+        pl.DataFrame(rows), "carl", **{**PLAIN, "gamma": 0.5}, details=True
+    ).collect()
     assert result["advantage"].to_list() == [0.0, -0.25, 0.25, -1.0, 1.0]
     assert result["advantage_weight"].to_list() == [1.0, 0.5, 0.5, 0.25, 0.25]
-    loo = compute(pl.DataFrame(rows), "tree_loo", **{**PLAIN, "gamma": 0.5}).collect()["advantage"]
+    loo = compute(pl.DataFrame(rows), "tree_loo", **{**PLAIN, "gamma": 0.5}).collect()[
+        "advantage"
+    ]
     assert loo.to_list()[0] == 0.125
 
 
 @pytest.mark.parametrize("name", ["grpo", "hgpo", "rloo", "turn"])
 def test_estimators_of_rollouts_refuse_branches(name):
     with pytest.raises(
-        InputError, match=r"1 trajectories are branches.*use carl, tree_loo, tree_grpo or tree_hgpo"
+        InputError,
+        match=r"1 trajectories are branches.*use carl, tree_loo, tree_grpo or tree_hgpo",
     ):
         compute(TREE, name).collect()
-    with pytest.raises(InputError, match="expected step 1 of its parent 'a' in the table"):
+    with pytest.raises(
+        InputError, match="expected step 1 of its parent 'a' in the table"
+    ):
         compute(TREE.filter(pl.col("trajectory") != "a"), "carl").collect()
-    missing = compute(TREE.filter(pl.col("parent").is_null()).drop("parent"), name).collect()
+    missing = compute(
+        TREE.filter(pl.col("parent").is_null()).drop("parent"), name
+    ).collect()
     assert missing["advantage"].null_count() == 0
 
 
@@ -112,11 +131,15 @@ def test_without_branches_they_are_the_estimators_of_rollouts(name, plain, param
         for number in range(4)
         for at in range(number + 1)
     ]
-    steps = pl.DataFrame(rows, schema_overrides={"parent": pl.String, "branch_step": pl.Int32})
-    expected = compute(steps, plain, gamma=1.0, precision="float64", **parameters).collect()[
+    steps = pl.DataFrame(
+        rows, schema_overrides={"parent": pl.String, "branch_step": pl.Int32}
+    )
+    expected = compute(
+        steps, plain, gamma=1.0, precision="float64", **parameters
+    ).collect()["advantage"]
+    received = compute(steps, name, gamma=1.0, precision="float64").collect()[
         "advantage"
     ]
-    received = compute(steps, name, gamma=1.0, precision="float64").collect()["advantage"]
     assert received.to_list() == pytest.approx(expected.to_list(), rel=1e-9, abs=1e-12)
 
 
@@ -176,7 +199,9 @@ def trees(chooses):
 
 def z_of_edges(steps, name, expected_share=lambda n: 1.0, only=True, **parameters):
     """The z of the mean error at each kind of edge (step, ones, action) that leaves a node with several children."""
-    result = compute(steps, name, **PLAIN, details=True, tree_weights=False, **parameters).collect()
+    result = compute(
+        steps, name, **PLAIN, details=True, tree_weights=False, **parameters
+    ).collect()
     errors = {}
     for at, ones, action, estimate, n in (
         result.filter(pl.col("advantage_children") > 1, only)
@@ -184,8 +209,12 @@ def z_of_edges(steps, name, expected_share=lambda n: 1.0, only=True, **parameter
         .iter_rows()
     ):
         truth = value(at + 1, ones + int(action)) - value(at, ones)
-        errors.setdefault((at, ones, action), []).append(estimate - expected_share(n) * truth)
-    return {kind: np.mean(e) / (np.std(e) / len(e) ** 0.5) for kind, e in errors.items()}
+        errors.setdefault((at, ones, action), []).append(
+            estimate - expected_share(n) * truth
+        )
+    return {
+        kind: np.mean(e) / (np.std(e) / len(e) ** 0.5) for kind, e in errors.items()
+    }
 
 
 def by_chance(trial, won, other):
@@ -224,8 +253,17 @@ def test_weighted_steps_give_the_policy_gradient():
     reach[2, 2] = ONE**2
     for (at, ones), probability in reach.items():
         here = (pl.col("step") == at) & (pl.col("ones") == ones)
-        terms = result.group_by("task").agg(score.filter(here).sum() / 2)["advantage"].to_numpy()
-        truth = probability * ONE * (1 - ONE) * (value(at + 1, ones + 1) - value(at + 1, ones))
+        terms = (
+            result.group_by("task")
+            .agg(score.filter(here).sum() / 2)["advantage"]
+            .to_numpy()
+        )
+        truth = (
+            probability
+            * ONE
+            * (1 - ONE)
+            * (value(at + 1, ones + 1) - value(at + 1, ones))
+        )
         assert abs(terms.mean() - truth) < 3.5 * terms.std() / TRIALS**0.5, (at, ones)
 
 
@@ -238,4 +276,7 @@ def test_choosing_by_outcomes_biases_and_fresh_branches_do_not():
     assert min(biased.values()) > 0
     assert sum(biased.values()) / len(biased) ** 0.5 > 8  # the z of all kinds together
     for only in (of_branches, ~of_branches):
-        assert max(map(abs, z_of_edges(steps, "tree_loo", fresh=True, only=only).values())) < 3.5
+        assert (
+            max(map(abs, z_of_edges(steps, "tree_loo", fresh=True, only=only).values()))
+            < 3.5
+        )

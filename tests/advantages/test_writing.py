@@ -28,13 +28,19 @@ def specs(*names: str) -> list[Estimator]:
     return [get(name).with_parameters(column=name) for name in names]
 
 
-def hgpo(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    return python(MAIN, *arguments, env=environment(**variables), cwd=folder, timeout=500)
+def hgpo(
+    folder: Path, *arguments: object, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return python(
+        MAIN, *arguments, env=environment(**variables), cwd=folder, timeout=500
+    )
 
 
 def agrees(run: Path, table: pl.DataFrame, name: str) -> bool:
     want = compute(scan_steps(run), name).collect()
-    rows = table.select("trajectory", "step").equals(want.select(pl.col("trajectory", "step")))
+    rows = table.select("trajectory", "step").equals(
+        want.select(pl.col("trajectory", "step"))
+    )
     return rows and float(abs(table[name] - want["advantage"]).max()) <= 1e-12
 
 
@@ -49,7 +55,9 @@ def test_processes_write_the_same_table(run: Path, tmp_path: Path) -> None:
         assert rows == scan_steps(run).select(pl.len()).collect().item()
         table = pl.read_parquet(out)
         assert all(agrees(run, table, name) for name in ("hgpo", "gigpo"))
-        write_advantages(run, specs("reinforce_pp"), out, processes=processes, chunk_rows=ROWS)
+        write_advantages(
+            run, specs("reinforce_pp"), out, processes=processes, chunk_rows=ROWS
+        )
         assert agrees(run, pl.read_parquet(out), "reinforce_pp")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
 
@@ -89,17 +97,39 @@ def test_ray_and_object_stores(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with s3_server() as store:
         upload(run, "s3://bucket/run", store)
-        arguments = ("-e", "hgpo", "-e", "gigpo", "--chunk-rows", ROWS, "--processes", 2, "--out")
+        arguments = (
+            "-e",
+            "hgpo",
+            "-e",
+            "gigpo",
+            "--chunk-rows",
+            ROWS,
+            "--processes",
+            2,
+            "--out",
+        )
         for more in ([], ["--ray"]):
             url = f"s3://bucket/table{len(more)}.parquet"
-            done = hgpo(tmp_path, "advantages", "s3://bucket/run", *arguments, url, *more, **store)
+            done = hgpo(
+                tmp_path,
+                "advantages",
+                "s3://bucket/run",
+                *arguments,
+                url,
+                *more,
+                **store,
+            )
             assert done.returncode == 0, done.stderr
             table = pl.read_parquet(url, storage_options=options_of(store))
             table = table.rename({"advantage_hgpo": "hgpo", "advantage_gigpo": "gigpo"})
             assert agrees(run, table, "hgpo")
             assert agrees(run, table, "gigpo")
         for source, out, line in (
-            ("s3://bucket/nothing", ["--out", "s3://bucket/x"], "error: s3://bucket/nothing"),
+            (
+                "s3://bucket/nothing",
+                ["--out", "s3://bucket/x"],
+                "error: s3://bucket/nothing",
+            ),
             ("s3://bucket/run", ["--out", "s3://nowhere/x"], "error: s3://nowhere/x"),
             (
                 "s3://bucket/run",
@@ -136,5 +166,8 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
         peaks.append(int(python(code, tmp_path / "steps.parquet", copies).stdout))
     assert peaks[1] <= 1.25 * peaks[0]
     assert (
-        read_metadata(tmp_path / "steps.parquet.out")["columns"]["advantage"]["estimator"] == "hgpo"
+        read_metadata(tmp_path / "steps.parquet.out")["columns"]["advantage"][
+            "estimator"
+        ]
+        == "hgpo"
     )

@@ -41,7 +41,8 @@ def test_every_admissible_command_has_its_documented_effect(task, seed):
 @given(
     TASKS,
     SEEDS,
-    st.text() | st.sampled_from(["go to", " ", "\x00", "\ud800", "take mug 1 from mug 1"]),
+    st.text()
+    | st.sampled_from(["go to", " ", "\x00", "\ud800", "take mug 1 from mug 1"]),
 )
 def test_inadmissible_commands_change_nothing_and_never_raise(task, seed, command):
     engine = SOURCE.engine()

@@ -36,7 +36,14 @@ def file():
 
 def test_the_first_identifier_gets_the_highest_number():
     names = display_names(
-        ["mug_bar_3", "mug_bar_1", "mug_bar_2", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"]
+        [
+            "mug_bar_3",
+            "mug_bar_1",
+            "mug_bar_2",
+            "sink_bar_1",
+            "sink_bar_1_bar_sinkbasin",
+            "agent1",
+        ]
     )
     mugs = {"mug_bar_1": "mug 3", "mug_bar_2": "mug 2", "mug_bar_3": "mug 1"}
     sinks = {"sink_bar_1": "sink 1", "sink_bar_1_bar_sinkbasin": "sinkbasin 1"}
@@ -86,7 +93,9 @@ def test_any_change_of_a_relevant_letter_is_refused(data):
     domain = file["pddl_domain"]
     wording = split_task(file["grammar"])[0]
     text = data.draw(st.sampled_from([domain, wording]))
-    at = data.draw(st.integers(0, len(text) - 1).filter(lambda place: text[place].isalpha()))
+    at = data.draw(
+        st.integers(0, len(text) - 1).filter(lambda place: text[place].isalpha())
+    )
     changed = text[:at] + data.draw(st.sampled_from("qQ")) + text[at + 1 :]
     texts = (changed, wording) if text is domain else (domain, changed)
     take_apart = domain_parts if text is domain else grammar_parts
@@ -102,7 +111,9 @@ def test_any_change_of_a_relevant_letter_is_refused(data):
         assert set(lost) <= {"requirements", "predicates", "functions", "domain alfred"}
     else:
         assert all(
-            re.search(r"ReceptacleObject|overview_|overview\(o, r\)|notImplemented", name)
+            re.search(
+                r"ReceptacleObject|overview_|overview\(o, r\)|notImplemented", name
+            )
             for name in lost
         )
 
@@ -122,10 +133,14 @@ def test_initial_facts(file):
     game = compile_game(file)
     thing = game.object_ids[0]
     receptacle = next(
-        name for name, opens in zip(game.receptacle_ids, game.openable, strict=True) if opens
+        name
+        for name, opens in zip(game.receptacle_ids, game.openable, strict=True)
+        if opens
     )
     facts = f"(:init (isHot {thing}) (isSliced {thing}) (opened {receptacle})"
-    started = compile_game(file | {"pddl_problem": file["pddl_problem"].replace("(:init", facts)})
+    started = compile_game(
+        file | {"pddl_problem": file["pddl_problem"].replace("(:init", facts)}
+    )
     assert started.start.traits[0] == Trait.HOT | Trait.SLICED
     assert started.start.opened[game.receptacle_ids.index(receptacle)]
 
@@ -135,7 +150,8 @@ def test_truncated_file(file, tmp_path):
     text = json.dumps(file)
     path.write_text(text[: len(text) // 2], "utf-8")
     with pytest.raises(
-        InputError, match=r"game.tw-pddl: not valid JSON .*; copy or fetch the game again"
+        InputError,
+        match=r"game.tw-pddl: not valid JSON .*; copy or fetch the game again",
     ):
         read_file(path)
     path.write_text("[]", "utf-8")
@@ -168,7 +184,12 @@ def test_errors_name_what_is_unknown(file):
             "You walk to {r.name}.",
             "unknown grammar: 'GotoLocation.feedback'",
         ),
-        ("grammar", "move {o} to {r}", "place {o} on {r}", "'action PutObject template'"),
+        (
+            "grammar",
+            "move {o} to {r}",
+            "place {o} on {r}",
+            "'action PutObject template'",
+        ),
         ("grammar", "check your current inventory", "look into your pockets", "'help'"),
         ("pddl_problem", "(:goal", "(:wish", ":goal"),
         ("pddl_problem", init, "(:init (isGold agent1)", "isgold"),
@@ -185,7 +206,9 @@ def test_errors_name_what_is_unknown(file):
         with pytest.raises(InputError, match=r"^game: [^\n]+$") as error:
             compile_game(file | {field: file[field].replace(old, new)}, "game")
         assert part in str(error.value)
-    commented = domain.replace("(:action look", "; a comment (:action jump)\n\n (:action  LOOK")
+    commented = domain.replace(
+        "(:action look", "; a comment (:action jump)\n\n (:action  LOOK"
+    )
     assert (
         compile_game(file | {"pddl_domain": commented}).grammar
         == compile_game(file).grammar

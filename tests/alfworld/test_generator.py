@@ -22,7 +22,10 @@ from hgpo_envs.alfworld.generation.store import GeneratedStore, walkthrough
 from tools.alfworld_survey import survey
 
 drafts = st.builds(
-    draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(-(2**80), 2**80)
+    draft_game,
+    st.sampled_from(SPLITS),
+    st.integers(0, 10**6),
+    st.integers(-(2**80), 2**80),
 )
 
 
@@ -55,7 +58,8 @@ def test_the_fixed_part_of_a_room_is_in_every_game(game):
     for thing in game.things:
         kinds = {room.receptacles[i].kind for i in thing.lies_on}
         assert not kinds or any(
-            thing.kind in holds.get(kind, ()) or kind in where[thing.kind] for kind in kinds
+            thing.kind in holds.get(kind, ()) or kind in where[thing.kind]
+            for kind in kinds
         )
 
 
@@ -84,9 +88,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
 
 def test_bundled_set(bundled):
     for split in SPLITS:
-        assert {bundled.task(task_id).task_type for task_id in bundled.ids(split)} == set(
-            TASK_TYPES
-        )
+        assert {
+            bundled.task(task_id).task_type for task_id in bundled.ids(split)
+        } == set(TASK_TYPES)
     assert bundled.store.path.stat().st_size < 1_000_000
 
 
@@ -101,7 +105,8 @@ def test_bundled_pack_is_rebuilt_byte_for_byte(bundled, tmp_path):
         theirs = bundled.store
         assert ours.ids() == theirs.ids()
         assert all(
-            ours.read(i) == theirs.read(i) and ours.trajectory(i) == theirs.trajectory(i)
+            ours.read(i) == theirs.read(i)
+            and ours.trajectory(i) == theirs.trajectory(i)
             for i in ours.ids()
         )
     else:
@@ -112,17 +117,25 @@ def shape(data):
     """Return a game's goal without the names of its types."""
     goal = data["pddl_problem"].split("(:goal", 1)[1].lower()
     parts = (
-        re.sub(r"\b[a-z]+type\b(?=\))", "T", goal).replace(")", " ) ").replace("(", " ( ").split()
+        re.sub(r"\b[a-z]+type\b(?=\))", "T", goal)
+        .replace(")", " ) ")
+        .replace("(", " ( ")
+        .split()
     )
     return " ".join(parts).rstrip(" )")
 
 
 def test_goals_equal_those_of_the_originals_goal_library(golden_games):
     golden = ALFWorldSource(golden_games)
-    expected = {golden.task(i).task_type: shape(golden.read(i)) for i in golden.ids("all")}
-    games = [game_data(draft_game("train", number, 3)) for number in range(len(TASK_TYPES))]
+    expected = {
+        golden.task(i).task_type: shape(golden.read(i)) for i in golden.ids("all")
+    }
+    games = [
+        game_data(draft_game("train", number, 3)) for number in range(len(TASK_TYPES))
+    ]
     assert {
-        task_type: shape(data) for task_type, data in zip(TASK_TYPES, games, strict=True)
+        task_type: shape(data)
+        for task_type, data in zip(TASK_TYPES, games, strict=True)
     } == expected
 
 
@@ -139,11 +152,19 @@ def test_rooms_agree_with_games_made_from_the_layouts_alone(golden_games):
     golden = ALFWorldSource(golden_games)
     for task_id in golden.ids("all"):
         room = load_rooms().rooms[int(task_id.split("/")[1].rsplit("-", 1)[1])]
-        openable = {receptacle.name.lower(): receptacle.openable for receptacle in room.receptacles}
+        openable = {
+            receptacle.name.lower(): receptacle.openable
+            for receptacle in room.receptacles
+        }
         game = golden.game(task_id)
         for name, opens in zip(game.receptacle_ids, game.openable, strict=True):
             plain = name
-            for code, sign in (("_bar_", "|"), ("_plus_", "+"), ("_minus_", "-"), ("_dot_", ".")):
+            for code, sign in (
+                ("_bar_", "|"),
+                ("_plus_", "+"),
+                ("_minus_", "-"),
+                ("_dot_", "."),
+            ):
                 plain = plain.replace(code, sign)
             assert openable[plain] == opens
 
@@ -160,5 +181,7 @@ def test_rooms_and_frequencies_are_reproduced_by_the_survey(official, original_p
         [original_python, "-c", command], capture_output=True, text=True, check=True
     )
     layouts = Path(found.stdout.splitlines()[-1]) / "layouts"
-    packed = files("hgpo_envs.alfworld").joinpath("bundled", "rooms.json.gz").read_bytes()
+    packed = (
+        files("hgpo_envs.alfworld").joinpath("bundled", "rooms.json.gz").read_bytes()
+    )
     assert survey(layouts, official / "json_2.1.1") == gzip.decompress(packed).decode()

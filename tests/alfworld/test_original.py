@@ -53,7 +53,9 @@ print(json.dumps(report))
 def test_walks_agree(data, original_python):
     where = None if data == "bundled" else str(ROOT / "tests/alfworld/official.pack")
     seed = random.SystemRandom().randrange(10**6)
-    report = json.loads(run(original_python, "-c", FUZZ, data=where, games=GAMES, seed=seed))
+    report = json.loads(
+        run(original_python, "-c", FUZZ, data=where, games=GAMES, seed=seed)
+    )
     assert report["differences"] == 0
     assert report["lines"] > 10 * min(GAMES, 7)
     assert report["fired"]["nothing happens"] > 0
@@ -84,7 +86,9 @@ print(json.dumps(found))
 def test_the_same_games_are_listed(original_python, tmp_path):
     """The original's environment finds the written games, except those that both skip."""
     ids = [
-        BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in range(4)
+        BUNDLED.ids(split)[n]
+        for split in ("train", "valid_seen", "valid_unseen")
+        for n in range(4)
     ]
     write_folder(BUNDLED, ids, tmp_path)
     places = [tmp_path / "json_2.1.1" / task for task in ids]

@@ -38,7 +38,9 @@ def play(name, source, task_id, disturbance=0.0, seed=0):
     if name == "expert":
         player.reset(source.task(task_id), state, engine)
     else:
-        player.reset(Task("", "", source.task(task_id).instruction, ""), observed(state), None)
+        player.reset(
+            Task("", "", source.task(task_id).instruction, ""), observed(state), None
+        )
     actions = []
     while not state.terminated and len(actions) < LIMIT:
         action = player.act(state if name == "expert" else observed(state))
@@ -59,7 +61,8 @@ def test_bundled_games_are_solved_deterministically(bundled, name):
         assert play(name, bundled, task_id) == (actions, True)
         steps += len(actions)
         shortest += len(bundled.read(task_id)["walkthrough"])
-    assert (steps > 1.2 * shortest) == (name == "explorer")  # which searches before it finds
+    # which searches before it finds
+    assert (steps > 1.2 * shortest) == (name == "explorer")
 
 
 @given(game=drafts)
@@ -90,18 +93,24 @@ def test_expert_continues_from_any_state(bundled, data, seed, wander):
             state = engine.act(chance.choice(state.actions))
     while not state.won:
         left = find_plan(engine.game, engine.game_state)
-        if left is None:  # a dead end of the benchmark's: what is held can be put nowhere
+        # a dead end of the benchmark's: what is held can be put nowhere
+        if left is None:
             kind = engine.game.object_types[engine.game_state.held]
             assert not any(kind in kinds for kinds in engine.game.accepts)
             return
         assert len(left) <= 20
         state = engine.act(player.act(state))
-        assert state.won or len(find_plan(engine.game, engine.game_state)) == len(left) - 1
+        assert (
+            state.won or len(find_plan(engine.game, engine.game_state)) == len(left) - 1
+        )
 
 
 def test_explorer_recovers_from_random_steps(bundled):
     ids = bundled.ids("all")
-    won = sum(play("explorer", bundled, task_id, 0.2, seed)[1] for seed, task_id in enumerate(ids))
+    won = sum(
+        play("explorer", bundled, task_id, 0.2, seed)[1]
+        for seed, task_id in enumerate(ids)
+    )
     assert won >= 0.9 * len(ids)
 
 
@@ -119,7 +128,11 @@ def test_sentences_agree_with_the_goals(golden_games):
         goal = source.game(task_id).goal
         wish = parse_instruction(source.task(task_id).instruction)
         place = goal.receptacle_type or goal.lamp_type
-        assert (goal.object_type, place, goal.count) == (wish.thing, wish.place, wish.count)
+        assert (goal.object_type, place, goal.count) == (
+            wish.thing,
+            wish.place,
+            wish.count,
+        )
     with pytest.raises(InputError, match="twelve task sentences"):
         parse_instruction("put the lotion on the skin.")
     with pytest.raises(InputError, match="needs the native engine"):
@@ -130,6 +143,8 @@ def test_sentences_agree_with_the_goals(golden_games):
 @pytest.mark.slow
 def test_every_official_game_is_solved_within_the_limit(official, name):
     source = ALFWorldSource(official, keep=1)
-    failed = [task_id for task_id in source.ids("all") if not play(name, source, task_id)[1]]
+    failed = [
+        task_id for task_id in source.ids("all") if not play(name, source, task_id)[1]
+    ]
     assert len(source.ids("all")) == 3827
     assert failed == []

@@ -34,26 +34,35 @@ def tarred_games(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield "/".join(member.name.split("/")[-4:-1]), json.loads(file.read())
 
 
-def replay(rows: Iterator[dict[str, Any]], games: dict[str, Game]) -> tuple[int, list[Any]]:
+def replay(
+    rows: Iterator[dict[str, Any]], games: dict[str, Game]
+) -> tuple[int, list[Any]]:
     engine = ALFWorldEngine()
     count = 0
     differing = []
     for row in rows:
         task = row.get("task") or row["game"].removesuffix("/game.tw-pddl")
         game = games[f"{row.get('grammar', '')}{task}"]
-        state = engine.play(game) if row["action"] is None else engine.act(row["action"])
+        state = (
+            engine.play(game) if row["action"] is None else engine.act(row["action"])
+        )
         count += 1
         expected = row["observation"], row["admissible_commands"], row["won"]
         if (state.text, list(state.actions), state.won) != expected:
-            differing.append((task, row["step"], row["action"], state.text, expected[0]))
+            differing.append(
+                (task, row["step"], row["action"], state.text, expected[0])
+            )
     return count, differing
 
 
 def test_every_golden_line():
     games = {
-        task: compile_game(file) for task, file in tarred_games(GOLDEN / "generated-games.tar.xz")
+        task: compile_game(file)
+        for task, file in tarred_games(GOLDEN / "generated-games.tar.xz")
     }
-    count, differing = replay(lines(GOLDEN / "generated-games.transcripts.jsonl.gz"), games)
+    count, differing = replay(
+        lines(GOLDEN / "generated-games.transcripts.jsonl.gz"), games
+    )
     assert len(games) == 30
     assert count == 2928
     assert differing == []
@@ -68,7 +77,9 @@ def test_recorded_walks(name):
     """
     data = None if name == "bundled" else HERE / "official.pack"
     rows = list(lines(HERE / f"{name}.jsonl.gz"))
-    sources = {grammar: ALFWorldSource(data, grammar=grammar) for grammar in ("move", "put")}
+    sources = {
+        grammar: ALFWorldSource(data, grammar=grammar) for grammar in ("move", "put")
+    }
     games = {
         f"{r['grammar']}{r['task']}": sources[r["grammar"]].game(r["task"])
         for r in rows
@@ -82,7 +93,10 @@ def test_recorded_walks(name):
 def test_stored_walkthroughs_win():
     source = ALFWorldSource()
     games = [source.game(task) for task in source.ids("all")]
-    games += [compile_game(file) for _, file in tarred_games(GOLDEN / "generated-games.tar.xz")]
+    games += [
+        compile_game(file)
+        for _, file in tarred_games(GOLDEN / "generated-games.tar.xz")
+    ]
     for game in games:
         engine = ALFWorldEngine()
         state = engine.play(game)

@@ -29,10 +29,14 @@ def site(tmp_path):
 def archive(bundled, tmp_path):
     """Return a zip file of six games per split in the official layout."""
     chosen = [
-        i for split in ("train", "valid_seen", "valid_unseen") for i in bundled.ids(split)[:6]
+        i
+        for split in ("train", "valid_seen", "valid_unseen")
+        for i in bundled.ids(split)[:6]
     ]
     write_folder(bundled, chosen, tmp_path / "packing")
-    return Path(shutil.make_archive(str(tmp_path / "games"), "zip", tmp_path / "packing"))
+    return Path(
+        shutil.make_archive(str(tmp_path / "games"), "zip", tmp_path / "packing")
+    )
 
 
 def test_fetch_from_a_server(hgpo, site, archive, tmp_path):
@@ -47,12 +51,21 @@ def test_fetch_from_a_server(hgpo, site, archive, tmp_path):
     assert "train 6, valid_seen 6, valid_unseen 6 games" in shown
     assert "Next: hgpo data build alfworld" in shown
     assert len(ALFWorldSource(out).ids("all")) == 18
-    assert json.loads((out / release.NOTE).read_text())["sources"][0]["sha256"] == digest
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alfworld", "packing", "site"]
+    assert (
+        json.loads((out / release.NOTE).read_text())["sources"][0]["sha256"] == digest
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "alfworld",
+        "packing",
+        "site",
+    ]
 
 
 def test_fetch_refuses_in_one_line_and_leaves_no_files(hgpo, site, archive, tmp_path):
-    for name, inside in (("bad", "json_2.1.1/../../../outside"), ("empty", "json_2.1.1/README")):
+    for name, inside in (
+        ("bad", "json_2.1.1/../../../outside"),
+        ("empty", "json_2.1.1/README"),
+    ):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as packed:
             packed.writestr(inside, "x")
     (site[0] / "cut.zip").write_bytes(archive.read_bytes()[:-500])
@@ -62,7 +75,13 @@ def test_fetch_refuses_in_one_line_and_leaves_no_files(hgpo, site, archive, tmp_
     for reason, *arguments in (
         ("answered 404", "--url", f"{site[1]}/absent.zip"),
         ("No such file", "--from", tmp_path / "absent.zip"),
-        ("expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64),
+        (
+            "expected SHA-256 0000",
+            "--url",
+            f"{site[1]}/games.zip",
+            "--sha256",
+            "0" * 64,
+        ),
         (
             "expected one archive with one checksum",
             "--url",
@@ -72,8 +91,18 @@ def test_fetch_refuses_in_one_line_and_leaves_no_files(hgpo, site, archive, tmp_
             "--sha256",
             "0" * 64,
         ),
-        ("--sha256: expected 64 hexadecimal digits", "--url", "http://x/y", "--sha256", "ab"),
-        (f"{site[1]}/cut.zip: refused: expected a zip archive", "--url", f"{site[1]}/cut.zip"),
+        (
+            "--sha256: expected 64 hexadecimal digits",
+            "--url",
+            "http://x/y",
+            "--sha256",
+            "ab",
+        ),
+        (
+            f"{site[1]}/cut.zip: refused: expected a zip archive",
+            "--url",
+            f"{site[1]}/cut.zip",
+        ),
         ("leads out of the folder", "--from", tmp_path / "bad.zip"),
         ("no playable game", "--from", tmp_path / "empty.zip"),
         (
@@ -82,16 +111,22 @@ def test_fetch_refuses_in_one_line_and_leaves_no_files(hgpo, site, archive, tmp_
             url,
         ),
     ):
-        code, _, err = hgpo("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", *arguments)
+        code, _, err = hgpo(
+            "data", "fetch", "alfworld", "--out", tmp_path / "alfworld", *arguments
+        )
         assert (code, err.strip().count("\n"), reason in err) == (2, 0, True), err
         assert sorted(tmp_path.iterdir()) == before
 
 
-def test_build_never_replaces_its_input_or_files_that_are_not_packs(hgpo, bundled, tmp_path):
+def test_build_never_replaces_its_input_or_files_that_are_not_packs(
+    hgpo, bundled, tmp_path
+):
     (tmp_path / "thesis.tex").write_text("keep me")
     pack = tmp_path / "mine.pack"
     ids = bundled.ids("train")[:2]
-    write_pack(pack, ((task, bundled.read(task), bundled.trajectory(task)) for task in ids))
+    write_pack(
+        pack, ((task, bundled.read(task), bundled.trajectory(task)) for task in ids)
+    )
     (tmp_path / "link.pack").symlink_to(pack)
     before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
     for data, out, match in (
@@ -102,10 +137,17 @@ def test_build_never_replaces_its_input_or_files_that_are_not_packs(hgpo, bundle
     ):
         code, _, err = hgpo("data", "build", "alfworld", data, "--out", out)
         assert (code, err.count("error: "), match in err) == (2, 1, True), err
-    assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
+    assert {
+        path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")
+    } == before
     assert (
         hgpo(
-            "data", "build", "alfworld", tmp_path / "mine.pack", "--out", tmp_path / "second.pack"
+            "data",
+            "build",
+            "alfworld",
+            tmp_path / "mine.pack",
+            "--out",
+            tmp_path / "second.pack",
         )[0]
         == 0
     )

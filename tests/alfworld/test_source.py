@@ -42,7 +42,11 @@ def test_every_form_of_the_same_data(folder):
     assert single.ids("all") == single.ids("valid_seen") == [IDS[1]]
     assert single.ids("train") == []
     task = single.task(IDS[1])
-    assert (task.id, task.split, task.versions) == (IDS[1], "valid_seen", {"grammar": "move"})
+    assert (task.id, task.split, task.versions) == (
+        IDS[1],
+        "valid_seen",
+        {"grammar": "move"},
+    )
     assert task.instruction == BUNDLED.task(IDS[1]).instruction
     assert single.engine().start(IDS[1]) == BUNDLED.engine().start(IDS[1])
     lone = folder / "some" / "trial"
@@ -51,7 +55,9 @@ def test_every_form_of_the_same_data(folder):
     assert ALFWorldSource(lone).ids("train") == ["train/some/trial"]
 
 
-def test_games_that_are_not_marked_solvable_or_have_movable_or_sliced_things_are_skipped(folder):
+def test_games_that_are_not_marked_solvable_or_have_movable_or_sliced_things_are_skipped(
+    folder,
+):
     path = place(folder, IDS[0])
     data = json.loads(path.read_text())
     for mark in (False, None, "true"):
@@ -61,7 +67,11 @@ def test_games_that_are_not_marked_solvable_or_have_movable_or_sliced_things_are
         ALFWorldSource(path.parent)
     del data["solvable"]
     path.write_text(
-        json.dumps({"solvable": True, "note": '"solvable": false'} | data | {"padding": "x" * 5000})
+        json.dumps(
+            {"solvable": True, "note": '"solvable": false'}
+            | data
+            | {"padding": "x" * 5000}
+        )
     )
     assert IDS[0] in ALFWorldSource(folder).ids("all")
     for number, part in (
@@ -82,7 +92,8 @@ def test_converted_games_play_the_other_wording_also_from_pickles(folder):
 
 @pytest.mark.parametrize("name", [GAME_FILE, "traj_data.json"])
 @pytest.mark.parametrize(
-    "content", ["fifo", "zero", b"[" * 1_000_000, b" " * (5 << 20), b"3", b'{"x": "\xe9"}']
+    "content",
+    ["fifo", "zero", b"[" * 1_000_000, b" " * (5 << 20), b"3", b'{"x": "\xe9"}'],
 )
 def test_game_folders_with_other_content(folder, name, content):
     path = place(folder, IDS[0]).with_name(name)
@@ -101,7 +112,8 @@ def test_game_folders_with_other_content(folder, name, content):
 
 def test_bad_folders(folder, tmp_path):
     with pytest.raises(
-        InputError, match=r"no ALFWorld data at .*nowhere: expected a folder of official games or a"
+        InputError,
+        match=r"no ALFWorld data at .*nowhere: expected a folder of official games or a",
     ):
         ALFWorldSource(folder / "nowhere")
     empty = tmp_path / "empty"
@@ -125,17 +137,22 @@ def test_bad_folders(folder, tmp_path):
 
 
 def test_errors_for_unknown_names_suggest_the_closest():
-    with pytest.raises(InputError, match="unknown split 'valid_sen'; did you mean 'valid_seen'"):
+    with pytest.raises(
+        InputError, match="unknown split 'valid_sen'; did you mean 'valid_seen'"
+    ):
         BUNDLED.ids("valid_sen")
     near = IDS[0][:-1]
     with pytest.raises(
-        UnknownTask, match=rf"^unknown ALFWorld task '{near}'; did you mean 'train/.{{,500}}$"
+        UnknownTask,
+        match=rf"^unknown ALFWorld task '{near}'; did you mean 'train/.{{,500}}$",
     ):
         BUNDLED.engine().start(near)
 
 
 PACKED = [
-    BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in (0, 3)
+    BUNDLED.ids(split)[n]
+    for split in ("train", "valid_seen", "valid_unseen")
+    for n in (0, 3)
 ]
 GAMES = [(task, BUNDLED.read(task), BUNDLED.trajectory(task)) for task in PACKED]
 
@@ -162,7 +179,9 @@ def refusal(path: Path) -> str:
 def test_games_are_unchanged(pack):
     store = PackStore(pack)
     assert content(pack) == sorted(GAMES)
-    assert [list(store.read(task)) for task in PACKED] == [list(file) for _, file, _ in GAMES]
+    assert [list(store.read(task)) for task in PACKED] == [
+        list(file) for _, file, _ in GAMES
+    ]
     assert pickle.loads(pickle.dumps(store)).read(PACKED[0]) == GAMES[0][1]
     for unknown in ("", "train", PACKED[0][:-1], f"{PACKED[0]}x", "\ud800", "zzz"):
         with pytest.raises(KeyError):
@@ -174,7 +193,10 @@ def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack, tmp_pat
     folder = FolderStore(tmp_path)
     assert folder.ids() == sorted(PACKED)
     again = tmp_path / "again.pack"
-    write_pack(again, ((task, folder.read(task), folder.trajectory(task)) for task in folder.ids()))
+    write_pack(
+        again,
+        ((task, folder.read(task), folder.trajectory(task)) for task in folder.ids()),
+    )
     assert again.read_bytes() == pack.read_bytes()
 
 
@@ -195,7 +217,10 @@ def test_a_flipped_byte_is_detected_or_changes_no_game(pack, where, bits):
 
 def rewritten(pack: Path, path: Path, **members: bytes) -> bytes:
     """Return a pack with other members, which have their correct checksums."""
-    with zipfile.ZipFile(pack) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(pack) as old,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         new.comment = old.comment
         for name in old.namelist():
             new.writestr(name, members.get(name.removesuffix(".json"), old.read(name)))
@@ -222,7 +247,10 @@ def test_error_lines(pack, tmp_path):
             rewritten(pack, path, texts=b'{"domains":[],"grammars":[]}'),
             f"{first}: its domain or grammar is not in",
         ),
-        (rewritten(pack, path, **{first: b"[" * 5000}), f"x.pack is damaged: {first}: "),
+        (
+            rewritten(pack, path, **{first: b"[" * 5000}),
+            f"x.pack is damaged: {first}: ",
+        ),
         (
             rewritten(pack, path, **{first: b" " * (LONGEST_FILE + 1)}),
             f"{first}: expected at most 4,194,304 bytes",
@@ -252,7 +280,8 @@ def test_writing_a_pack_is_atomic_and_replaces_no_other_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["../../../outside", "/tmp/hgpo-outside", "train/a/\\..\\..\\x", "C:/outside"]
+    "name",
+    ["../../../outside", "/tmp/hgpo-outside", "train/a/\\..\\..\\x", "C:/outside"],
 )
 def test_task_ids_never_lead_out_of_the_folder(tmp_path, name):
     path = tmp_path / "x.pack"

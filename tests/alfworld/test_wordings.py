@@ -46,7 +46,10 @@ def wordings(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("The available actions are:\n3. put {obj} in/on {recep}\n4. open {recep}", ["put"]),
+        (
+            "The available actions are:\n3. put {obj} in/on {recep}\n4. open {recep}",
+            ["put"],
+        ),
         (
             "> put spraybottle 2 in/on toilet 1\nYou put the spraybottle 2 in/on the toilet 1.",
             ["put"],
@@ -59,9 +62,15 @@ def wordings(text: str) -> list[str]:
         ("`move <object> to <receptacle>`", ["move"]),
         ("move X to Y; move ... to ...", ["move"]),
         ("put {obj} in/on {recep} (new: move {obj} to {recep})", ["move", "put"]),
-        ("Put the answer in <action> tags. Move on to the next step; move one to the left.", []),
+        (
+            "Put the answer in <action> tags. Move on to the next step; move one to the left.",
+            [],
+        ),
         ("Your task is to: put some laptop on bed. Put it in or on the desk.", []),
-        ("You may move the object to another place, or move from room 1 to room 2.", []),
+        (
+            "You may move the object to another place, or move from room 1 to room 2.",
+            [],
+        ),
     ],
 )
 def test_phrases_of_prompts(text, expected):
@@ -97,7 +106,9 @@ def opened(**arguments: object) -> list[str]:
     return [str(one.message) for one in caught]
 
 
-def test_a_prompt_for_the_other_wording_is_one_warning_that_says_how_to_fix_it(tmp_path):
+def test_a_prompt_for_the_other_wording_is_one_warning_that_says_how_to_fix_it(
+    tmp_path,
+):
     template = tmp_path / "react.j2"
     template.write_text(
         "{# not shown: move X to Y #}\n> put mug 1 in/on desk 1\n> put egg 2 in/on sink 1\n{{ observation }}"
@@ -112,7 +123,9 @@ def test_a_prompt_for_the_other_wording_is_one_warning_that_says_how_to_fix_it(t
     assert f"is {PUT}" in line
     assert not opened(system_prompt="Commands: move {obj} to {recep}.")
     assert not opened(
-        prompt_template="compact", system_prompt="Put the action in tags.", grammar="put"
+        prompt_template="compact",
+        system_prompt="Put the action in tags.",
+        grammar="put",
     )
 
 
@@ -127,10 +140,13 @@ def test_other_benchmarks_declare_their_wordings(monkeypatch):
         "house=1": Wording("doors that open", "open door"),
         "house=2": Wording("doors that slide", "slide door"),
     }
-    spec = EnvironmentSpec(id="Mine/SlidingDoors-v0", source=SlidingDoors, wordings=known)
+    spec = EnvironmentSpec(
+        id="Mine/SlidingDoors-v0", source=SlidingDoors, wordings=known
+    )
     monkeypatch.setitem(environment_spec._added, spec.id, spec)
     with pytest.warns(
-        UserWarning, match='says "Slide door", but the wording of these tasks is doors that open; '
+        UserWarning,
+        match='says "Slide door", but the wording of these tasks is doors that open; ',
     ):
         TextEnv(SlidingDoors(), system_prompt="Slide door, then go on.")
 
@@ -168,8 +184,18 @@ def test_equal_games_in_a_folder_and_in_a_pack(hgpo, games, tmp_path):
     source = ALFWorldSource(games)
     write_pack(tmp_path / "a.pack", [(task, source.read(task), None) for task in IDS])
     code, found = compared(hgpo, games, tmp_path / "a.pack")
-    assert (code, found["equal"], found["tasks_in_a"], found["tasks_in_b"]) == (0, True, 3, 3)
-    assert found["differences"] == {"sentence": [], "wording": [], "initial state": [], "goal": []}
+    assert (code, found["equal"], found["tasks_in_a"], found["tasks_in_b"]) == (
+        0,
+        True,
+        3,
+        3,
+    )
+    assert found["differences"] == {
+        "sentence": [],
+        "wording": [],
+        "initial state": [],
+        "goal": [],
+    }
     code, out, _ = hgpo("data", "compare", games, tmp_path / "a.pack")
     assert code == 0
     assert "equal" in out
@@ -185,7 +211,10 @@ def test_games_in_the_other_wording(hgpo, games, tmp_path):
     }
     assert MOVE in found["differences"]["wording"][0]["a"]
     assert PUT in found["differences"]["wording"][0]["b"]
-    assert compared(hgpo, games, tmp_path / "put.pack", "--env-option", "grammar=put")[0] == 0
+    assert (
+        compared(hgpo, games, tmp_path / "put.pack", "--env-option", "grammar=put")[0]
+        == 0
+    )
     shown = hgpo("data", "compare", games, tmp_path / "put.pack")[1]
     assert f"wording of {IDS[0]} and 2 more" in shown
     assert (
@@ -197,7 +226,12 @@ def test_games_in_the_other_wording(hgpo, games, tmp_path):
 @pytest.mark.parametrize(
     ("key", "pattern", "new", "different"),
     [
-        ("grammar", r"(Your task is to: )[^\"]*", r"\1put a laptop in bed.", "sentence"),
+        (
+            "grammar",
+            r"(Your task is to: )[^\"]*",
+            r"\1put a laptop in bed.",
+            "sentence",
+        ),
         (
             "pddl_problem",
             r"\(inReceptacle (\S+) \S+\)",
@@ -229,14 +263,20 @@ def test_the_order_and_layout_of_facts_do_not_count(games, tmp_path):
         start, goal = rest.split("(:goal", 1)
         facts = re.findall(r"\([^()]+\)", start)
         random.Random(1).shuffle(facts)
-        return data | {"pddl_problem": f"{head}(:init\n {' '.join(facts)})\n\n(:goal\n  {goal}"}
+        return data | {
+            "pddl_problem": f"{head}(:init\n {' '.join(facts)})\n\n(:goal\n  {goal}"
+        }
 
     source = ALFWorldSource(games)
-    write_pack(tmp_path / "b.pack", [(task, shuffle(source.read(task)), None) for task in IDS])
+    write_pack(
+        tmp_path / "b.pack", [(task, shuffle(source.read(task)), None) for task in IDS]
+    )
     assert compare_data(source, ALFWorldSource(tmp_path / "b.pack"), (IDS, IDS)).equal
 
 
-def test_what_cannot_be_read_is_one_line_and_exit_status_2(hgpo, games, edited, tmp_path):
+def test_what_cannot_be_read_is_one_line_and_exit_status_2(
+    hgpo, games, edited, tmp_path
+):
     broken = edited("grammar", "You arrive at", "You walk to")
     for other, *options, reason in (
         (broken, f"B: {IDS[0]}: unknown grammar"),
@@ -266,12 +306,18 @@ SETS = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["open", "close"
 
 @given(SETS, SETS)
 def test_any_source_is_compared_by_the_descriptions_of_its_tasks(first, second):
-    found = compare_data(Sentences(first), Sentences(second), (list(first), list(second)))
+    found = compare_data(
+        Sentences(first), Sentences(second), (list(first), list(second))
+    )
     assert set(found.only_in_a) == first.keys() - second.keys()
     assert set(found.only_in_b) == second.keys() - first.keys()
-    changed = {one.task_id: (one.a, one.b) for one in found.differences.get("sentence", [])}
+    changed = {
+        one.task_id: (one.a, one.b) for one in found.differences.get("sentence", [])
+    }
     assert changed == {
-        key: (first[key], second[key]) for key in first if second.get(key, first[key]) != first[key]
+        key: (first[key], second[key])
+        for key in first
+        if second.get(key, first[key]) != first[key]
     }
     assert found.equal == (first == second)
 
@@ -290,7 +336,10 @@ def test_tables_of_any_origin_name_their_wordings():
     steps = pl.LazyFrame({"env_id": env_ids, "env_version": versions})
     assert wordings_of(steps) == [PUT]
     others = pl.LazyFrame(
-        {"env_id": ["HGPO/WebShop-v0", "Not/Here-v0", "no id"], "env_version": versions[:1] * 3}
+        {
+            "env_id": ["HGPO/WebShop-v0", "Not/Here-v0", "no id"],
+            "env_version": versions[:1] * 3,
+        }
     )
     assert wordings_of(pl.concat([steps, others])) == [PUT]
 
@@ -302,6 +351,8 @@ def test_the_official_games_against_themselves_and_the_older_wording(official):
     assert len(ids) == 3827
     assert compare_data(source, ALFWorldSource(official), (ids, ids)).equal
     unseen = source.ids("valid_unseen")
-    older = compare_data(source, ALFWorldSource(official, grammar="put"), (unseen, unseen))
+    older = compare_data(
+        source, ALFWorldSource(official, grammar="put"), (unseen, unseen)
+    )
     assert [name for name, found in older.differences.items() if found] == ["wording"]
     assert len(older.differences["wording"]) == 134

@@ -10,7 +10,12 @@ pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 from hgpo_envs.errors import InputError
-from hgpo_train.analysis.charts import check_chart_file, levels_chart, save_chart, statistics_chart
+from hgpo_train.analysis.charts import (
+    check_chart_file,
+    levels_chart,
+    save_chart,
+    statistics_chart,
+)
 from hgpo_train.analysis.statistics import statistics
 
 TABLE = pl.DataFrame(
@@ -46,12 +51,17 @@ def test_a_chart_contains_the_table(sure):
     drawn = levels_chart(sure, "shared", by="task_type").to_dict()
     assert (
         data_of(drawn)
-        == sure.filter(pl.col("statistic") == "shared", pl.col("value").is_not_null()).to_dicts()
+        == sure.filter(
+            pl.col("statistic") == "shared", pl.col("value").is_not_null()
+        ).to_dicts()
     )
     encoded = [layer["encoding"] for layer in drawn["layer"]]
-    assert [layer["y"]["field"] for layer in encoded] == ["chance", "low", "value", "value"], (
-        "the last is hollow"
-    )
+    assert [layer["y"]["field"] for layer in encoded] == [
+        "chance",
+        "low",
+        "value",
+        "value",
+    ], "the last is hollow"
     assert encoded[1]["y2"]["field"] == "high"
     assert encoded[2]["color"]["field"] == "task_type"
     assert encoded[2]["color"]["legend"]["title"] == "task type"
@@ -79,7 +89,9 @@ def test_files_need_no_network(sure, ending, tmp_path):
 def test_a_chart_without_its_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "altair", None)
     monkeypatch.delitem(sys.modules, "hgpo_train.analysis.charts")
-    with pytest.raises(InputError, match=r"^chart needs altair: pip install .*\[notebooks\]'?$"):
+    with pytest.raises(
+        InputError, match=r"^chart needs altair: pip install .*\[notebooks\]'?$"
+    ):
         statistics(TABLE).chart()
 
 

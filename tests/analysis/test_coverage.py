@@ -31,9 +31,9 @@ def loops(rng, tasks, *, kinds):
     steps = rng.integers(5, 40, (tasks, GROUP))
     looping = (steps * (rng.random((tasks, GROUP)) < chance[:, None])).sum(1)
     looped = looping * np.maximum(looping - 1, 0)
-    return rng.beta(4, 3, tasks) * pairs + rng.beta(2, 8, tasks) * looped, (pairs + looped).astype(
-        float
-    )
+    return rng.beta(4, 3, tasks) * pairs + rng.beta(2, 8, tasks) * looped, (
+        pairs + looped
+    ).astype(float)
 
 
 def walks(rng, tasks):
@@ -51,20 +51,32 @@ def walks(rng, tasks):
 def rare_mean(rng, tasks, *, success):
     """Sums of |A_k - A_K|, which are 0 where no rollout wins, and compared steps."""
     steps = rng.integers(100, 400, tasks).astype(float)
-    return (rng.binomial(GROUP, success, tasks) > 0) * steps * rng.uniform(0.05, 0.3, tasks), steps
+    return (rng.binomial(GROUP, success, tasks) > 0) * steps * rng.uniform(
+        0.05, 0.3, tasks
+    ), steps
 
 
 def rare_score(rng, tasks, *, success):
     """Scores of three rollouts of a task."""
-    return rng.binomial(3, success, tasks) * rng.uniform(0.2, 1, tasks), np.full(tasks, 3.0)
+    return rng.binomial(3, success, tasks) * rng.uniform(0.2, 1, tasks), np.full(
+        tasks, 3.0
+    )
 
 
 POPULATIONS = {
     "differing histories, loops in 3 of 10 tasks": (loops, {"kinds": True}, "share"),
     "differing histories, loops in all tasks": (loops, {"kinds": False}, "share"),
     "differing histories, loops and lengths that vary widely": (walks, {}, "share"),
-    "mean distance of advantages, success 2%": (rare_mean, {"success": 0.02}, "positive"),
-    "mean distance of advantages, success 4%": (rare_mean, {"success": 0.04}, "positive"),
+    "mean distance of advantages, success 2%": (
+        rare_mean,
+        {"success": 0.02},
+        "positive",
+    ),
+    "mean distance of advantages, success 4%": (
+        rare_mean,
+        {"success": 0.04},
+        "positive",
+    ),
     "signs that differ, success 2%": (rare_mean, {"success": 0.02}, "share"),
     "score, success 3%": (rare_score, {"success": 0.03}, "share"),
 }
@@ -78,7 +90,9 @@ def percentiles(above, below, _scale):
     weights = task_weights(len(above), 400, seed=0)
     with np.errstate(invalid="ignore"):
         draws = (weights @ above) / (weights @ below)
-    low, high = percentile_bounds(np.array([above.sum() / below.sum()]), draws[:, None], len(above))
+    low, high = percentile_bounds(
+        np.array([above.sum() / below.sum()]), draws[:, None], len(above)
+    )
     return low[0], high[0]
 
 
@@ -112,5 +126,7 @@ if __name__ == "__main__":
     for each in POPULATIONS:
         for size in (6, 12, 24, 96):
             before, _ = coverage(each, size, 1000, percentiles)
-            now, known = coverage(each, size, 1000, lambda *sums: ratio_interval(*sums)[1:])
+            now, known = coverage(
+                each, size, 1000, lambda *sums: ratio_interval(*sums)[1:]
+            )
             print(f"| {each} | {size} | {before:.2f} | {now:.2f} | {known:.0%} |")

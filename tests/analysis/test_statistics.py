@@ -65,7 +65,9 @@ def histories(rows):
 def test_levels_match_plain_counting(rows):
     found = statistics(pl.DataFrame(rows), history_length=DEPTH)
     past = histories(rows)
-    detailed = compute(pl.DataFrame(rows), "hgpo", history_length=DEPTH, details=True).collect()
+    detailed = compute(
+        pl.DataFrame(rows), "hgpo", history_length=DEPTH, details=True
+    ).collect()
     pairs = [
         (i, j)
         for i in range(len(rows))
@@ -76,7 +78,11 @@ def test_levels_match_plain_counting(rows):
         oracle = level["level"] == "oracle"
         k = 99 if oracle else int(level["level"])
         context = [p if oracle else p[-k - 1 :] if len(p) > k else None for p in past]
-        keys = [(row["task"], c) for row, c in zip(rows, context, strict=True) if c is not None]
+        keys = [
+            (row["task"], c)
+            for row, c in zip(rows, context, strict=True)
+            if c is not None
+        ]
         size = Counter(keys)
         tracks = defaultdict(set)
         for row, c in zip(rows, context, strict=True):
@@ -84,30 +90,46 @@ def test_levels_match_plain_counting(rows):
         n = len(rows)
         assert level["eligible"] == pytest.approx(len(keys) / n)
         assert level["shared"] == pytest.approx(sum(size[key] > 1 for key in keys) / n)
-        assert level["cross"] == pytest.approx(sum(len(tracks[key]) > 1 for key in keys) / n)
+        assert level["cross"] == pytest.approx(
+            sum(len(tracks[key]) > 1 for key in keys) / n
+        )
         assert level["groups"] == len(size)
         if size:
             assert level["mean_size"] == pytest.approx(len(keys) / len(size))
-            assert level["step_size"] == pytest.approx(sum(size[key] for key in keys) / len(keys))
+            assert level["step_size"] == pytest.approx(
+                sum(size[key] for key in keys) / len(keys)
+            )
         if pairs:
-            grouped = [context[i] is not None and context[i] == context[j] for i, j in pairs]
-            assert level["inconsistency"] == pytest.approx(1 - sum(grouped) / len(pairs))
+            grouped = [
+                context[i] is not None and context[i] == context[j] for i, j in pairs
+            ]
+            assert level["inconsistency"] == pytest.approx(
+                1 - sum(grouped) / len(pairs)
+            )
             apart = [past[i][-k - 1 :] != past[j][-k - 1 :] for i, j in pairs]
             assert level["differing"] == pytest.approx(sum(apart) / len(pairs))
         histogram = dict(
-            found.sizes.filter(level=level["level"]).select("size", "groups").iter_rows()
+            found.sizes.filter(level=level["level"])
+            .select("size", "groups")
+            .iter_rows()
         )
         assert histogram == Counter(size.values())
         if not oracle:
             own = detailed[f"advantage_k{k}"]
             deepest = detailed[f"advantage_k{DEPTH}"]
             both = [
-                (a, b) for a, b in zip(own, deepest, strict=True) if a is not None and b is not None
+                (a, b)
+                for a, b in zip(own, deepest, strict=True)
+                if a is not None and b is not None
             ]
             assert level["compared"] == len(both)
             if both:
-                assert level["bias"] == pytest.approx(sum(abs(a - b) for a, b in both) / len(both))
-            assert level["weight"] == pytest.approx(detailed[f"advantage_weight_k{k}"].mean())
+                assert level["bias"] == pytest.approx(
+                    sum(abs(a - b) for a, b in both) / len(both)
+                )
+            assert level["weight"] == pytest.approx(
+                detailed[f"advantage_weight_k{k}"].mean()
+            )
 
 
 @pytest.mark.slow
@@ -118,7 +140,9 @@ def test_replies_to_actions_that_changed_nothing_are_left_out(rows):
     found = statistics(pl.DataFrame(rows), history_length=DEPTH, without_unchanged=True)
     past = histories(rows)
     kept = [
-        number for number, states in enumerate(past) if len(states) == 1 or states[-1] != states[-2]
+        number
+        for number, states in enumerate(past)
+        if len(states) == 1 or states[-1] != states[-2]
     ]
     assert found.levels["steps"].unique().to_list() == [len(kept)]
     assert found.summary["unchanged"].item() == pytest.approx(1 - len(kept) / len(rows))
@@ -145,7 +169,9 @@ def rollout(states: list[str], actions: list[str], **columns: object) -> pl.Data
         "action_valid": True,
     }
     return pl.concat(
-        pl.DataFrame(steps | columns | {"task": f"task {number // 2}", "trajectory": str(number)})
+        pl.DataFrame(
+            steps | columns | {"task": f"task {number // 2}", "trajectory": str(number)}
+        )
         for number in range(10)
     )
 
@@ -170,14 +196,18 @@ def test_what_changed_nothing_is_known_from_the_state_the_action_and_alfworlds_r
 
 
 def test_the_states_that_carry_the_pairs_are_named_with_their_shares():
-    table = rollout(["hall", "Nothing happens.", "Nothing happens.", "cellar"], ["go"] * 4)
+    table = rollout(
+        ["hall", "Nothing happens.", "Nothing happens.", "cellar"], ["go"] * 4
+    )
     found = statistics(table, history_length=1)
     assert found.states.rows() == [
         ("Nothing happens.", pytest.approx(12 / 16), 0.5),
         ("cellar", pytest.approx(2 / 16), 0.25),
         ("hall", pytest.approx(2 / 16), 0.25),
     ] or set(found.states["state"][1:]) == {"cellar", "hall"}
-    text = "\n".join(describe(found, statistics(table, history_length=1, without_unchanged=True)))
+    text = "\n".join(
+        describe(found, statistics(table, history_length=1, without_unchanged=True))
+    )
     assert "“Nothing happens.” makes up 75% of these pairs and 50% of the steps" in text
     assert "Without them, none differ in the state before" in text
 
@@ -192,9 +222,7 @@ def test_a_counter_in_states_is_reported_and_can_be_masked():
     masked = statistics(table, history_length=1, state_key="mask-numbers")
     assert (found.levels["shared"][0], masked.levels["shared"][0]) == (0, 1)
     assert found.summary["shared_masked"].item() == 1
-    advice = (
-        "all instead of none of the steps would share their state: see --state-key mask-numbers"
-    )
+    advice = "all instead of none of the steps would share their state: see --state-key mask-numbers"
     assert advice in "\n".join(describe(found))
     assert "mask-numbers" not in "\n".join(describe(masked))
 
@@ -205,7 +233,9 @@ def test_a_counter_in_states_is_reported_and_can_be_masked():
 def test_chunks_and_columns_to_split_by(rows, chunk_rows):
     table = pl.DataFrame(rows)
     whole = statistics(table, by=["task_type"], history_length=2)
-    chunked = statistics(table, by=["task_type"], history_length=2, chunk_rows=chunk_rows)
+    chunked = statistics(
+        table, by=["task_type"], history_length=2, chunk_rows=chunk_rows
+    )
     even = statistics(table.filter(task_type="even"), history_length=2)
     for one, other, part in zip(whole, chunked, even, strict=True):
         pl.testing.assert_frame_equal(one, other, rel_tol=1e-12)
@@ -227,15 +257,21 @@ def test_every_table_is_described_truthfully(rows, depth, some_aborted):
     text = "\n".join(lines)
     untrue = r"None |nan|\b0%|100%|(?<![\d.])1 (steps|rollouts|groups|states)\b"
     assert not re.search(untrue, text.replace("None of", ""))
-    levels = [row for row in found.levels.iter_rows(named=True) if row["level"] != "oracle"]
+    levels = [
+        row for row in found.levels.iter_rows(named=True) if row["level"] != "oracle"
+    ]
     if not found.summary["trajectories"].item():
         number = table["trajectory"].n_unique()
-        assert lines == [f"Every rollout was aborted ({number}), so there is nothing to compare."]
+        assert lines == [
+            f"Every rollout was aborted ({number}), so there is nothing to compare."
+        ]
         return
     if not levels[0]["shared"]:
         assert "so that HGPO's advantages are all 0" in lines[-1]
         return
-    assert ("advantages are all 0" in text) == (sum(row["weight"] for row in levels) == 0)
+    assert ("advantages are all 0" in text) == (
+        sum(row["weight"] for row in levels) == 0
+    )
     if depth:
         assert ("none also the" in text) == (levels[-1]["shared"] == 0)
 
@@ -243,14 +279,20 @@ def test_every_table_is_described_truthfully(rows, depth, some_aborted):
 def spread(values: list[float]) -> float:
     """The unbiased variance, times the number of values."""
     mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) * len(values) / (len(values) - 1)
+    return (
+        sum((value - mean) ** 2 for value in values) * len(values) / (len(values) - 1)
+    )
 
 
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(tables())
 def test_explained_variance_matches_plain_counting(rows):
-    parameters = {"mode": "mean_norm", "invalid_action_penalty": 0, "precision": "float64"}
+    parameters = {
+        "mode": "mean_norm",
+        "invalid_action_penalty": 0,
+        "precision": "float64",
+    }
     found = statistics(pl.DataFrame(rows), history_length=DEPTH, **parameters)
     past = histories(rows)
     last = {row["trajectory"]: row["step"] for row in rows}
@@ -259,7 +301,10 @@ def test_explained_variance_matches_plain_counting(rows):
     for row in rows:
         later = range(row["step"], last[row["trajectory"]] + 1)
         returns.append(
-            sum(0.95 ** (step - row["step"]) * rewards[row["trajectory"], step] for step in later)
+            sum(
+                0.95 ** (step - row["step"]) * rewards[row["trajectory"], step]
+                for step in later
+            )
         )
     states = defaultdict(list)
     for row, c, value in zip(rows, past, returns, strict=True):
@@ -270,7 +315,9 @@ def test_explained_variance_matches_plain_counting(rows):
         for row, c, value in zip(rows, past, returns, strict=True):
             if len(c) > k:
                 groups[row["task"], c[-k - 1 :]].append(value)
-                members[row["task"], c[-k - 1 :]].append((value, states[row["task"], c[-1]]))
+                members[row["task"], c[-k - 1 :]].append(
+                    (value, states[row["task"], c[-1]])
+                )
         shared = {key: values for key, values in groups.items() if len(values) > 1}
         own = sum(spread(values) for values in shared.values())
         whole = 0.0
@@ -309,7 +356,8 @@ def test_histories_that_decide_are_told_from_chance_and_others_are_not():
         assert found["chance"] == pytest.approx(0, abs=0.02)
         text = "\n".join(describe(result))
         assert re.search(
-            rf"\(\S+% to \S+%; by chance .*\): {'' if matters else 'not '}more than chance\.", text
+            rf"\(\S+% to \S+%; by chance .*\): {'' if matters else 'not '}more than chance\.",
+            text,
         )
         assert "; by chance it would be " in text
 
@@ -338,15 +386,20 @@ def test_intervals_are_about_the_statistics(rows, seed):
 
 def test_a_share_of_all_steps_has_an_interval_with_a_width():
     rows = [
-        (str(task), f"{task}/{one}", 0, "hall", 0.0, True) for task in range(36) for one in range(2)
+        (str(task), f"{task}/{one}", 0, "hall", 0.0, True)
+        for task in range(36)
+        for one in range(2)
     ]
     table = table_of(rows)
-    found = statistics(table, history_length=1).intervals.filter(level="0", statistic="shared")
+    found = statistics(table, history_length=1).intervals.filter(
+        level="0", statistic="shared"
+    )
     assert found.select("low", "high").row(0) == wilson_interval(1.0, 36)
     differing = statistics(table, history_length=1).intervals.filter(
         level="0", statistic="differing"
     )
-    assert differing.select("low", "high").row(0) == (0, 0)  # by definition, not by chance
+    # by definition, not by chance
+    assert differing.select("low", "high").row(0) == (0, 0)
 
 
 def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
@@ -363,7 +416,9 @@ def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
         for one in range(2)
         for step in range(12)
     ]
-    found = statistics(table_of(rows), history_length=2).intervals.filter(statistic="shared")
+    found = statistics(table_of(rows), history_length=2).intervals.filter(
+        statistic="shared"
+    )
     value = found["value"].to_list()
     high = found["high"].to_list()
     assert value[:3] == pytest.approx([4 / 192, 2 / 192, 0.0])
@@ -395,13 +450,18 @@ def test_a_task_that_loops_is_named_and_what_no_task_decides_has_no_interval():
         if task != "task 0"
     )
     assert found.summary["largest_task"].item() == "task 0"
-    assert found.summary["largest_pairs"].item() == pytest.approx(pairs / (pairs + others))
+    assert found.summary["largest_pairs"].item() == pytest.approx(
+        pairs / (pairs + others)
+    )
     text = found.describe()
     assert re.search(
-        r"none \(no interval: too few tasks decide it\)|\d% \(no interval: too few tasks", text
+        r"none \(no interval: too few tasks decide it\)|\d% \(no interval: too few tasks",
+        text,
     )
     assert "The task “task 0” holds" in text
-    assert found.intervals.filter(statistic="differing", level="1")["low"].item() is None
+    assert (
+        found.intervals.filter(statistic="differing", level="1")["low"].item() is None
+    )
     assert "“task 0”" in found._repr_html_()
 
 
@@ -411,7 +471,9 @@ def test_permuted_returns_stay_at_their_states_with_the_visits_of_a_rollout_toge
     owners = np.array([0, 0, 1, 0, 1])
     groups = Groups.of(states, states >= 0, np.zeros(5, np.int64), 1)
     generators = map(np.random.default_rng, range(50))
-    permuted = exchanged(groups, owners, np.array([1.0, 2.0, 3.0, 4.0, 5.0]), generators)
+    permuted = exchanged(
+        groups, owners, np.array([1.0, 2.0, 3.0, 4.0, 5.0]), generators
+    )
     assert {(*values,) for values in permuted} == {
         (1, 2, 3, 4, 5),
         (1, 2, 3, 5, 4),
@@ -426,7 +488,9 @@ def with_outcomes(won: list[bool | None], aborted: list[bool]) -> Statistics:
         for number, (one, lost) in enumerate(zip(won, aborted, strict=True))
     ]
     table = pl.DataFrame(
-        steps, {"trajectory": pl.String, "won": pl.Boolean, "aborted": pl.Boolean}, orient="row"
+        steps,
+        {"trajectory": pl.String, "won": pl.Boolean, "aborted": pl.Boolean},
+        orient="row",
     )
     return statistics(
         table.with_columns(
@@ -439,9 +503,9 @@ def with_outcomes(won: list[bool | None], aborted: list[bool]) -> Statistics:
 def test_success_is_what_is_known_with_bounds():
     """Aborted rollouts and those of unknown outcome count as lost in one bound, and as won in the other."""
     found = with_outcomes([True, True, False, None, None], [False] * 4 + [True])
-    assert found.summary.select("success", "success_if_aborted_lost", "success_if_aborted_won").row(
-        0
-    ) == (
+    assert found.summary.select(
+        "success", "success_if_aborted_lost", "success_if_aborted_won"
+    ).row(0) == (
         2 / 3,
         2 / 5,
         4 / 5,
@@ -469,12 +533,15 @@ def test_chunks_and_processes_give_the_same_numbers(tmp_path):
             )  # fmt: skip
     options = {"chunk_rows": 100, "permutations": 2}
     one, several = (
-        statistics(tmp_path / "run", processes=processes, **options) for processes in (1, 3)
+        statistics(tmp_path / "run", processes=processes, **options)
+        for processes in (1, 3)
     )
     assert all(frame.equals(other) for frame, other in zip(one, several, strict=True))
     whole = statistics(tmp_path / "run", chunk_rows=10**6)
     for name in ("levels", "sizes", "states", "summary", "lengths"):
-        pl.testing.assert_frame_equal(getattr(one, name), getattr(whole, name), rel_tol=1e-12)
+        pl.testing.assert_frame_equal(
+            getattr(one, name), getattr(whole, name), rel_tol=1e-12
+        )
 
 
 def test_contexts_of_states_and_actions_and_equal_returns():
@@ -489,17 +556,26 @@ def test_contexts_of_states_and_actions_and_equal_returns():
     }
     assert both["states"].levels["shared"].to_list() == [1.0, 0.5, 1.0]
     assert both["states_actions"].levels["shared"].to_list() == [1.0, 0.0, 0.5]
-    assert "equal returns: HGPO's advantages are all 0" in "\n".join(describe(both["states"]))
+    assert "equal returns: HGPO's advantages are all 0" in "\n".join(
+        describe(both["states"])
+    )
 
 
 def test_invalid_input_is_reported():
     table = table_of([("a", "x", 0, "s", 0.0, True)])
     with pytest.raises(InputError, match="did you mean 'trajectory'"):
         statistics(table, by=["trajectori"])
-    with pytest.raises(InputError, match="expected one value in each trajectory, received step"):
-        statistics(pl.concat([table, table.with_columns(step=pl.lit(1, pl.Int64))]), by=["step"])
+    with pytest.raises(
+        InputError, match="expected one value in each trajectory, received step"
+    ):
+        statistics(
+            pl.concat([table, table.with_columns(step=pl.lit(1, pl.Int64))]),
+            by=["step"],
+        )
     with pytest.raises(InputError, match="lists of texts, received String"):
-        statistics(table.with_columns(admissible_actions=pl.lit("go"), action=pl.lit("go")))
+        statistics(
+            table.with_columns(admissible_actions=pl.lit("go"), action=pl.lit("go"))
+        )
     for by in (["won"], ["level"], ["steps"], ["trajectory", "trajectory"]):
         with pytest.raises(InputError, match="columns to split by: expected"):
             statistics(table.with_columns(won=True, level=0, steps=0), by=by)
@@ -507,13 +583,18 @@ def test_invalid_input_is_reported():
         statistics(table, state_key="mask")
     for column, key in (("state", "mask-numbers"), ("trajectory", None)):
         with pytest.raises(InputError, match=f"a value as {column}"):
-            statistics(table.with_columns(pl.lit(None, pl.String).alias(column)), state_key=key)
+            statistics(
+                table.with_columns(pl.lit(None, pl.String).alias(column)), state_key=key
+            )
     for name in ("permutations", "seed"):
-        with pytest.raises(InputError, match=f"{name}: expected an integer of at least"):
+        with pytest.raises(
+            InputError, match=f"{name}: expected an integer of at least"
+        ):
             statistics(table, **{name: -1})
     for name in ("permutations", "history_length"):
         with pytest.raises(
-            InputError, match=f"{name}: expected an integer of at most 1,000, received 10,000,000"
+            InputError,
+            match=f"{name}: expected an integer of at most 1,000, received 10,000,000",
         ):
             statistics(table, **{name: 10**7})
     with pytest.raises(InputError, match="no rows"):
@@ -523,7 +604,8 @@ def test_invalid_input_is_reported():
 def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover():
     """A table's columns are those that are defined, and the page's rows are the definitions."""
     found = statistics(
-        rollout(["hall", "den"], ["go", "stay"], task_type="<i>", won=True), by="task_type"
+        rollout(["hall", "den"], ["go", "stay"], task_type="<i>", won=True),
+        by="task_type",
     )
     page = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
     html = found._repr_html_()
@@ -533,12 +615,13 @@ def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover():
         keys |= {"steps", "groups"} if table == "levels" else set()
         assert known.keys() == set(getattr(found, table).columns) - keys, table
         for name, definition in known.items():
-            row = (
-                f"| `{name}` | {definition.label} | {definition.meaning} | {definition.equation} |"
-            )
+            row = f"| `{name}` | {definition.label} | {definition.meaning} | {definition.equation} |"
             assert row.replace("|A_k − A_K|", r"\|A_k − A_K\|") in page, row
             if table in ("summary", "levels"):
-                assert f'title="{escape(definition.text)}">{escape(definition.label)}<' in html
+                assert (
+                    f'title="{escape(definition.text)}">{escape(definition.label)}<'
+                    in html
+                )
 
 
 def test_a_level_without_an_interval_takes_no_bound_from_deeper_ones():
@@ -548,9 +631,19 @@ def test_a_level_without_an_interval_takes_no_bound_from_deeper_ones():
         for rollout in range(2):
             for step in range(length):
                 state = f"room {(step + rollout) % 2}"
-                key = {"task_id": f"task {task}", "trajectory": f"{task}/{rollout}", "step": step}
+                key = {
+                    "task_id": f"task {task}",
+                    "trajectory": f"{task}/{rollout}",
+                    "step": step,
+                }
                 rows.append(
-                    {**key, "state": state, "group": 0, "reward": 0.0, "action_valid": True}
+                    {
+                        **key,
+                        "state": state,
+                        "group": 0,
+                        "reward": 0.0,
+                        "action_valid": True,
+                    }
                 )
     steps = pl.DataFrame(rows).with_columns(env_id=pl.lit("Mine/House-v0"))
     found = statistics(steps, history_length=1).intervals.filter(statistic="shared")
@@ -580,7 +673,9 @@ def test_the_groups_of_one_task_are_one_observation():
         group=1, trajectory=pl.concat_str(pl.col("trajectory"), pl.lit(" again"))
     )
     bounds = ["level", "statistic", "low", "high", "tasks"]
-    shares = pl.col("statistic").is_in(["shared", "cross", "differing", "inconsistency"])
+    shares = pl.col("statistic").is_in(
+        ["shared", "cross", "differing", "inconsistency"]
+    )
     expected = statistics(once).intervals.filter(shares).select(bounds)
     found = statistics(pl.concat([once, again])).intervals.filter(shares).select(bounds)
     assert found["tasks"].unique().to_list() == [8]

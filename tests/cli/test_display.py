@@ -25,7 +25,9 @@ def test_every_cell_is_shown_with_the_label_of_its_row(width):
 def test_long_labels_are_broken_between_words():
     output = io.StringIO()
     name = "pick_clean_then_place_in_recep"
-    print_table(["task type", "tasks"], [[name, "2"]], console=Console(file=output, width=34))
+    print_table(
+        ["task type", "tasks"], [[name, "2"]], console=Console(file=output, width=34)
+    )
     assert [line.split() for line in output.getvalue().splitlines()][-2:] == [
         ["pick_clean_then_place_in_", "2"],
         ["recep"],

@@ -49,9 +49,12 @@ def listed() -> dict[str, dict]:
 def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id):
     one = listed()[env_id]
     defaults = {argument["name"]: argument["default"] for argument in one["arguments"]}
-    explicit = gymnasium.make(env_id, **defaults).unwrapped  # every listed argument is accepted
+    # every listed argument is accepted
+    explicit = gymnasium.make(env_id, **defaults).unwrapped
     default = gymnasium.make(env_id).unwrapped
-    assert vars(explicit.episode.settings).keys() == vars(default.episode.settings).keys()
+    assert (
+        vars(explicit.episode.settings).keys() == vars(default.episode.settings).keys()
+    )
     assert (
         explicit.episode.settings.max_steps
         == default.episode.settings.max_steps
@@ -61,7 +64,10 @@ def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id):
     assert bundled["wordings"] == (
         ["move … to … (alfworld 0.4 and later)"] if "ALFWorld" in env_id else []
     )
-    for split, tasks in {**bundled["splits"], "all": sum(bundled["splits"].values())}.items():
+    for split, tasks in {
+        **bundled["splits"],
+        "all": sum(bundled["splits"].values()),
+    }.items():
         assert tasks == len(gymnasium.make(env_id, split=split).unwrapped.tasks)
 
 
@@ -83,7 +89,9 @@ def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp
     write_distribution(tmp_path, "my-house", {"house": HOUSE}, points)
     broken = {"hgpo.environments": {"Theirs/Broken-v0": "absent_module:SPEC"}}
     write_distribution(tmp_path, "their-house", {}, broken)
-    _, printed, _ = finished("envs", "--json", PYTHONPATH=environment(tmp_path)["PYTHONPATH"])
+    _, printed, _ = finished(
+        "envs", "--json", PYTHONPATH=environment(tmp_path)["PYTHONPATH"]
+    )
     found = {each["id"]: each for each in json.loads(printed)}
     assert {
         "HGPO/ALFWorld-v0",
@@ -100,12 +108,18 @@ def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp
 
 def test_the_table_names_ids_splits_and_defaults():
     shown = invoke("envs")
-    for part in ("HGPO/ALFWorld-v0", "bundled: train 14,736, eval 1,000, test 500", "max_steps=15"):
+    for part in (
+        "HGPO/ALFWorld-v0",
+        "bundled: train 14,736, eval 1,000, test 500",
+        "max_steps=15",
+    ):
         assert part in shown
 
 
 def test_an_environment_that_is_not_installed_is_no_error(hgpo):
-    absent = {env_id: one["install"] for env_id, one in listed().items() if one["install"]}
+    absent = {
+        env_id: one["install"] for env_id, one in listed().items() if one["install"]
+    }
     assert all(command.startswith("pip install") for command in absent.values())
     shown = hgpo("envs")[1]
     assert not re.search(r"^error", shown, re.MULTILINE)

@@ -86,7 +86,12 @@ def greeting(tmp_path, monkeypatch):
     from hgpo_envs.plugins import installed
 
     names = ("greet", "data.synth.greet", "mine.greet", "verify")
-    points = {"hgpo.commands": {**dict.fromkeys(names, "greeting:greet"), "lost": "no_module:x"}}
+    points = {
+        "hgpo.commands": {
+            **dict.fromkeys(names, "greeting:greet"),
+            "lost": "no_module:x",
+        }
+    }
     write_distribution(tmp_path, "hgpo-greeting", {"greeting": GREET}, points)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "greeting", raising=False)
@@ -125,7 +130,9 @@ def test_commands_are_listed_without_import_and_run_when_called(hgpo):
     ],
 )
 def test_usage_names_the_arguments(hgpo, command, usage):
-    assert hgpo(*command.split(), "--help")[1].startswith(f"Usage: hgpo {command} {usage}\n")
+    assert hgpo(*command.split(), "--help")[1].startswith(
+        f"Usage: hgpo {command} {usage}\n"
+    )
 
 
 @pytest.mark.usefixtures("greeting")
@@ -138,8 +145,16 @@ def test_a_broken_distribution_is_one_line(hgpo):
     )
 
 
-def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch):
-    monkeypatch.setitem(app.KNOWN, "absent", ("integrations/absent", "Do what is not here."))
+def test_a_known_command_that_is_not_installed_names_the_installation(
+    hgpo, monkeypatch
+):
+    monkeypatch.setitem(
+        app.KNOWN, "absent", ("integrations/absent", "Do what is not here.")
+    )
     assert "Do what is not here." in hgpo("--help")[1]
     repair = install_command(folder="integrations/absent")
-    assert hgpo("absent") == (2, "", f"error: hgpo absent needs hgpo-absent: {repair}\n")
+    assert hgpo("absent") == (
+        2,
+        "",
+        f"error: hgpo absent needs hgpo-absent: {repair}\n",
+    )

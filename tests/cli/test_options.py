@@ -20,7 +20,9 @@ NAMES = {field.name for field in dataclasses.fields(EpisodeOptions)}
 
 def test_the_environment_has_the_defaults_of_the_options():
     written = inspect.signature(TextEnv).parameters
-    assert {name: written[name].default for name in NAMES} == EpisodeOptions().episode_options()
+    assert {
+        name: written[name].default for name in NAMES
+    } == EpisodeOptions().episode_options()
 
 
 def test_settings_configuration_and_commands_have_the_options():
@@ -29,12 +31,12 @@ def test_settings_configuration_and_commands_have_the_options():
     configured = EnvironmentConfig().episode_options()
     assert configured == EpisodeOptions(action_format="response").episode_options()
     source = inspect.getsource(hgpo_envs.episode_options)
-    assert {name: field.doc for name, field in fields_in_source(source).items()} == field_docs(
-        EpisodeOptions
-    )
-    assert {name: eval(field.default) for name, field in fields_in_source(source).items()} == vars(
-        EpisodeOptions()
-    )
+    assert {
+        name: field.doc for name, field in fields_in_source(source).items()
+    } == field_docs(EpisodeOptions)
+    assert {
+        name: eval(field.default) for name, field in fields_in_source(source).items()
+    } == vars(EpisodeOptions())
     given = {field.name for field in dataclasses.fields(CommandOptions)}
     assert given & NAMES == {"history_length", "max_steps", "action_format"}
 
@@ -46,7 +48,9 @@ def test_help_fits_and_explains_every_option(width):
         assert code == 0, shown
         lines = shown.splitlines()
         assert max(map(len, lines)) <= width
-        first = [line.removeprefix("  ").partition(" ")[0].rstrip(",") for line in lines]
+        first = [
+            line.removeprefix("  ").partition(" ")[0].rstrip(",") for line in lines
+        ]
         for argument in arguments_of(command):
             assert first.count(argument.name) == 1, (words, argument.name)
             place = first.index(argument.name)

@@ -56,14 +56,22 @@ def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypa
     Path("to a device").symlink_to("/dev/null")
     access = os.access  # the superuser, who may run these tests, has every permission
     monkeypatch.setattr(
-        os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode)
+        os,
+        "access",
+        lambda path, mode: Path(path).name != "locked" and access(path, mode),
     )
     before = tree(Path())
     assert len(WITH_OUT) > 10
-    cases = [(words, out) for words in WITH_OUT for out in ("file/x", "file/x/deep/y", "/proc/x/y")]
+    cases = [
+        (words, out)
+        for words in WITH_OUT
+        for out in ("file/x", "file/x/deep/y", "/proc/x/y")
+    ]
     cases += [(("rollout",), out) for out in ("locked/x", "x" * 5000)]
     cases += [
-        (words, out) for words in (("view",), ("advantages",)) for out in ("pipe", "to a device")
+        (words, out)
+        for words in (("view",), ("advantages",))
+        for out in ("pipe", "to a device")
     ]
     for words, out in cases:
         code, lines = run(*words, *words_for(WITH_OUT[words], out))
@@ -96,7 +104,9 @@ FAILED_STARTS = [
 @pytest.mark.parametrize("arguments", FAILED_STARTS, ids=" ".join)
 def test_a_failed_start_leaves_no_folder(run, small_run, arguments):
     code, lines = run(
-        *(small_run if word == "RUN" else word for word in arguments), "--out", "new/folder"
+        *(small_run if word == "RUN" else word for word in arguments),
+        "--out",
+        "new/folder",
     )
     assert code == 2, lines
     assert "error: " in lines[-1], lines
@@ -111,7 +121,12 @@ def test_a_failed_start_keeps_a_folder_that_existed(run):
         pass
     before = tree(Path())
     for name in ("mine", "started"):
-        assert run("train", "tiny-alfworld", "--set", "model.path=/absent", "--out", name)[0] == 2
+        assert (
+            run("train", "tiny-alfworld", "--set", "model.path=/absent", "--out", name)[
+                0
+            ]
+            == 2
+        )
         assert tree(Path()) == before
 
 
@@ -124,7 +139,9 @@ def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(
     for name in ("bad name", "../outside-v0", ""):
         code, lines = run(*export, name)
         assert (code, len(lines)) == (2, 1), lines
-        assert ("hgpo/alfworld/random-v0" if name else "--name: expected a value") in lines[0]
+        assert (
+            "hgpo/alfworld/random-v0" if name else "--name: expected a value"
+        ) in lines[0]
         assert tree(Path()) == []
     written = minari.create_dataset_from_buffers
 
@@ -141,7 +158,10 @@ def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "minari", None)
         code, lines = run(*export, "hgpo/alfworld/first-v0")
-    assert (code, lines) == (2, [f"error: this needs minari: {install_command('interchange')}"])
+    assert (code, lines) == (
+        2,
+        [f"error: this needs minari: {install_command('interchange')}"],
+    )
 
     assert run(*export, "hgpo/alfworld/first-v0")[0] == 0
     before = tree(Path())

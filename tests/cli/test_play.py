@@ -24,7 +24,13 @@ def play(typed: str, *options: str) -> str:
 def expert(env: str, folder: Path, tasks: int) -> list[list[str]]:
     """The expert's actions in the tasks that `hgpo play` plays."""
     run = collect(
-        env, "expert", folder, tasks=tasks, group_size=1, action_format="command", progress=False
+        env,
+        "expert",
+        folder,
+        tasks=tasks,
+        group_size=1,
+        action_format="command",
+        progress=False,
     )
     games = run.steps.collect().partition_by("trajectory", maintain_order=True)
     return [game["action"].to_list() for game in games]
@@ -48,7 +54,9 @@ def test_whole_games_are_saved_like_a_policys(env, tmp_path):
         "next_state",
         "history_hash_2",
     ]
-    mine, theirs = (scan_steps(run).select(columns).collect() for run in (out, tmp_path / "expert"))
+    mine, theirs = (
+        scan_steps(run).select(columns).collect() for run in (out, tmp_path / "expert")
+    )
     assert mine.equals(theirs)
 
 
@@ -58,9 +66,15 @@ def test_actions_by_number_lists_and_the_prompt(tmp_path):
                     action_format="number", progress=False)  # fmt: skip
     row = first.steps.collect().row(0, named=True)
     done = play(
-        "/zzz\n/go to\n99\n0\nh\np\n2\n", "--max-steps", "1", "--out", str(tmp_path / "mine")
+        "/zzz\n/go to\n99\n0\nh\np\n2\n",
+        "--max-steps",
+        "1",
+        "--out",
+        str(tmp_path / "mine"),
     )
-    assert scan_steps(tmp_path / "mine").collect()["action"].to_list() == [row["action"]]
+    assert scan_steps(tmp_path / "mine").collect()["action"].to_list() == [
+        row["action"]
+    ]
     for part in (
         "no action contains 'zzz'",
         "expected a number from 1 to",
@@ -85,7 +99,9 @@ def test_tools_are_shown_and_called(tmp_path, monkeypatch):
     monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
     typed = ["h", "t", "1", "read_note {", 'read_note {"place": "shelf"}', "p",
              '<tool_call>{"name": "open_box", "arguments": {"code": 4}}</tool_call>']  # fmt: skip
-    done = play("\n".join(typed), "box_played:BOX_PLAYED", "--max-steps", "3", "--out", "mine")
+    done = play(
+        "\n".join(typed), "box_played:BOX_PLAYED", "--max-steps", "3", "--out", "mine"
+    )
     for part in (
         'read_note(place: "carpet" | "drawer" | "shelf")  Read the note',
         "open_box(code: integer)  Try a code on the box.",

@@ -15,7 +15,8 @@ from hgpo_train.cli.quickstart_run import DEPTHS, quickstart
 
 def test_the_same_seed_gives_the_same_steps_and_advantages(tmp_path):
     first, second = (
-        quickstart(tmp_path / name, seed=3, tasks=2, group_size=3) for name in ("a", "b")
+        quickstart(tmp_path / name, seed=3, tasks=2, group_size=3)
+        for name in ("a", "b")
     )
     drop = ["run"]
     assert (
@@ -50,19 +51,30 @@ def test_the_quickstart_numbers_match_plain_counting(tmp_path):
                 task,
                 group,
                 state,
-                tuple(texts.get((trajectory, t)) for t in range(max(0, step - k), step)),
+                tuple(
+                    texts.get((trajectory, t)) for t in range(max(0, step - k), step)
+                ),
             )
             for task, group, trajectory, step, state in steps
         ]
         pairs = differing = 0
         counts = Counter(
-            (window, step >= k) for window, (*_, step, _) in zip(windows, steps, strict=True)
+            (window, step >= k)
+            for window, (*_, step, _) in zip(windows, steps, strict=True)
         )
-        shared = sum(count for (_, whole), count in counts.items() if whole and count > 1)
+        shared = sum(
+            count for (_, whole), count in counts.items() if whole and count > 1
+        )
         assert row["shared"] == pytest.approx(shared / len(steps))
         for i, (task, group, state, past) in enumerate(windows):
-            for j, (other_task, other_group, other_state, other_past) in enumerate(windows):
-                if i != j and (task, group, state) == (other_task, other_group, other_state):
+            for j, (other_task, other_group, other_state, other_past) in enumerate(
+                windows
+            ):
+                if i != j and (task, group, state) == (
+                    other_task,
+                    other_group,
+                    other_state,
+                ):
                     pairs += 1
                     differing += past != other_past
         assert pairs > 50
@@ -81,13 +93,23 @@ def test_the_run_shows_what_estimators_differ_in(tmp_path):
         assert 0 < run["unchanged"] < 0.05
         assert found.depths["shared"].is_sorted(descending=True)
         assert found.depths["shared"].min() > 0.1
-        assert found.depths["shift"].to_list() == sorted(set(found.depths["shift"].to_list()))
+        assert found.depths["shift"].to_list() == sorted(
+            set(found.depths["shift"].to_list())
+        )
 
 
 @pytest.mark.slow
 def test_the_next_commands_work_as_they_are_printed(tmp_path):
     """In a folder with a space, on a narrow terminal; a second call plays nothing."""
-    arguments = ["quickstart", "--out", str(tmp_path / "a b"), "--tasks", "2", "--group-size", "3"]
+    arguments = [
+        "quickstart",
+        "--out",
+        str(tmp_path / "a b"),
+        "--tasks",
+        "2",
+        "--group-size",
+        "3",
+    ]
     first, second = (outcome(*arguments, COLUMNS="60") for _ in range(2))
     assert first[0] == second[0] == 0, first
     assert "steps/s" in first[1]
@@ -97,13 +119,27 @@ def test_the_next_commands_work_as_they_are_printed(tmp_path):
     following = first[1].split("Next:\n")[1].splitlines()
     assert all(line.startswith(("  hgpo ", "      ")) for line in following), first[1]
     commands = [
-        shlex.split(line)[1:] for line in first[1].splitlines() if line.startswith("  hgpo ")
+        shlex.split(line)[1:]
+        for line in first[1].splitlines()
+        if line.startswith("  hgpo ")
     ]
-    assert [words[0] for words in commands] == ["view", "stats", "advantages", "data", "eval"]
+    assert [words[0] for words in commands] == [
+        "view",
+        "stats",
+        "advantages",
+        "data",
+        "eval",
+    ]
     for words in commands:
         code, shown = outcome(*words)
         assert code == 0, (words, shown)
-    deeper = ["advantages", str(tmp_path / "a b/run"), "-e", "hgpo:history_length=4", "--overwrite"]
+    deeper = [
+        "advantages",
+        str(tmp_path / "a b/run"),
+        "-e",
+        "hgpo:history_length=4",
+        "--overwrite",
+    ]
     note = "Note: prompts show 2 past steps, advantages compare 4 past states"
     assert note in outcome(*deeper)[1]
     assert (tmp_path / "a b/page.html").stat().st_size > 100_000

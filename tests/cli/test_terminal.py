@@ -35,7 +35,10 @@ def run(tmp_path_factory):
                 for n in range(2)
             ]
             writer.add_group(
-                [texts | {"group": group, "step": 0, "terminated": True} | end for end in ends]
+                [
+                    texts | {"group": group, "step": 0, "terminated": True} | end
+                    for end in ends
+                ]
             )
     return folder
 
@@ -46,7 +49,9 @@ def on_a_terminal(*arguments: object, typed: str = "") -> bytes:
     command = [sys.executable, "-c", MAIN, *map(str, arguments)]
     env = environment(TERM="xterm")
     del env["COLUMNS"]  # as wide as the terminal
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env
+    )
     os.close(theirs)
     os.write(ours, typed.encode())
     written = b""
@@ -73,8 +78,17 @@ def test_on_a_terminal(run, tmp_path):
     check(on_a_terminal("rollout", "--policy", f"no{EVIL}", "--out", tmp_path / "x"))
     with Api() as api:
         api.answer = lambda *_: (400, {"error": {"message": f"no{EVIL}"}}, {})
-        options = ["--policy-option", f"base_url={api.url}", "--policy-option", "retries=0"]
-        check(on_a_terminal(*DOORS, "--policy", "openai:tiny", *options, "--out", tmp_path / "run"))
+        options = [
+            "--policy-option",
+            f"base_url={api.url}",
+            "--policy-option",
+            "retries=0",
+        ]
+        check(
+            on_a_terminal(
+                *DOORS, "--policy", "openai:tiny", *options, "--out", tmp_path / "run"
+            )
+        )
     template = tmp_path / "evil.j2"
     template.write_text(f"prompt {EVIL}")
     play = ["play", DOORS[2], "--env-option", f"prompt_template={template}"]
@@ -91,13 +105,20 @@ def test_in_pipes(run, hgpo):
         ("verify", run),
     ):
         printed = "".join(map(str, hgpo(*command)))
-        assert all(letter == "\n" or letter.isprintable() for letter in printed), command
+        assert all(letter == "\n" or letter.isprintable() for letter in printed), (
+            command
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_what_a_stream_cannot_encode_is_replaced(run, encoding):
-    for command in (("stats", run), ("data", "show", run), ("--help",), ("stats", "/no—run")):
+    for command in (
+        ("stats", run),
+        ("data", "show", run),
+        ("--help",),
+        ("stats", "/no—run"),
+    ):
         line = [sys.executable, "-c", MAIN, *map(str, command)]
         env = environment(PYTHONIOENCODING=encoding)
         done = subprocess.run(line, env=env, capture_output=True, check=False)
@@ -122,7 +143,11 @@ def test_streams_that_are_closed_or_full(run, streams, code):
     """With `head`, the exit status depends on which of both is faster."""
     line = f"{shlex.quote(sys.executable)} -c {shlex.quote(MAIN)} data show {shlex.quote(str(run))} {streams}"
     done = subprocess.run(
-        ["bash", "-c", line], env=environment(), capture_output=True, text=True, check=False
+        ["bash", "-c", line],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode in ((0, 1) if code is None else (code,)), done
     assert "Traceback" not in done.stderr
@@ -141,12 +166,18 @@ def test_progress_bars_of_other_libraries_are_kept_and_their_texts_are_not():
         "\ud800",
     ):
         RedactedStream(stream).write(text)
-    assert stream.getvalue() == "\r 50%|#####     |\n\x1b[A\x1b[A\x1b[A� a�[2Jtab\tline\n�"
+    assert (
+        stream.getvalue() == "\r 50%|#####     |\n\x1b[A\x1b[A\x1b[A� a�[2Jtab\tline\n�"
+    )
 
 
 def test_a_reader_of_a_pipe_receives_each_line_at_once_and_may_end_early(run):
     """Of a viewer, which waits for Ctrl-C: its address comes first."""
-    buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
+    buffered = {
+        name: value
+        for name, value in environment().items()
+        if name != "PYTHONUNBUFFERED"
+    }
     command = [sys.executable, "-c", MAIN, "view", str(run), "--no-browser"]
     with subprocess.Popen(
         command, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

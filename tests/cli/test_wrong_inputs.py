@@ -96,7 +96,15 @@ COMMANDS = {
 def inputs(tmp_path_factory):
     """A folder with sound and damaged inputs."""
     folder = tmp_path_factory.mktemp("inputs")
-    collect(DOORS, "random", folder / "run", tasks=2, group_size=2, max_steps=5, progress=False)
+    collect(
+        DOORS,
+        "random",
+        folder / "run",
+        tasks=2,
+        group_size=2,
+        max_steps=5,
+        progress=False,
+    )
     (folder / "file").write_text("a list of goods\n")
     (folder / "empty").mkdir()
     (folder / "void").touch()
@@ -129,7 +137,11 @@ def unchanged(inputs, monkeypatch):
 
 def listing(folder: Path) -> set[str]:
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-    return {name for name in found if "__pycache__" not in name and not name.endswith(".lock")}
+    return {
+        name
+        for name in found
+        if "__pycache__" not in name and not name.endswith(".lock")
+    }
 
 
 @pytest.mark.parametrize(
@@ -139,7 +151,10 @@ def listing(folder: Path) -> set[str]:
             OSError(errno.EXDEV, "x", "there/a"),
             "there/a: Invalid cross-device link; its folder is on another file system",
         ),
-        (RuntimeError("can't start new thread"), "the system refused a thread; use fewer --slots"),
+        (
+            RuntimeError("can't start new thread"),
+            "the system refused a thread; use fewer --slots",
+        ),
         (MemoryError("2 GB"), "the system refused memory; use fewer --slots"),
         (BlockingIOError(errno.EAGAIN, "x"), "use fewer --slots or --processes"),
         (OSError(errno.ENOMEM, "x"), "use fewer --slots or --processes"),

@@ -12,7 +12,12 @@ from hgpo_train.rollout.outcomes import rollout_table
 
 
 def step(trajectory, number, state, parent=None, branch_step=None, **columns):
-    named = {"trajectory": trajectory, "step": number, "parent": parent, "branch_step": branch_step}
+    named = {
+        "trajectory": trajectory,
+        "step": number,
+        "parent": parent,
+        "branch_step": branch_step,
+    }
     return {
         "task_id": "t",
         "state": state,
@@ -43,7 +48,9 @@ def run(tmp_path):
 def test_columns_of_a_branch_are_those_of_the_whole_trajectory(run):
     assert verify(run).ok
     rows = scan_steps(run).collect()
-    same = [name for name in rows.columns if "_hash" in name or name.startswith("episode_")]
+    same = [
+        name for name in rows.columns if "_hash" in name or name.startswith("episode_")
+    ]
     whole = rows.filter(pl.col("trajectory") == "whole", pl.col("step") > 0)
     assert rows.filter(trajectory="b").select(same).equals(whole.select(same))
     assert whole["episode_return"].to_list() == [7.0, 7.0]
@@ -53,12 +60,17 @@ def test_prefixes_are_those_of_all_ancestors(run):
     steps = with_prefixes(scan_steps(run)).filter(trajectory="c").sort("step")
     assert steps["action"].to_list() == ["a0", "b1", "c2"]
     assert steps["in_prefix"].to_list() == [True, True, False]
-    assert steps["episode_return"].unique().to_list() == [3.0]  # its own, not the parents'
+    # its own, not the parents'
+    assert steps["episode_return"].unique().to_list() == [3.0]
 
 
 def test_rates_are_of_rollouts_that_began_at_the_start(run):
     summary = summarize_run(run)
-    assert (summary["branches"], summary["steps"], summary["group_sizes"]) == (2, 9, {1: 2})
+    assert (summary["branches"], summary["steps"], summary["group_sizes"]) == (
+        2,
+        9,
+        {1: 2},
+    )
     assert summary["total"]["success"] == 0.5
     assert rollout_table(scan_steps(run)).collect().height == 2
     assert statistics(run).summary["trajectories"].to_list() == [2]
@@ -76,7 +88,10 @@ def test_rates_are_of_rollouts_that_began_at_the_start(run):
             [step("b", 1, "y", "a", 1), step("b", 2, "w")],
             "expected parent and branch_step in all rows",
         ),
-        ([step("b", 1, "y", "a", 1, group=1)], "expected a trajectory of the same group"),
+        (
+            [step("b", 1, "y", "a", 1, group=1)],
+            "expected a trajectory of the same group",
+        ),
         ([step("b", 1, "y", "c", 1), step("c", 1, "y", "b", 1)], "after its first one"),
     ],
 )
@@ -88,10 +103,14 @@ def test_wrong_branches_are_refused_and_found(tmp_path, raw_run, rows, line):
     writer.close()
     stored = scan_steps(tmp_path / "good").collect()
     wrong = [
-        stored[0].with_columns(pl.lit(v, stored.schema[k]).alias(k) for k, v in row.items())
+        stored[0].with_columns(
+            pl.lit(v, stored.schema[k]).alias(k) for k, v in row.items()
+        )
         for row in rows
     ]
     report = verify(
-        raw_run(pl.concat([stored, *wrong]).sort("task_id", "group", "trajectory", "step"))
+        raw_run(
+            pl.concat([stored, *wrong]).sort("task_id", "group", "trajectory", "step")
+        )
     )
     assert any(line in problem.message for problem in report.problems)

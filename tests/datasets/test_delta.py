@@ -86,7 +86,9 @@ def test_what_is_no_table_is_left_alone(run: Path, tmp_path: Path) -> None:
     assert to_delta(run, tmp_path / "empty").version == 1
 
 
-def test_a_second_export_replaces_the_rows_of_the_first(run: Path, tmp_path: Path) -> None:
+def test_a_second_export_replaces_the_rows_of_the_first(
+    run: Path, tmp_path: Path
+) -> None:
     """The run has grown, and some of its rollouts were retried. Earlier versions stay readable."""
     to_delta(run, tmp_path / "table")
     before = scan_steps(run).collect()
@@ -116,7 +118,9 @@ def test_runs_of_one_table(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has the rows of another run named 'run'"):
         to_delta(tmp_path / "again/run", tmp_path / "table")
     pl.DataFrame({"a": [1]}).write_delta(str(tmp_path / "foreign"))
-    with pytest.raises(InputError, match="expected a table of `hgpo data export delta`"):
+    with pytest.raises(
+        InputError, match="expected a table of `hgpo data export delta`"
+    ):
         to_delta(run, tmp_path / "foreign")
     with pytest.raises(InputError, match="expected the folder of one run"):
         to_delta(next(run.glob("steps/*")), tmp_path / "table")
@@ -148,16 +152,19 @@ def test_exports_at_the_same_time_write_each_row_once(
     for table in ("new", "existing"):
         command = [sys.executable, "-c", AT_ONCE, str(run), str(tmp_path / table)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        processes = [subprocess.Popen(command, env=environment(), **pipes) for _ in range(exports)]
+        processes = [
+            subprocess.Popen(command, env=environment(), **pipes)
+            for _ in range(exports)
+        ]
         assert {process.stdout.readline() for process in processes} == {"ready\n"}
         for process in processes:
             process.stdin.write("\n")
             process.stdin.flush()
         lines = [process.communicate(timeout=120)[0].strip() for process in processes]
         same(pl.read_delta(str(tmp_path / table)).filter(run="run"), run)
-        assert all(line.isdigit() or line.startswith(f"{tmp_path / table}: ") for line in lines), (
-            lines
-        )
+        assert all(
+            line.isdigit() or line.startswith(f"{tmp_path / table}: ") for line in lines
+        ), lines
         to_delta(run, tmp_path / table)
         same(pl.read_delta(str(tmp_path / table)).filter(run="run"), run)
 

@@ -94,7 +94,9 @@ def failing(at: int, *, full: bool) -> Iterator[list[str]]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::hgpo_datasets.StepTableWarning")
 @pytest.mark.parametrize("full", [False, True])
-def test_a_commit_that_failed_at_any_call_is_repeated(tmp_path: Path, full: bool) -> None:
+def test_a_commit_that_failed_at_any_call_is_repeated(
+    tmp_path: Path, full: bool
+) -> None:
     """In the same process, whose groups stay in memory; tests/faults kills the process."""
     for at in itertools.count(1):
         folder = tmp_path / str(at)
@@ -116,7 +118,9 @@ def test_a_commit_that_failed_at_any_call_is_repeated(tmp_path: Path, full: bool
 
 
 @pytest.mark.parametrize(
-    "raised", [None, ValueError("a bug"), BrokenPipeError(), KeyboardInterrupt()], ids=repr
+    "raised",
+    [None, ValueError("a bug"), BrokenPipeError(), KeyboardInterrupt()],
+    ids=repr,
 )
 def test_leaving_with_a_full_disk_raises_the_first_error_with_a_note(
     tmp_path: Path, raised: BaseException | None
@@ -128,7 +132,9 @@ def test_leaving_with_a_full_disk_raises_the_first_error_with_a_note(
         if raised is not None:
             raise raised
     assert caught.value is raised or raised is None
-    assert "1 finished groups could not be committed" in " ".join(caught.value.__notes__)
+    assert "1 finished groups could not be committed" in " ".join(
+        caught.value.__notes__
+    )
     with StepWriter(tmp_path) as writer:
         assert not writer.committed
         writer.add_group(group("a"))
@@ -138,10 +144,13 @@ def test_leaving_with_a_full_disk_raises_the_first_error_with_a_note(
 def test_two_writers_are_refused(tmp_path: Path) -> None:
     with StepWriter(tmp_path) as writer:
         with pytest.raises(
-            InputError, match=rf"in use: process {os.getpid()} on \S+ is writing a run there"
+            InputError,
+            match=rf"in use: process {os.getpid()} on \S+ is writing a run there",
         ):
             StepWriter(tmp_path)
-        other = python("import sys, hgpo_datasets; hgpo_datasets.StepWriter(sys.argv[1])", tmp_path)
+        other = python(
+            "import sys, hgpo_datasets; hgpo_datasets.StepWriter(sys.argv[1])", tmp_path
+        )
         assert f"is in use: process {os.getpid()} on " in other.stderr.splitlines()[-1]
         writer.add_group(group("a"))
     with pytest.raises(InputError, match="is closed"):
@@ -157,16 +166,22 @@ def test_opening_removes_a_shard_that_was_not_committed(tmp_path: Path) -> None:
             writer.commit()
     manifest = tmp_path / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
-    manifest.write_bytes(b"".join(lines[:2]) + lines[2][:30])  # killed while it wrote the last line
+    # killed while it wrote the last line
+    manifest.write_bytes(b"".join(lines[:2]) + lines[2][:30])
     (tmp_path / "steps/steps-000002.parquet.part").write_bytes(b"half a file")
     with pytest.warns(match="not committed"):
         assert rows(tmp_path) == 6
     with StepWriter(tmp_path) as writer:
         assert [one.task_id for one in writer.committed] == ["a"]
     assert manifest.read_bytes() == b"".join(lines[:2])
-    assert sorted(path.name for path in tmp_path.glob("*")) == [".lock", "manifest.jsonl", "steps"]
+    assert sorted(path.name for path in tmp_path.glob("*")) == [
+        ".lock",
+        "manifest.jsonl",
+        "steps",
+    ]
     names = sorted(path.name for path in tmp_path.glob("steps/*"))
-    assert names == ["steps-000000.parquet", "steps-000002.parquet.part"]  # which may be somebody's
+    # which may be somebody's
+    assert names == ["steps-000000.parquet", "steps-000002.parquet.part"]
 
 
 def test_opening_never_removes_what_it_did_not_write(tmp_path: Path) -> None:

@@ -19,10 +19,16 @@ from hgpo_envs.errors import InputError
 
 
 def readers(run: Path) -> tuple[Callable[[], object], ...]:
-    return (lambda: scan_steps(run), lambda: summarize_run(run), lambda: StepWriter(run).close())
+    return (
+        lambda: scan_steps(run),
+        lambda: summarize_run(run),
+        lambda: StepWriter(run).close(),
+    )
 
 
-def test_a_pipe_in_place_of_a_shard_or_manifest_is_refused_at_once(rich_run: Path) -> None:
+def test_a_pipe_in_place_of_a_shard_or_manifest_is_refused_at_once(
+    rich_run: Path,
+) -> None:
     for name in ("steps/steps-000001.parquet", "manifest.jsonl"):
         (rich_run / name).unlink()
         os.mkfifo(rich_run / name)
@@ -37,7 +43,12 @@ def test_a_pipe_in_place_of_a_shard_or_manifest_is_refused_at_once(rich_run: Pat
     [
         *(
             (1, "file", name)
-            for name in ("../../secret.parquet", "/etc/passwd", "steps-000001.parquet", 7)
+            for name in (
+                "../../secret.parquet",
+                "/etc/passwd",
+                "steps-000001.parquet",
+                7,
+            )
         ),
         *(
             (2, "replaces", name)
@@ -45,11 +56,20 @@ def test_a_pipe_in_place_of_a_shard_or_manifest_is_refused_at_once(rich_run: Pat
         ),
         *(
             (1, key, value)
-            for key, value in (("rows", -1), ("bytes", 1.5), ("sha256", "x"), ("unknown", 1))
+            for key, value in (
+                ("rows", -1),
+                ("bytes", 1.5),
+                ("sha256", "x"),
+                ("unknown", 1),
+            )
         ),
         *(
             (0, key, value)
-            for key, value in (("depth", 10**9), ("schema_version", 10**9), ("format", "another"))
+            for key, value in (
+                ("depth", 10**9),
+                ("schema_version", 10**9),
+                ("format", "another"),
+            )
         ),
     ],
 )
@@ -57,7 +77,9 @@ def test_a_manifest_of_odd_values_is_refused(
     rich_run: Path, line: int, key: str, value: object
 ) -> None:
     """The checks of the lines are right; the folder has a table outside of the run."""
-    shutil.copy(rich_run / "steps/steps-000000.parquet", rich_run.parent / "secret.parquet")
+    shutil.copy(
+        rich_run / "steps/steps-000000.parquet", rich_run.parent / "secret.parquet"
+    )
     path = rich_run / manifest.NAME
     lines = [orjson.loads(text) for text in path.read_bytes().splitlines()]
     lines[line][key] = value
@@ -116,7 +138,9 @@ def test_a_run_may_be_reached_through_links(rich_run: Path, tmp_path: Path) -> N
     assert verify(tmp_path / "mine").ok
 
 
-def test_another_programs_file_under_the_next_name_is_not_replaced(tmp_path: Path) -> None:
+def test_another_programs_file_under_the_next_name_is_not_replaced(
+    tmp_path: Path,
+) -> None:
     with StepWriter(tmp_path) as writer:
         writer.add_group(group("a"))
         (tmp_path / "steps/steps-000000.parquet").write_text("somebody's")
@@ -173,8 +197,11 @@ def test_readers_beside_a_writer_that_replaces_files(tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", StepTableWarning)
             try:
-                assert scan_steps(tmp_path / "run").select("step").collect().height == 24
-            except (FileNotFoundError, InputError) as error:  # replaced after the manifest was read
+                assert (
+                    scan_steps(tmp_path / "run").select("step").collect().height == 24
+                )
+            except (FileNotFoundError, InputError) as error:
+                # replaced after the manifest was read
                 assert "No such file" in str(error) or "is missing" in str(error)  # noqa: PT017
         looked += 1
     writer.join()

@@ -15,8 +15,12 @@ from hgpo_envs.hashing import UNDEFINED
 HASHES = [column.name for column in schema.columns() if column.family == "hashes"]
 
 
-@pytest.mark.parametrize("types", [{}, {"dtype_backend": "pyarrow"}], ids=["default", "Arrow"])
-def test_pandas_reads_and_gives_rows(tmp_path: Path, rich_run: Path, types: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "types", [{}, {"dtype_backend": "pyarrow"}], ids=["default", "Arrow"]
+)
+def test_pandas_reads_and_gives_rows(
+    tmp_path: Path, rich_run: Path, types: dict[str, str]
+) -> None:
     """With pandas' own types, hashes with nulls are floats, and columns without values are texts."""
     pandas = pytest.importorskip("pandas")
     steps = scan_steps(rich_run).collect()
@@ -25,7 +29,9 @@ def test_pandas_reads_and_gives_rows(tmp_path: Path, rich_run: Path, types: dict
             frame = pandas.read_parquet(file, **types)
             assert frame["state"].to_list() == pl.read_parquet(file)["state"].to_list()
             writer.add_group(frame.drop(columns="run"))
-    assert_frame_equal(scan_steps(tmp_path / "copy").drop("run").collect(), steps.drop("run"))
+    assert_frame_equal(
+        scan_steps(tmp_path / "copy").drop("run").collect(), steps.drop("run")
+    )
 
 
 @pytest.mark.slow
@@ -41,7 +47,13 @@ def test_hugging_face_plain_streaming_and_torch(
     hashes = steps.select(pl.col(HASHES).fill_null(UNDEFINED))
     plain = to_dataset(rich_run, cache_dir=str(tmp_path / "cache"))
     streamed = to_dataset(rich_run, streaming=True)
-    for name in ("state", "admissible_actions", "response_token_ids", "run", "iteration"):
+    for name in (
+        "state",
+        "admissible_actions",
+        "response_token_ids",
+        "run",
+        "iteration",
+    ):
         assert plain[:][name] == steps[name].to_list()
     assert [row["prompt"] for row in streamed] == steps["prompt"].to_list()
     for name in HASHES:
@@ -52,7 +64,9 @@ def test_hugging_face_plain_streaming_and_torch(
             torch.stack([row[name] for row in streamed.with_format("torch")]), wanted
         ), name
     few = to_dataset(
-        rich_run, columns=["reward", "history_hash_3"], cache_dir=str(tmp_path / "cache")
+        rich_run,
+        columns=["reward", "history_hash_3"],
+        cache_dir=str(tmp_path / "cache"),
     )
     assert few.column_names == ["reward", "history_hash_3"]
     with pytest.raises(InputError, match=r"'rewards'.*reward"):
@@ -60,7 +74,9 @@ def test_hugging_face_plain_streaming_and_torch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lr[1]", "what?", "[a]", "**", "{a,b}", "~", "%61", "#a", "a b"])
+@pytest.mark.parametrize(
+    "name", ["lr[1]", "what?", "[a]", "**", "{a,b}", "~", "%61", "#a", "a b"]
+)
 def test_hugging_face_reads_the_run_that_was_named(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,12 +90,16 @@ def test_hugging_face_reads_the_run_that_was_named(
             writer.add_group(group("mine" if folder == name else "other"))
     for source in (name, tmp_path / name):
         assert set(to_dataset(source, cache_dir="cache")["task_id"]) == {"mine"}
-        assert {row["task_id"] for row in to_dataset(source, streaming=True)} == {"mine"}
+        assert {row["task_id"] for row in to_dataset(source, streaming=True)} == {
+            "mine"
+        }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["$HOME", "a::b"])
-def test_hugging_face_refuses_names_that_it_would_replace(tmp_path: Path, name: str) -> None:
+def test_hugging_face_refuses_names_that_it_would_replace(
+    tmp_path: Path, name: str
+) -> None:
     pytest.importorskip("datasets.arrow_dataset")
     from hgpo_datasets.interchange.huggingface import to_dataset
 
@@ -89,7 +109,9 @@ def test_hugging_face_refuses_names_that_it_would_replace(tmp_path: Path, name: 
         to_dataset(tmp_path / name)
 
 
-def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minari(
+    tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     minari = pytest.importorskip("minari")
     from hgpo_datasets.interchange.minari import to_minari
 
@@ -97,11 +119,16 @@ def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch)
     to_minari(rich_run, "hgpo/rich-v0", author="someone")
     loaded = minari.load_dataset("hgpo/rich-v0")
     steps = (
-        scan_steps(rich_run).collect().partition_by("task_id", "trajectory", maintain_order=True)
+        scan_steps(rich_run)
+        .collect()
+        .partition_by("task_id", "trajectory", maintain_order=True)
     )
     assert loaded.total_episodes == len(steps)
     for episode, rows in zip(loaded.iterate_episodes(), steps, strict=True):
-        assert list(episode.observations["state"]) == [*rows["state"], rows["next_state"][-1]]
+        assert list(episode.observations["state"]) == [
+            *rows["state"],
+            rows["next_state"][-1],
+        ]
         assert set(episode.observations["task"]) == {rows["task"][0]}
         assert list(episode.actions) == rows["action"].to_list()
         assert episode.rewards.tolist() == rows["reward"].to_list()
@@ -120,7 +147,8 @@ def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("env_id", "option"), [("ALFWorld", "grammar=put"), ("WebShop", "observation_mode=text_rich")]
+    ("env_id", "option"),
+    [("ALFWorld", "grammar=put"), ("WebShop", "observation_mode=text_rich")],
 )
 def test_minari_recovers_the_environment(
     env_id: str, option: str, tmp_path, monkeypatch: pytest.MonkeyPatch
@@ -132,11 +160,18 @@ def test_minari_recovers_the_environment(
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     options = ("--action-format", "response", "--env-option", option, "--max-steps", 6)
     sizes = ("--tasks", 3, "--group-size", 2, "--out", tmp_path / "run")
-    invoke("rollout", "--env", f"HGPO/{env_id}-v0", "--policy", "random", *options, *sizes)
-    assert to_minari(tmp_path / "run", "hgpo/run-v0").spec.env_spec.id == f"HGPO/{env_id}-v0"
+    invoke(
+        "rollout", "--env", f"HGPO/{env_id}-v0", "--policy", "random", *options, *sizes
+    )
+    assert (
+        to_minari(tmp_path / "run", "hgpo/run-v0").spec.env_spec.id
+        == f"HGPO/{env_id}-v0"
+    )
     dataset = minari.load_dataset("hgpo/run-v0")
     env = dataset.recover_environment()
-    for episode, about in zip(dataset, dataset.storage.get_episode_metadata(range(6)), strict=True):
+    for episode, about in zip(
+        dataset, dataset.storage.get_episode_metadata(range(6)), strict=True
+    ):
         observation, _ = env.reset(options=about["options"])
         states = [observation["state"]]
         rewards = []
@@ -148,7 +183,9 @@ def test_minari_recovers_the_environment(
             ends.append(end)
         assert states == list(episode.observations["state"])
         assert rewards == episode.rewards.tolist()
-        assert ends == list(map(list, zip(episode.terminations, episode.truncations, strict=True)))
+        assert ends == list(
+            map(list, zip(episode.terminations, episode.truncations, strict=True))
+        )
 
 
 def test_minari_names_no_environment_that_it_cannot_know(
@@ -158,10 +195,16 @@ def test_minari_names_no_environment_that_it_cannot_know(
     from hgpo_datasets.interchange.minari import to_minari
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    assert to_minari(str(rich_run / "steps" / "*.parquet"), "hgpo/files-v0").spec.env_spec is None
+    assert (
+        to_minari(str(rich_run / "steps" / "*.parquet"), "hgpo/files-v0").spec.env_spec
+        is None
+    )
     for number, config in enumerate(
         ({}, {"env": "HGPO/ALFWorld-v0"}, {"env": {"id": "os:system"}})
     ):
         with StepWriter(tmp_path / str(number), config=config) as writer:
             writer.add_group(group("t"))
-        assert to_minari(tmp_path / str(number), f"hgpo/run-v{number}").spec.env_spec is None
+        assert (
+            to_minari(tmp_path / str(number), f"hgpo/run-v{number}").spec.env_spec
+            is None
+        )

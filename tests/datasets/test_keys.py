@@ -22,7 +22,10 @@ from hgpo_envs.hashing import text_hash
 def blocks(language: str) -> Iterator[str]:
     page = (ROOT / "docs/step_table.md").read_text("utf-8")
     section = page.partition("## Keys and success rates")[2].partition("\n## ")[0]
-    return (match[1] for match in re.finditer(rf"```{language}\n(.*?)```", section, re.DOTALL))
+    return (
+        match[1]
+        for match in re.finditer(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    )
 
 
 @pytest.fixture
@@ -35,9 +38,15 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for number, task in enumerate(("all", "half", "none")):
             rows = group(task, 4, 5)
             for member, row in enumerate(rows[4::5]):
-                row |= {"won": member >= 2 * number, "terminated": True, "aborted": False}
+                row |= {
+                    "won": member >= 2 * number,
+                    "terminated": True,
+                    "aborted": False,
+                }
             if task == "none":
-                rows.append(step("none", "none/9", 0, won=False, aborted=True, error="lost"))
+                rows.append(
+                    step("none", "none/9", 0, won=False, aborted=True, error="lost")
+                )
             writer.add_group(rows)
     return Path("runs/first")
 
@@ -59,21 +68,35 @@ def test_the_recipes_count_trajectories(first: Path) -> None:
     (query,) = blocks("sql")
     assert duckdb.sql(query).fetchall() == [("pick", 6 / 13, 13)]
     # the trap
-    assert scan_steps(first).filter(step=0).select("won").collect()["won"].any() is False
+    assert (
+        scan_steps(first).filter(step=0).select("won").collect()["won"].any() is False
+    )
 
 
 def test_success_of_a_trajectory(tmp_path: Path) -> None:
-    known = {(False, True, False): True, (None, None, False): False, (None, True, None): True}
-    for flags, expected in {**known, (False, False, None): None, (None, None, None): None}.items():
+    known = {
+        (False, True, False): True,
+        (None, None, False): False,
+        (None, True, None): True,
+    }
+    for flags, expected in {
+        **known,
+        (False, False, None): None,
+        (None, None, None): None,
+    }.items():
         rows = [step("t", f"{flags}", t, won=flag) for t, flag in enumerate(flags)]
         with StepWriter(tmp_path / f"{flags}") as writer:
             writer.add_group(rows)
             with pytest.raises(RowError, match="expected episode_won"):
                 writer.add_group(
-                    [{**row, "task_id": "u", "episode_won": not expected} for row in rows]
+                    [
+                        {**row, "task_id": "u", "episode_won": not expected}
+                        for row in rows
+                    ]
                 )
         assert (
-            scan_steps(tmp_path / f"{flags}").collect()["episode_won"].to_list() == [expected] * 3
+            scan_steps(tmp_path / f"{flags}").collect()["episode_won"].to_list()
+            == [expected] * 3
         )
         assert verify(tmp_path / f"{flags}").ok
 
@@ -82,7 +105,11 @@ def test_hashes_of_keys_are_kept(tmp_path: Path) -> None:
     """A status line with a counter does not tell states apart; the texts stay what the policy reads."""
     rows = [
         step(
-            "t", trajectory, t, state=f"room {t} of {trajectory}", state_hash=text_hash(f"room {t}")
+            "t",
+            trajectory,
+            t,
+            state=f"room {t} of {trajectory}",
+            state_hash=text_hash(f"room {t}"),
         )
         for trajectory in "ab"
         for t in range(3)
@@ -94,9 +121,16 @@ def test_hashes_of_keys_are_kept(tmp_path: Path) -> None:
         writer.add_group(group("t", 2, 3))
     keys = scan_steps(tmp_path / "keys").collect()
     texts = scan_steps(tmp_path / "texts").collect()
-    hashes = [name for name in keys.columns if "_hash" in name and name != "next_state_hash"]
+    hashes = [
+        name for name in keys.columns if "_hash" in name and name != "next_state_hash"
+    ]
     assert keys.select(hashes).equals(texts.select(hashes))
-    following = [*keys["state_hash"][1:3], None, *keys["state_hash"][4:], text_hash("the end")]
+    following = [
+        *keys["state_hash"][1:3],
+        None,
+        *keys["state_hash"][4:],
+        text_hash("the end"),
+    ]
     assert keys["next_state_hash"].to_list() == following
     assert keys["state"][3] == "room 0 of b"
     assert verify(tmp_path / "keys").ok
@@ -108,7 +142,9 @@ def test_hashes_of_keys_are_kept(tmp_path: Path) -> None:
 def tasks(steps: pl.LazyFrame, *, refuse: str = "", die: str = "") -> list[str]:
     """Return the tasks of some steps."""
     names = (
-        steps.select(pl.col("task_id").unique(maintain_order=True)).collect()["task_id"].to_list()
+        steps.select(pl.col("task_id").unique(maintain_order=True))
+        .collect()["task_id"]
+        .to_list()
     )
     if refuse in names:
         raise InputError(f"expected another task, received {refuse}")
@@ -131,7 +167,9 @@ def test_partitions_are_consecutive_shards(run: Path) -> None:
         parts = partitions(run, rows)
         assert len(parts) == count
         assert (
-            pl.concat([part.scan() for part in parts]).collect().equals(scan_steps(run).collect())
+            pl.concat([part.scan() for part in parts])
+            .collect()
+            .equals(scan_steps(run).collect())
         )
     assert len(partitions(run, 1, whole=["run"])) == 1
     assert len(partitions([run, run / "steps"], 12)) == 3
@@ -145,10 +183,14 @@ def test_results_are_in_order_with_any_number_of_processes(run: Path) -> None:
     expected = [[f"t{number}"] for number in range(6)]
     for processes in (1, 3):
         assert list(map_partitions(tasks, parts, processes=processes)) == expected
-    assert list(map_partitions(tasks, [scan_steps(run)])) == [[f"t{number}" for number in range(6)]]
+    assert list(map_partitions(tasks, [scan_steps(run)])) == [
+        [f"t{number}" for number in range(6)]
+    ]
     with pytest.raises(InputError, match="expected another task, received t4"):
         list(map_partitions(partial(tasks, refuse="t4"), parts, processes=2))
-    with pytest.raises(InputError, match="processes: expected an integer of at least 1"):
+    with pytest.raises(
+        InputError, match="processes: expected an integer of at least 1"
+    ):
         list(map_partitions(tasks, parts, processes=0))
 
 

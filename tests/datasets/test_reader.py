@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from local_server import Files, QuietHandler, serving
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, schema, verify
+from hgpo_datasets import (
+    StepTableWarning,
+    StepWriter,
+    manifest,
+    scan_steps,
+    schema,
+    verify,
+)
 from hgpo_datasets.partitions import partitions
 from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
@@ -36,7 +43,9 @@ def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
         assert both.schema == schema.polars_schema(1)
         assert both["history_hash_1"].null_count() == 4
         deep = both.filter(run="deep")
-        assert_frame_equal(deep, scan_steps(tmp_path / "deep").select(deep.columns).collect())
+        assert_frame_equal(
+            deep, scan_steps(tmp_path / "deep").select(deep.columns).collect()
+        )
 
 
 def test_files_of_another_schema_version_are_refused(
@@ -48,12 +57,15 @@ def test_files_of_another_schema_version_are_refused(
     shard = next((tmp_path / "old/steps").iterdir())
     for read in (scan_steps, StepWriter):
         with pytest.raises(
-            InputError, match=r"expected schema version 5, received 4; .* or upgrade hgpo"
+            InputError,
+            match=r"expected schema version 5, received 4; .* or upgrade hgpo",
         ):
             read(tmp_path / "old")
     with pytest.raises(InputError, match="expected schema version 5, received 4"):
         scan_steps(shard.rename(tmp_path / "alone.parquet"))
-    assert {problem.kind for problem in verify(tmp_path / "old").problems} == {"version"}
+    assert {problem.kind for problem in verify(tmp_path / "old").problems} == {
+        "version"
+    }
 
 
 def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:
@@ -80,7 +92,9 @@ def test_what_is_not_committed_is_left_out(rich_run: Path) -> None:
     rows = count(scan_steps(rich_run))
     manifest.write_bytes(b"".join(lines[:-1]))
     (rich_run / "steps/steps-000003.parquet.part").write_bytes(b"half")
-    with pytest.warns(StepTableWarning, match=r"steps-000002\.parquet is not committed; skipped"):
+    with pytest.warns(
+        StepTableWarning, match=r"steps-000002\.parquet is not committed; skipped"
+    ):
         assert count(scan_steps(rich_run)) == rows * 2 / 3
 
 
@@ -148,16 +162,18 @@ def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
             )
     size = sum(file.stat().st_size for file in (tmp_path / "big/steps").iterdir())
     RangeHandler.asked.clear()
-    assert scan_steps(f"{served}/big").select(pl.len(), pl.col("reward").sum()).collect().row(
-        0
-    ) == (180, 0.0)
+    assert scan_steps(f"{served}/big").select(
+        pl.len(), pl.col("reward").sum()
+    ).collect().row(0) == (180, 0.0)
     assert sum(count for _, count in RangeHandler.asked) < size / 2, (
         "only the columns asked for travel"
     )
     with pytest.raises(InputError, match="cannot be read"):
         scan_steps(f"{served}/nothing")
     (rich_run / "steps/steps-000000.parquet").unlink()
-    with pytest.raises(InputError, match=r"^\S+rich/steps/steps-000000.parquet cannot be read.*$"):
+    with pytest.raises(
+        InputError, match=r"^\S+rich/steps/steps-000000.parquet cannot be read.*$"
+    ):
         scan_steps(f"{served}/rich")
 
 
@@ -169,12 +185,16 @@ class Endless(QuietHandler):
 
     def do_GET(self) -> None:
         wanted = self.headers.get("Range")
-        first, last = map(int, wanted.removeprefix("bytes=").split("-")) if wanted else (0, -1)
+        first, last = (
+            map(int, wanted.removeprefix("bytes=").split("-")) if wanted else (0, -1)
+        )
         part = {
             "Content-Range": f"bytes {first}-{last}/{self.whole}",
             "Content-Length": last - first + 1,
         }
-        self.begin(206 if wanted else 200, **(part if wanted else {}), Last_Modified=MODIFIED)
+        self.begin(
+            206 if wanted else 200, **(part if wanted else {}), Last_Modified=MODIFIED
+        )
         left = last - first + 1 if wanted else 1 << 40
         piece = (self.line * (1 << 16))[: 1 << 16]
         with contextlib.suppress(OSError):
@@ -235,7 +255,9 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_level_of_folders_and_patterns(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     everything = ["a", "b", "c"]
     for source, expected in (
         (runs, everything),
@@ -268,7 +290,9 @@ def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.Monke
 
 
 HOSTILE_NAMES = st.lists(
-    st.sampled_from([*"ab[]*?{}!~%#$:;,&=@ '\"^-é日", "[ab]", "[!a]", "**", "%61", "{a,b}"]),
+    st.sampled_from(
+        [*"ab[]*?{}!~%#$:;,&=@ '\"^-é日", "[ab]", "[!a]", "**", "%61", "{a,b}"]
+    ),
     min_size=1,
     max_size=4,
 ).map("".join)
@@ -280,7 +304,9 @@ HOSTILE_NAMES = st.lists(
 @example("lr[1]")
 @example("what?")
 @example("~")
-def test_names_are_no_patterns(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_names_are_no_patterns(
+    tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
     """Beside folders that the name would match as a pattern, every reader reads the run that was named."""
     folder = tmp_path_factory.mktemp("names")
     siblings = {
@@ -307,11 +333,13 @@ def test_names_are_no_patterns(tmp_path_factory: pytest.TempPathFactory, name: s
             assert tasks(source) == ["mine"], source
         assert tasks(f"{run}/steps/steps-000000.parquet", plain=True) == ["mine"]
         assert verify(run).ok
-        assert [report.source for report in verify_run(Path(f"{run}/steps/*.parquet"))] == [
-            f"{run}/steps/steps-000000.parquet"
-        ]
+        assert [
+            report.source for report in verify_run(Path(f"{run}/steps/*.parquet"))
+        ] == [f"{run}/steps/steps-000000.parquet"]
         assert summarize_run(run)["total"]["tasks"] == 1
-        assert [part.scan().collect()["task_id"][0] for part in partitions(run, 10)] == ["mine"]
+        assert [
+            part.scan().collect()["task_id"][0] for part in partitions(run, 10)
+        ] == ["mine"]
         StepWriter(run).close()
 
 
@@ -337,7 +365,9 @@ def test_links_and_loops(runs: Path) -> None:
 def test_empty_runs_among_others_are_counted(runs: Path) -> None:
     for name in ("x", "y"):
         StepWriter(runs / name).close()
-    with pytest.warns(StepTableWarning, match="runs: 5 runs, 2 of them without committed rows"):
+    with pytest.warns(
+        StepTableWarning, match="runs: 5 runs, 2 of them without committed rows"
+    ):
         assert tasks(runs) == ["a", "b", "c"]
     for source, line in (
         (
@@ -352,7 +382,10 @@ def test_empty_runs_among_others_are_counted(runs: Path) -> None:
         (runs / ".hidden/none", "no such file or run"),
         (f"{runs}/nothing*", "no such file or run"),
         (f"{runs}/*.advantages", "is not a run, and contains none"),
-        (f"{runs}/**", "matches runs .* and Parquet files outside of them .*hgpo.parquet"),
+        (
+            f"{runs}/**",
+            "matches runs .* and Parquet files outside of them .*hgpo.parquet",
+        ),
     ):
         with pytest.raises(InputError, match=rf"^.*{line}.*$"):
             scan_steps(source)
@@ -374,7 +407,9 @@ READERS = {
     "pyarrow": lambda steps: pl.from_arrow(
         __import__("pyarrow.dataset").dataset.dataset(steps).to_table()
     ),
-    "duckdb": lambda steps: __import__("duckdb").sql(f"SELECT * FROM '{steps}/*.parquet'").pl(),
+    "duckdb": lambda steps: (
+        __import__("duckdb").sql(f"SELECT * FROM '{steps}/*.parquet'").pl()
+    ),
     "datasets": lambda steps: pl.from_arrow(
         __import__("datasets")
         .load_dataset(
@@ -400,6 +435,14 @@ def test_other_programs_read_the_folder_as_it_is(tmp_path: Path, reader: str) ->
             if is_open:
                 stack.enter_context(StepWriter(run))
             found = READERS[reader](run / "steps")
-        columns = ["task_id", "trajectory", "step", "state", "action", "reward", "history_hash_1"]
+        columns = [
+            "task_id",
+            "trajectory",
+            "step",
+            "state",
+            "action",
+            "reward",
+            "history_hash_1",
+        ]
         found = found.select(columns).sort("task_id", "trajectory", "step")
         assert_frame_equal(found, expected.select(columns), check_dtypes=False)

@@ -46,15 +46,22 @@ def message(role: str, content: str, **more: object) -> dict:
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_format_is_found_out_and_rollouts_are_counted(tmp_path, name) -> None:
     report = import_rollouts(SAMPLES / name, tmp_path / "run")
-    assert (report.format, report.steps, report.trajectories, report.groups) == COUNTS[name]
+    assert (report.format, report.steps, report.trajectories, report.groups) == COUNTS[
+        name
+    ]
     assert verify(tmp_path / "run").ok
 
 
 def test_inspect_has_a_step_a_call_and_tools_as_states(tmp_path) -> None:
     steps = imported("inspect/tools.eval", tmp_path)
     rows = steps.filter(task_id="key", trajectory="key/1").to_dicts()
-    assert [row["state"] for row in rows] == ["Where is the key?", "In the drawer there is a key."]
-    call = '<tool_call>\n{"name": "look", "arguments": {"where": "drawer"}}\n</tool_call>'
+    assert [row["state"] for row in rows] == [
+        "Where is the key?",
+        "In the drawer there is a key.",
+    ]
+    call = (
+        '<tool_call>\n{"name": "look", "arguments": {"where": "drawer"}}\n</tool_call>'
+    )
     assert [row["action"] for row in rows] == [call, "It is in the drawer"]
     assert [one["role"] for one in json.loads(rows[1]["prompt"])] == [
         "system",
@@ -65,8 +72,17 @@ def test_inspect_has_a_step_a_call_and_tools_as_states(tmp_path) -> None:
     assert json.loads(rows[0]["message"])["tool_calls"][0]["function"]["name"] == "look"
     assert [row["reward"] for row in rows] == [0.0, 1.0]
     assert json.loads(rows[0]["extra"])["scores"]["match"]["value"] == "C"
-    won = steps.group_by("trajectory").agg(pl.col("episode_won").first()).sort("trajectory")
-    assert won.rows() == [("cup/1", False), ("cup/2", True), ("key/1", True), ("key/2", False)]
+    won = (
+        steps.group_by("trajectory")
+        .agg(pl.col("episode_won").first())
+        .sort("trajectory")
+    )
+    assert won.rows() == [
+        ("cup/1", False),
+        ("cup/2", True),
+        ("key/1", True),
+        ("key/2", False),
+    ]
 
 
 def test_the_advantages_of_trl_are_those_that_it_logged(tmp_path) -> None:
@@ -85,7 +101,12 @@ def test_the_advantages_of_trl_are_those_that_it_logged(tmp_path) -> None:
 
 def test_of_trl_only_reward_functions_are_summed_and_named(tmp_path) -> None:
     """What `log_extra` logs comes behind them; the first that is no float shows where."""
-    values = {"good": [1.0, None], "has_e": [0.5, 0.25], "words": [7, 9], "seconds": [3.0, 4.0]}
+    values = {
+        "good": [1.0, None],
+        "has_e": [0.5, 0.25],
+        "words": [7, 9],
+        "seconds": [3.0, 4.0],
+    }
     talk = {"step": [1, 1], "prompt": ["Go."] * 2, "completion": ["a", "b"]}
     table = pl.DataFrame({**talk, **values, "advantage": [1.0, -1.0]})
     table.write_parquet(tmp_path / "completions_00001.parquet")
@@ -191,7 +212,11 @@ def test_diverging_prompts_of_verifiers_are_steps_of_one_rollout(tmp_path) -> No
 
 
 def test_conversations_keep_what_is_no_column(tmp_path) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "look", "arguments": "{}"},
+    }
     talk = [
         message("user", "Go."),
         message("assistant", None, tool_calls=[call]),
@@ -238,10 +263,14 @@ def test_what_estimators_miss_is_named(tmp_path) -> None:
     turn = [message("user", "Go."), message("assistant", "no")]
     path = lines(tmp_path / "a.jsonl", {"messages": turn})
     missing = " ".join(import_rollouts(path, tmp_path / "run").missing)
-    assert all(word in missing for word in ("rewards", "second rollout", "states", "token ids"))
+    assert all(
+        word in missing for word in ("rewards", "second rollout", "states", "token ids")
+    )
     # Where no rollout has a reward, none is left out for it.
     path = lines(
-        tmp_path / "b.jsonl", {"messages": turn * 2}, {"messages": turn * 2, "reward": None}
+        tmp_path / "b.jsonl",
+        {"messages": turn * 2},
+        {"messages": turn * 2, "reward": None},
     )
     missing = import_rollouts(path, tmp_path / "more").missing
     assert [words.split()[0] for words in missing] == ["rewards", "token"]
@@ -253,14 +282,22 @@ def test_what_estimators_miss_is_named(tmp_path) -> None:
 def test_outputs_of_verl_are_in_the_order_of_their_numbers(tmp_path) -> None:
     uids = ["a_0_1", "a_1_0", "a_0_0", "a_0_10", "a_0_2"]
     records = [
-        {"input": "q", "output": uid, "score": float(uid[2] == "0"), "step": 3, "uid": uid}
+        {
+            "input": "q",
+            "output": uid,
+            "score": float(uid[2] == "0"),
+            "step": 3,
+            "uid": uid,
+        }
         for uid in uids
     ]
     steps = imported(lines(tmp_path / "3.jsonl", *records), tmp_path, format="verl")
     assert steps["action"].to_list() == ["a_0_0", "a_0_1", "a_0_2", "a_0_10", "a_1_0"]
     assert steps["reward"].to_list() == [0, 0, 0, 1, 0]
     twice = lines(tmp_path / "twice.jsonl", *records, records[0])
-    with pytest.raises(InputError, match="line 6: expected each uid once, received 'a_0_1' again"):
+    with pytest.raises(
+        InputError, match="line 6: expected each uid once, received 'a_0_1' again"
+    ):
         import_rollouts(twice, tmp_path / "twice", format="verl")
 
 
@@ -277,7 +314,11 @@ def bomb(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "record", "line"),
     [
-        ("openai", {"messages": "x"}, "line 1, messages: expected a list of JSON objects"),
+        (
+            "openai",
+            {"messages": "x"},
+            "line 1, messages: expected a list of JSON objects",
+        ),
         (
             "openai",
             {"messages": [message("assistant", "a")], "rewards": [1, 2]},
@@ -324,10 +365,13 @@ def test_hostile_files_are_refused(tmp_path) -> None:
 def test_formats_differ(tmp_path) -> None:
     assert {format_of(SAMPLES / "trl/completions/completions_00001.parquet")} == {"trl"}
     with pytest.raises(
-        InputError, match=r"expected files of one format, received several \(.*\); use --format"
+        InputError,
+        match=r"expected files of one format, received several \(.*\); use --format",
     ):
         import_rollouts([SAMPLES / "verl", SAMPLES / "skyrl"], tmp_path / "run")
-    with pytest.raises(InputError, match="unknown format 'openia'; did you mean 'openai'"):
+    with pytest.raises(
+        InputError, match="unknown format 'openia'; did you mean 'openai'"
+    ):
         import_rollouts(SAMPLES / "verl", tmp_path / "run", format="openia")
     with pytest.raises(InputError, match="unknown reward 'acc1'; did you mean 'acc'"):
         import_rollouts(SAMPLES / "verl", tmp_path / "run", reward={"acc1": 1.0})
@@ -339,10 +383,20 @@ def test_exported_conversations_are_read_back(tmp_path, style) -> None:
     """A fresh prompt each step is a line of its own; a conversation is one line with all messages."""
     call = {
         "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            {
+                "id": "c",
+                "type": "function",
+                "function": {"name": "look", "arguments": "{}"},
+            }
         ]
     }
-    row = {"task_id": "t", "task": "Go.", "terminated": False, "won": False, "reward": 0.25}
+    row = {
+        "task_id": "t",
+        "task": "Go.",
+        "terminated": False,
+        "won": False,
+        "reward": 0.25,
+    }
     rows = [
         {
             **row,
@@ -371,7 +425,9 @@ def test_exported_conversations_are_read_back(tmp_path, style) -> None:
     ]
     config = {"env": {"id": "E-v0", "prompt_style": style}}
     with StepWriter(tmp_path / "run", config=config) as writer:
-        writer.add_group([{**row, "trajectory": name} for name in ("a", "b") for row in rows])
+        writer.add_group(
+            [{**row, "trajectory": name} for name in ("a", "b") for row in rows]
+        )
     count = to_openai(tmp_path / "run", tmp_path / "out.jsonl")
     assert count == {"memory": 6, "chat": 2}[style]
     first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["messages"]
@@ -384,7 +440,11 @@ def test_exported_conversations_are_read_back(tmp_path, style) -> None:
             "user",
             "assistant",
         ]
-        assert first[2] == {"role": "tool", "tool_call_id": "c", "content": "Go. A door."}
+        assert first[2] == {
+            "role": "tool",
+            "tool_call_id": "c",
+            "content": "Go. A door.",
+        }
     import_rollouts(tmp_path / "out.jsonl", tmp_path / "back")
     names = [
         "trajectory",
@@ -397,5 +457,7 @@ def test_exported_conversations_are_read_back(tmp_path, style) -> None:
         "won",
         "reward",
     ]
-    ours, theirs = (scan_steps(tmp_path / run).select(names).collect() for run in ("run", "back"))
+    ours, theirs = (
+        scan_steps(tmp_path / run).select(names).collect() for run in ("run", "back")
+    )
     assert theirs.equals(ours)

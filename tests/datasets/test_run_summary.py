@@ -21,17 +21,32 @@ def run(tmp_path: Path) -> Path:
     """Two shards: task a won once in two, task b played twice with one aborted, an unknown kind."""
     folder = tmp_path / "first"
     with StepWriter(
-        folder, config={"seed": 3}, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}
+        folder,
+        config={"seed": 3},
+        defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"},
     ) as writer:
         won = [
             step("a", "a0", 0),
             step("a", "a0", 1, won=True, terminated=True, reward=1.0, score=1.0),
         ]
-        lost = [step("a", "a1", t, score=0.0, action_valid=t > 0, won=False) for t in range(4)]
+        lost = [
+            step("a", "a1", t, score=0.0, action_valid=t > 0, won=False)
+            for t in range(4)
+        ]
         writer.add_group({**row, "task_type": "pick"} for row in won + lost)
         writer.commit()
         writer.add_group(
-            [step("b", "b0", 0, task_type="look", won=False, aborted=True, error="gone")]
+            [
+                step(
+                    "b",
+                    "b0",
+                    0,
+                    task_type="look",
+                    won=False,
+                    aborted=True,
+                    error="gone",
+                )
+            ]
         )
         writer.add_group([step("b", "b1", 0, task_type="look", group=1, won=False)])
         writer.add_group(group("c", 1, 3, iteration=2))
@@ -59,15 +74,34 @@ def test_the_overview_counts(run: Path) -> None:
     assert summary["bytes"] == sum(file.stat().st_size for file in run.glob("steps/*"))
     assert 0 < sum(summary["family_bytes"].values()) < summary["bytes"]
     look, pick, unknown = summary["kinds"]
-    success = {"success": 0.0, "success_if_aborted_lost": 0.0, "success_if_aborted_won": 0.5}
+    success = {
+        "success": 0.0,
+        "success_if_aborted_lost": 0.0,
+        "success_if_aborted_won": 0.5,
+    }
     assert (
         look.items()
-        >= {"task_type": "look", "tasks": 1, "episodes": 2, "aborted": 1, **success}.items()
+        >= {
+            "task_type": "look",
+            "tasks": 1,
+            "episodes": 2,
+            "aborted": 1,
+            **success,
+        }.items()
     )
-    success = {"success": 0.5, "success_if_aborted_lost": 0.5, "success_if_aborted_won": 0.5}
+    success = {
+        "success": 0.5,
+        "success_if_aborted_lost": 0.5,
+        "success_if_aborted_won": 0.5,
+    }
     assert (
         pick.items()
-        >= {"task_type": "pick", "mean_return": 0.5, "mean_length": 3.0, "valid": 5 / 6}.items()
+        >= {
+            "task_type": "pick",
+            "mean_return": 0.5,
+            "mean_length": 3.0,
+            "valid": 5 / 6,
+        }.items()
     )
     assert pick.items() >= {"score": 0.5, **success}.items()
     assert (
@@ -81,7 +115,11 @@ def test_the_overview_counts(run: Path) -> None:
     )
     assert (
         summary["total"].items()
-        >= {"success": 1 / 3, "success_if_aborted_lost": 0.2, "success_if_aborted_won": 0.6}.items()
+        >= {
+            "success": 1 / 3,
+            "success_if_aborted_lost": 0.2,
+            "success_if_aborted_won": 0.6,
+        }.items()
     )
 
 
@@ -152,8 +190,12 @@ def test_names_from_a_run_are_shown_as_they_are(tmp_path: Path, hgpo: Command) -
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="other file systems refuse such names")
-def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path: Path, hgpo: Command) -> None:
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="other file systems refuse such names"
+)
+def test_a_path_that_is_no_text_is_refused_in_one_line(
+    tmp_path: Path, hgpo: Command
+) -> None:
     """Polars cannot open it."""
     odd = os.fsdecode(b"-\xff")
     with StepWriter(tmp_path / "run") as writer:
@@ -173,6 +215,8 @@ def test_verify_when_the_process_that_decodes_ends(
 ) -> None:
     """As by a forged file: then each file is decoded in a process of its own."""
     expected = hgpo("verify", run, "--json")
-    monkeypatch.setattr(sys.modules["hgpo_train.cli.verify"], "CHILD", "import os; os.abort()")
+    monkeypatch.setattr(
+        sys.modules["hgpo_train.cli.verify"], "CHILD", "import os; os.abort()"
+    )
     assert hgpo("verify", run, "--json") == expected
     assert expected[0] == 0

@@ -18,13 +18,20 @@ from hgpo_envs.errors import InputError
 
 
 def test_every_flipped_byte_and_every_cut_of_a_small_run(tmp_path: Path) -> None:
-    with StepWriter(tmp_path / "run", depth=0, without=["text", "tokens", "timings"]) as writer:
+    with StepWriter(
+        tmp_path / "run", depth=0, without=["text", "tokens", "timings"]
+    ) as writer:
         writer.add_group(group("t", 1, 1))
-    for file in (tmp_path / "run/manifest.jsonl", tmp_path / "run/steps/steps-000000.parquet"):
+    for file in (
+        tmp_path / "run/manifest.jsonl",
+        tmp_path / "run/steps/steps-000000.parquet",
+    ):
         data = file.read_bytes()
         for position in range(0, len(data), sample_or_all(len(data) // 40, 1)):
             file.write_bytes(
-                data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
+                data[:position]
+                + bytes([data[position] ^ 1 << position % 8])
+                + data[position + 1 :]
             )
             assert not verify(tmp_path / "run").ok, f"byte {position}"
             file.write_bytes(data[:position])
@@ -37,10 +44,16 @@ def test_every_flipped_byte_and_every_cut_of_a_small_run(tmp_path: Path) -> None
 def test_damage_is_located(rich_run: Path) -> None:
     file = rich_run / "steps/steps-000001.parquet"
     chunk = (
-        pq.read_metadata(file).row_group(0).column(schema.polars_schema().names().index("response"))
+        pq.read_metadata(file)
+        .row_group(0)
+        .column(schema.polars_schema().names().index("response"))
     )
     data = bytearray(file.read_bytes())
-    start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    start = (
+        chunk.dictionary_page_offset
+        if chunk.has_dictionary_page
+        else chunk.data_page_offset
+    )
     data[start + chunk.total_compressed_size - 1] ^= 1  # the last byte of its last page
     file.write_bytes(data)
     (problem,) = verify(rich_run, processes=1).problems
@@ -51,7 +64,10 @@ def test_damage_is_located(rich_run: Path) -> None:
     assert problem.message == "its SHA-256 differs from the manifest"
     file.rename(rich_run.parent / "alone.parquet")
     (problem,) = verify(rich_run.parent / "alone.parquet").problems
-    assert (problem.kind, problem.message) == ("bytes", "damaged: row group 0, column response")
+    assert (problem.kind, problem.message) == (
+        "bytes",
+        "damaged: row group 0, column response",
+    )
 
 
 def kinds(folder: Path) -> set[str]:
@@ -59,7 +75,9 @@ def kinds(folder: Path) -> set[str]:
 
 
 def test_missing_foreign_and_uncommitted_files(rich_run: Path, tmp_path: Path) -> None:
-    shutil.copy(rich_run / "steps/steps-000001.parquet", rich_run / "steps/mine.parquet")
+    shutil.copy(
+        rich_run / "steps/steps-000001.parquet", rich_run / "steps/mine.parquet"
+    )
     assert kinds(rich_run) == {"foreign"}
     (rich_run / "steps/mine.parquet").unlink()
     (rich_run / "steps/steps-000009.parquet.part").write_bytes(b"half")
@@ -81,7 +99,9 @@ def test_lines_of_the_manifest_cannot_change_places(rich_run: Path) -> None:
         assert "manifest" in kinds(rich_run)
 
 
-def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.DataFrame]:
+def change(
+    name: str, row: int, value: object
+) -> Callable[[pl.DataFrame], pl.DataFrame]:
     def changed(frame: pl.DataFrame) -> pl.DataFrame:
         new = (
             pl.when(pl.int_range(pl.len()) == row)
@@ -115,11 +135,21 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
         (change("terminated", 2, True), "value", "terminated before the last row"),
         (change("step", 2, 7), "steps", "expected contiguous steps"),
         (change("run", 2, "other"), "run", "another run"),
-        (change("task_id", 2, None), "null", "task_id must not be null, but is in 1 row"),
-        (lambda frame: frame.reverse(), "order", "not sorted"),
-        (lambda frame: frame.filter(pl.col("step") != 2), "steps", "expected contiguous steps"),
         (
-            lambda frame: pl.concat([frame, frame[:1]]).sort("task_id", "trajectory", "step"),
+            change("task_id", 2, None),
+            "null",
+            "task_id must not be null, but is in 1 row",
+        ),
+        (lambda frame: frame.reverse(), "order", "not sorted"),
+        (
+            lambda frame: frame.filter(pl.col("step") != 2),
+            "steps",
+            "expected contiguous steps",
+        ),
+        (
+            lambda frame: pl.concat([frame, frame[:1]]).sort(
+                "task_id", "trajectory", "step"
+            ),
             "steps",
             "contiguous",
         ),
@@ -136,9 +166,9 @@ def test_broken_rules_of_rows(
 ) -> None:
     frame = pl.read_parquet(rich_run / "steps/steps-000000.parquet")
     problems = verify(raw_run(alter(frame))).problems
-    assert any(problem.kind == kind and message in problem.message for problem in problems), (
-        problems
-    )
+    assert any(
+        problem.kind == kind and message in problem.message for problem in problems
+    ), problems
 
 
 def test_a_split_group_and_a_trajectory_met_twice(
@@ -157,17 +187,23 @@ def test_what_is_no_step_table(tmp_path: Path) -> None:
     StepWriter(tmp_path / "below/run").close()
     with pytest.raises(InputError, match=r"not a run.*found 1 run below it"):
         verify(tmp_path)
-    with pytest.raises(InputError, match="processes: expected an integer of at least 1"):
+    with pytest.raises(
+        InputError, match="processes: expected an integer of at least 1"
+    ):
         verify(tmp_path, processes=-1)
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "other.parquet")
     assert {p.kind for p in verify(tmp_path / "other.parquet").problems} == {"version"}
     (tmp_path / "empty.parquet").write_bytes(b"")
-    assert {p.kind for p in verify(tmp_path / "empty.parquet").problems} == {"unreadable"}
+    assert {p.kind for p in verify(tmp_path / "empty.parquet").problems} == {
+        "unreadable"
+    }
 
 
 def listed(run: Path, file: Path) -> None:
     """Write the manifest anew with the digest and size that the second shard now has."""
-    lines = [orjson.loads(line) for line in (run / manifest.NAME).read_bytes().splitlines()]
+    lines = [
+        orjson.loads(line) for line in (run / manifest.NAME).read_bytes().splitlines()
+    ]
     data = file.read_bytes()
     lines[2] |= {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     (run / manifest.NAME).write_bytes(with_checks(lines))
@@ -175,7 +211,11 @@ def listed(run: Path, file: Path) -> None:
 
 def varint(number: int) -> bytes:
     """Return a number in the encoding of Thrift's compact protocol."""
-    return bytes([number & 127 | 128]) + varint(number >> 7) if number > 127 else bytes([number])
+    return (
+        bytes([number & 127 | 128]) + varint(number >> 7)
+        if number > 127
+        else bytes([number])
+    )
 
 
 def forged(schema: list[bytes], rows: int) -> bytes:
@@ -196,7 +236,9 @@ FORGED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_file_ends_a_child_process_and_no_verification(rich_run: Path, name: str) -> None:
+def test_a_forged_file_ends_a_child_process_and_no_verification(
+    rich_run: Path, name: str
+) -> None:
     file = rich_run / "steps/steps-000001.parquet"
     file.write_bytes(FORGED[name])
     listed(rich_run, file)

@@ -28,7 +28,11 @@ Episode = list[dict[str, Any]]
 
 
 def prompt(
-    benchmark: str, task: str, past: list[tuple[str, str]], state: str, actions: list[str]
+    benchmark: str,
+    task: str,
+    past: list[tuple[str, str]],
+    state: str,
+    actions: list[str],
 ) -> str:
     """The marks of verl-agent's prompts around the values, between what a chat template leaves."""
     shop = benchmark == "WebShop"
@@ -50,17 +54,23 @@ def prompt(
     now = later if past else f"Your current observation is: {state}{dot}\n"
     actions = f"Your admissible actions of the current situation are: {listed}.\n\n"
     shown = f"{actions}Now it's your turn to take an action.\n"
-    return f"system\nAnswer.\nuser\n\n{OPENINGS[benchmark]}{told}{now}{shown}\nassistant\n"
+    return (
+        f"system\nAnswer.\nuser\n\n{OPENINGS[benchmark]}{told}{now}{shown}\nassistant\n"
+    )
 
 
-def dumped(benchmark: str, episodes: list[Episode], groups: list[str]) -> list[dict[str, Any]]:
+def dumped(
+    benchmark: str, episodes: list[Episode], groups: list[str]
+) -> list[dict[str, Any]]:
     records = []
     for number, (steps, group) in enumerate(zip(episodes, groups, strict=True)):
         past: list[tuple[str, str]] = []
         won = steps[-1]["won"]
         for step in steps:
             record = {
-                "input": prompt(benchmark, step["task"], past, step["state"], step["actions"]),
+                "input": prompt(
+                    benchmark, step["task"], past, step["state"], step["actions"]
+                ),
                 "step": 7,
             }
             record |= {
@@ -69,19 +79,30 @@ def dumped(benchmark: str, episodes: list[Episode], groups: list[str]) -> list[d
                 "uid": group,
                 "anchor_obs": step["state"],
             }
-            record |= {"score": (10.0 if won else 0.0) - (0.0 if step["valid"] else 0.1)}
-            record |= {"rewards": 10.0 if step["won"] else 0.0, "is_action_valid": step["valid"]}
+            record |= {
+                "score": (10.0 if won else 0.0) - (0.0 if step["valid"] else 0.1)
+            }
+            record |= {
+                "rewards": 10.0 if step["won"] else 0.0,
+                "is_action_valid": step["valid"],
+            }
             records.append(record)
             past.append((step["state"], step["action"]))
     return records
 
 
 def episode(
-    number: int, length: int, won: bool, benchmark="ALFWorld", task="put a mug on a desk"
+    number: int,
+    length: int,
+    won: bool,
+    benchmark="ALFWorld",
+    task="put a mug on a desk",
 ) -> Episode:
     """Its first state is its task's, the others are its own."""
     begin = (
-        f"You are in a room.\n\nYour task is to: {task}" if benchmark == "ALFWorld" else "'Search'"
+        f"You are in a room.\n\nYour task is to: {task}"
+        if benchmark == "ALFWorld"
+        else "'Search'"
     )
     steps = []
     for t in range(length):
@@ -100,17 +121,25 @@ def episode(
             "action": action,
         }
         steps.append(
-            step | {"response": f"{tags}<action>{action}</action>", "won": won and t == length - 1}
+            step
+            | {
+                "response": f"{tags}<action>{action}</action>",
+                "won": won and t == length - 1,
+            }
         )
     return steps
 
 
 def write(
-    folder: Path, records: list[dict[str, Any]], name: str = "7.jsonl", encoding: str = "utf-8"
+    folder: Path,
+    records: list[dict[str, Any]],
+    name: str = "7.jsonl",
+    encoding: str = "utf-8",
 ) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(
-        "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding
+        "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records),
+        encoding,
     )
     return folder
 
@@ -123,13 +152,18 @@ def test_mixed_and_padded_batches_come_back_in_order(
     lengths = [6, 3, 6, 2, 6, 4]
     tasks = ["put a mug on a desk", "cool an apple"]
     episodes = [
-        episode(n, length, length < 6, benchmark, tasks[n % 2]) for n, length in enumerate(lengths)
+        episode(n, length, length < 6, benchmark, tasks[n % 2])
+        for n, length in enumerate(lengths)
     ]
     records = dumped(benchmark, episodes, [f"g{n % 2}" for n in range(len(lengths))])
     draw = random.Random(copies)
     records += draw.sample(records, copies)
     draw.shuffle(records)
-    told = pytest.warns(StepTableWarning, match="5 records skipped") if copies else nullcontext()
+    told = (
+        pytest.warns(StepTableWarning, match="5 records skipped")
+        if copies
+        else nullcontext()
+    )
     with told:
         found = import_rollouts(write(tmp_path / "dump", records), tmp_path / "run")
     assert (found.steps, found.trajectories, found.groups) == (sum(lengths), 6, 2)
@@ -144,7 +178,9 @@ def test_mixed_and_padded_batches_come_back_in_order(
         won = wanted[-1]["won"]
         assert rows["reward"].to_list() == [0.0] * (len(wanted) - 1) + [float(won)]
         assert rows["episode_return"][0] == float(won)
-        assert rows["state_hash"].to_list() == [hashing.text_hash(step["state"]) for step in wanted]
+        assert rows["state_hash"].to_list() == [
+            hashing.text_hash(step["state"]) for step in wanted
+        ]
         assert (rows["terminated"][-1], rows["truncated"][-1]) == (won, not won)
 
 
@@ -152,7 +188,9 @@ def test_a_cut_prompt_where_the_order_is_mixed(tmp_path: Path) -> None:
     """Its step is not known. In a trajectory that is in order otherwise it stands where it belongs."""
     records = dumped("ALFWorld", [episode(0, 4, True)], ["g"])
     records[2]["input"] = records[2]["input"][500:]
-    assert import_rollouts(write(tmp_path / "dump", records), tmp_path / "run").steps == 4
+    assert (
+        import_rollouts(write(tmp_path / "dump", records), tmp_path / "run").steps == 4
+    )
     records[0], records[1] = records[1], records[0]
     with pytest.raises(
         InputError,
@@ -161,8 +199,12 @@ def test_a_cut_prompt_where_the_order_is_mixed(tmp_path: Path) -> None:
         import_rollouts(write(tmp_path / "mixed", records), tmp_path / "other")
 
 
-def test_records_without_whole_prompts_are_in_the_order_of_the_file(tmp_path: Path) -> None:
-    records = dumped("ALFWorld", [episode(0, 3, True), episode(1, 2, False)], ["g", "g"])
+def test_records_without_whole_prompts_are_in_the_order_of_the_file(
+    tmp_path: Path,
+) -> None:
+    records = dumped(
+        "ALFWorld", [episode(0, 3, True), episode(1, 2, False)], ["g", "g"]
+    )
     for record in records:
         record["input"] = "cut"
         del record["step"]
@@ -181,12 +223,20 @@ def test_records_without_whole_prompts_are_in_the_order_of_the_file(tmp_path: Pa
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     for text, line in (
         ("not JSON\n", "line 1: JSON is malformed"),
-        ('{"input": "x", "score": 0}\n', "line 1: Object missing required field `traj_uid`"),
-        ('{"traj_uid": "a", "uid": "b", "rewards": "x"}\n', "line 1: Expected `float`, got `str`"),
+        (
+            '{"input": "x", "score": 0}\n',
+            "line 1: Object missing required field `traj_uid`",
+        ),
+        (
+            '{"traj_uid": "a", "uid": "b", "rewards": "x"}\n',
+            "line 1: Expected `float`, got `str`",
+        ),
     ):
         (tmp_path / "1.jsonl").write_text(text)
         with pytest.raises(InputError, match=line):
             import_rollouts(tmp_path / "1.jsonl", tmp_path / "run", format="verl-agent")
         assert [path.name for path in tmp_path.iterdir()] == ["1.jsonl"]
-    with pytest.raises(InputError, match="expected a file with rollouts, or a folder of them"):
+    with pytest.raises(
+        InputError, match="expected a file with rollouts, or a folder of them"
+    ):
         import_rollouts(tmp_path / "nothing", tmp_path / "other")

@@ -27,7 +27,9 @@ from hgpo_envs.files.secrets import register
 
 texts = st.one_of(
     st.text(),
-    st.sampled_from(["", "\x00", "a\x00b", "日本", "😀" * 3, "x" * 1_000_000, "\ufeff", "\r\n"]),
+    st.sampled_from(
+        ["", "\x00", "a\x00b", "日本", "😀" * 3, "x" * 1_000_000, "\ufeff", "\r\n"]
+    ),
 )
 values = st.fixed_dictionaries(
     {
@@ -42,7 +44,8 @@ values = st.fixed_dictionaries(
         "score": st.none() | st.floats(0, 1),
         "tokens": st.none()
         | st.lists(
-            st.tuples(st.integers(-(2**31), 2**31 - 1), st.floats(-50, 0, width=32)), max_size=4
+            st.tuples(st.integers(-(2**31), 2**31 - 1), st.floats(-50, 0, width=32)),
+            max_size=4,
         ),
         "environment_s": st.none() | st.floats(0, 1e6),
     }
@@ -59,12 +62,22 @@ def rows_of(run: dict[Any, Any]) -> list[dict[str, Any]]:
     for number, ((iteration, task, which), members) in enumerate(run.items()):
         for m, trajectory in enumerate(members):
             for t, drawn in enumerate(trajectory):
-                row = {**drawn, "iteration": iteration, "task_id": task, "group": which, "step": t}
+                row = {
+                    **drawn,
+                    "iteration": iteration,
+                    "task_id": task,
+                    "group": which,
+                    "step": t,
+                }
                 tokens = row.pop("tokens")
                 row["response_token_ids"] = tokens and [token for token, _ in tokens]
                 row["response_logprobs"] = tokens and [logprob for _, logprob in tokens]
                 rows.append(
-                    {**row, "trajectory": f"{number}/{m}", "terminated": t == len(trajectory) - 1}
+                    {
+                        **row,
+                        "trajectory": f"{number}/{m}",
+                        "terminated": t == len(trajectory) - 1,
+                    }
                 )
     return rows
 
@@ -73,14 +86,18 @@ def rows_of(run: dict[Any, Any]) -> list[dict[str, Any]]:
 @given(runs, st.randoms(use_true_random=False), st.integers(0, 3))
 @pytest.mark.slow
 def test_write_then_read_is_the_identity_in_any_row_order(
-    tmp_path_factory: pytest.TempPathFactory, run: dict[Any, Any], draw: random.Random, depth: int
+    tmp_path_factory: pytest.TempPathFactory,
+    run: dict[Any, Any],
+    draw: random.Random,
+    depth: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     rows = rows_of(run)
     expected = sorted(
         rows,
         key=lambda row: [
-            v.encode() if isinstance(v, str) else v for v in map(row.get, schema.SORT_KEY)
+            v.encode() if isinstance(v, str) else v
+            for v in map(row.get, schema.SORT_KEY)
         ],
     )
     draw.shuffle(rows)
@@ -103,8 +120,26 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
     rows = [
         step("t", "a", 0, state="A", action="x", reward=0.1),
         step("t", "a", 1, state="B", action="y", reward=0.2),
-        step("t", "a", 2, state="A", action="z", reward=0.3, terminated=True, next_state="end"),
-        step("t", "b", 0, state="A", action=None, reward=0.0, aborted=True, error="out of time"),
+        step(
+            "t",
+            "a",
+            2,
+            state="A",
+            action="z",
+            reward=0.3,
+            terminated=True,
+            next_state="end",
+        ),
+        step(
+            "t",
+            "b",
+            0,
+            state="A",
+            action=None,
+            reward=0.0,
+            aborted=True,
+            error="out of time",
+        ),
     ]
     with StepWriter(
         tmp_path, depth=2, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}
@@ -142,7 +177,10 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
             [step("t", "a", 0, response_logprobs=[-1.0], response_token_ids=[1, 2])],
             "one value per token",
         ),
-        ([step("t", "a", 0, terminated=True), step("t", "a", 1)], "terminated before the last row"),
+        (
+            [step("t", "a", 0, terminated=True), step("t", "a", 1)],
+            "terminated before the last row",
+        ),
         (
             [step("t", "a", 0, next_state="elsewhere"), step("t", "a", 1)],
             "not the state of the next step",
@@ -155,7 +193,10 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
             [step("t", "a", 0, task_id=None)],
             "row 0, column task_id: expected a value in every row, received None",
         ),
-        ([step("t", "a", 0, stat="x")], "unknown step table column 'stat'; did you mean 'state'?"),
+        (
+            [step("t", "a", 0, stat="x")],
+            "unknown step table column 'stat'; did you mean 'state'?",
+        ),
         (
             [{"task_id": "t", "trajectory": "a", "step": 0, "state": ""}],
             "expected a column 'reward'",
@@ -164,7 +205,16 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
         (group("good", iteration=1), "trajectory 'good/0' is already in run"),
         *(
             (rows, "expected")
-            for rows in (None, 3, "rows", b"rows", {"task_id": "t"}, [1], [[1]], pl.LazyFrame())
+            for rows in (
+                None,
+                3,
+                "rows",
+                b"rows",
+                {"task_id": "t"},
+                [1],
+                [[1]],
+                pl.LazyFrame(),
+            )
         ),
     ],
 )
@@ -178,13 +228,17 @@ def test_bad_rows_are_refused_in_one_line_and_leave_nothing(
         writer.commit()
         with pytest.raises(InputError, match=rf"^.*{line}.*$"):
             writer.add_group(rows)
-    assert scan_steps(tmp_path).select("task_id").unique().collect().rows() == [("good",)]
+    assert scan_steps(tmp_path).select("task_id").unique().collect().rows() == [
+        ("good",)
+    ]
 
 
 @pytest.mark.parametrize(
     ("options", "files"), [({"shard_rows": 10}, 4), ({"shard_bytes": 50_000}, 7)]
 )
-def test_shards_are_cut_between_groups(tmp_path: Path, options: dict[str, int], files: int) -> None:
+def test_shards_are_cut_between_groups(
+    tmp_path: Path, options: dict[str, int], files: int
+) -> None:
     with StepWriter(tmp_path, **options) as writer:
         for number in range(7):
             writer.add_group(group(f"t{number}", prompt="x" * 10_000))
@@ -199,7 +253,10 @@ def test_shards_are_cut_between_groups(tmp_path: Path, options: dict[str, int], 
 
 
 def test_resuming_goes_on_after_what_is_committed(tmp_path: Path) -> None:
-    header = {"run": "[/bold]\nan odd \ud800 name", "config": {"seed": 1, "sizes": (1, 2)}}
+    header = {
+        "run": "[/bold]\nan odd \ud800 name",
+        "config": {"seed": 1, "sizes": (1, 2)},
+    }
     for number in range(3):
         with StepWriter(tmp_path, **header) as writer:
             assert writer.committed == {GroupKey(0, f"t{n}", 0) for n in range(number)}
@@ -230,10 +287,17 @@ def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
     full, bare = (scan_steps(tmp_path / name).collect() for name in ("full", "bare"))
     hashes = [column.name for column in schema.columns() if column.family == "hashes"]
     assert_frame_equal(full.select(hashes), bare.select(hashes))
-    assert bare.select("state", "prompt", "action", "policy_s").null_count().row(0) == (6, 6, 6, 6)
+    assert bare.select("state", "prompt", "action", "policy_s").null_count().row(0) == (
+        6,
+        6,
+        6,
+        6,
+    )
     with StepWriter(tmp_path / "again") as writer:  # a table without texts is rows, too
         writer.add_group(bare.drop("run"))
-    assert_frame_equal(scan_steps(tmp_path / "again").drop("run").collect(), bare.drop("run"))
+    assert_frame_equal(
+        scan_steps(tmp_path / "again").drop("run").collect(), bare.drop("run")
+    )
 
 
 @pytest.mark.slow
@@ -241,7 +305,11 @@ def test_what_is_left_out_is_not_missed(tmp_path: Path) -> None:
     needed = {"hashes", "won", "parent", "branch_step"}
     always = {
         *needed,
-        *(column.name for column in schema.columns() if column.derived or not column.null),
+        *(
+            column.name
+            for column in schema.columns()
+            if column.derived or not column.null
+        ),
     }
     for name in (*schema.FAMILIES, *(column.name for column in schema.columns())):
         if name in always:
@@ -270,7 +338,9 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
     for _ in range(2):  # begun and resumed
         with StepWriter(tmp_path, config=config) as writer:
             if not writer.committed:
-                writer.add_group([step("t", "a", 0, aborted=True, error=error), step("t", "b", 0)])
+                writer.add_group(
+                    [step("t", "a", 0, aborted=True, error=error), step("t", "b", 0)]
+                )
     assert scan_steps(tmp_path).collect()["error"].to_list() == [
         "401 for http://***@host: Bearer *** is unknown",
         None,
@@ -280,7 +350,8 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
         assert secret not in everything
     with pytest.raises(InputError, match="was written with policy") as refused:
         StepWriter(
-            tmp_path, config={**config, "policy": {"base_url": "http://you:other-pw@elsewhere"}}
+            tmp_path,
+            config={**config, "policy": {"base_url": "http://you:other-pw@elsewhere"}},
         )
     assert "hunter2" not in str(refused.value)
     assert "other-pw" not in str(refused.value)
@@ -292,7 +363,9 @@ def test_rows_texts_and_columns_are_stored_as_promised(rich_run: Path) -> None:
     frame = pl.concat([frame] * (60_000 // len(frame)))
     data = shards.encode(frame, {})
     metadata = pq.read_metadata(io.BytesIO(data))
-    rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    rows = [
+        metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)
+    ]
     assert rows == [25_000, 25_000, len(frame) - 50_000]
     for number in range(metadata.num_columns):
         chunk = metadata.row_group(0).column(number)
@@ -307,7 +380,11 @@ def test_changed_bytes_are_not_written_again_under_a_new_digest(rich_run: Path) 
     file = rich_run / "steps/steps-000000.parquet"
     data = bytearray(file.read_bytes())
     chunk = pq.read_metadata(file).row_group(0).column(31)
-    begin = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    begin = (
+        chunk.dictionary_page_offset
+        if chunk.has_dictionary_page
+        else chunk.data_page_offset
+    )
     data[begin + chunk.total_compressed_size - 1] ^= 1
     file.write_bytes(data)
     before = sorted(path.name for path in rich_run.glob("steps/*.parquet"))
@@ -424,7 +501,10 @@ odd = st.sampled_from(
 names = [column.name for column in schema.columns(1)]
 odd_values = st.dictionaries(st.sampled_from(names), odd, max_size=2)
 odd_row = st.tuples(
-    st.sampled_from(["t", "u"]), st.sampled_from(["a", "b"]), st.integers(0, 3), odd_values
+    st.sampled_from(["t", "u"]),
+    st.sampled_from(["a", "b"]),
+    st.integers(0, 3),
+    odd_values,
 )
 odd_rows = st.lists(odd_row, max_size=6)
 
@@ -452,16 +532,25 @@ def test_what_is_accepted_is_clean(
         except InputError as error:
             refused_in_one_line(error)
         if not any(one.task_id == "good" for one in writer.committed):
-            writer.add_group(group("good", 1, 2))  # nothing that was refused is in its way
+            # nothing that was refused is in its way
+            writer.add_group(group("good", 1, 2))
     report = verify(folder)
     assert (report.problems, report.notes) == ([], [])
-    assert scan_steps(folder).select(pl.len()).collect().item() >= taken + 2 * (taken == 0)
+    assert scan_steps(folder).select(pl.len()).collect().item() >= taken + 2 * (
+        taken == 0
+    )
 
 
 BAD_VALUES: list[tuple[str, Any]] = [
     # the sum of three times 1e308 is no float
     *(("reward", value) for value in (math.nan, 1e308, "much", None)),
-    *(("step", 2**31), ("score", math.inf), ("state", None), ("state", 3), ("task_type", b"bytes")),
+    *(
+        ("step", 2**31),
+        ("score", math.inf),
+        ("state", None),
+        ("state", 3),
+        ("task_type", b"bytes"),
+    ),
     *(
         ("finish_reason", 3),
         ("prompt_token_ids", [2**31]),
@@ -504,10 +593,16 @@ def test_one_bad_value_names_its_trajectory_alone(tmp_path: Path) -> None:
                 refused_in_one_line(refused.value)
         with StepWriter(tmp_path / f"{number}") as writer:
             writer.add_group(
-                [row for row in rows if row["trajectory"] not in refused.value.trajectories]
+                [
+                    row
+                    for row in rows
+                    if row["trajectory"] not in refused.value.trajectories
+                ]
             )
         assert verify(tmp_path / f"{number}").ok
-        assert scan_steps(tmp_path / f"{number}").select(pl.len()).collect().item() == 12
+        assert (
+            scan_steps(tmp_path / f"{number}").select(pl.len()).collect().item() == 12
+        )
 
 
 NOT_UTF8 = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
@@ -534,9 +629,16 @@ NOT_UTF8 = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
             )
         ),
         *(("response_logprobs", [value]) for value in ("a", dt.date(2020, 1, 1))),
-        *(("cut_pairs", value) for value in (0.5, 2.0**53, math.inf, decimal.Decimal(1), True)),
+        *(
+            ("cut_pairs", value)
+            for value in (0.5, 2.0**53, math.inf, decimal.Decimal(1), True)
+        ),
         *(("iteration", value) for value in (math.nan, 0.5, True)),
-        *((flag, value) for flag in ("aborted", "action_valid", "won") for value in (0.5, 2)),
+        *(
+            (flag, value)
+            for flag in ("aborted", "action_valid", "won")
+            for value in (0.5, 2)
+        ),
         *((flag, math.nan) for flag in ("aborted", "action_valid")),
     ],
 )
@@ -547,14 +649,23 @@ def test_values_that_a_column_cannot_hold_are_refused_by_row(
     rows = [step("t", name, 0) for name in "ab"]
     steps = {name: [row[name] for row in rows] for name in rows[0]}
     table = pa.table({**steps, column: [value, value]})
-    sources: list[Any] = [table, pl.DataFrame(table), [{**row, column: value} for row in rows]]
+    sources: list[Any] = [
+        table,
+        pl.DataFrame(table),
+        [{**row, column: value} for row in rows],
+    ]
     if column == "admissible_actions":
-        sources.append(pa.table({**steps, column: pa.ListArray.from_arrays([0, 1, 2], NOT_UTF8)}))
+        sources.append(
+            pa.table({**steps, column: pa.ListArray.from_arrays([0, 1, 2], NOT_UTF8)})
+        )
     elif value == b"\xff":
         sources += [
-            pa.table({**steps, column: texts}) for texts in (NOT_UTF8, NOT_UTF8.dictionary_encode())
+            pa.table({**steps, column: texts})
+            for texts in (NOT_UTF8, NOT_UTF8.dictionary_encode())
         ]
-        sources.append({**steps, column: pl.DataFrame(pa.table({column: NOT_UTF8}))[column]})
+        sources.append(
+            {**steps, column: pl.DataFrame(pa.table({column: NOT_UTF8}))[column]}
+        )
     with StepWriter(tmp_path / "run") as writer:
         for source in sources:
             with pytest.raises(

@@ -37,7 +37,12 @@ KEYS = {
     "arguments",
     [
         {},
-        {"action_format": "response", "split": "all", "history_length": 0, "history_depth": 0},
+        {
+            "action_format": "response",
+            "split": "all",
+            "history_length": 0,
+            "history_depth": 0,
+        },
         {"action_format": "number", "sampling": "sweep"},
         {"render_mode": "human"},
         {"render_mode": "ansi"},
@@ -72,7 +77,9 @@ def test_a_thousand_environments_share_one_source(env_id):
     envs = gymnasium.make_vec(env_id, num_envs=1000, group_size=8).unwrapped
     obs, infos = envs.reset(seed=1)
     assert (infos["task_id"].reshape(125, 8) == infos["task_id"][::8, None]).all()
-    assert (obs["history_hash"][:, 0].reshape(125, 8) == obs["history_hash"][::8, :1]).all()
+    assert (
+        obs["history_hash"][:, 0].reshape(125, 8) == obs["history_hash"][::8, :1]
+    ).all()
     obs, _, terminated, truncated, _ = envs.step(["look"] * 1000)
     assert obs["history_hash"].shape == (1000, 9)
     assert not (terminated | truncated).any()
@@ -82,17 +89,33 @@ def test_a_thousand_environments_share_one_source(env_id):
 def test_bad_arguments():
     for env_id, arguments, line in (
         (IDS[0], {"splt": "train"}, "unknown argument 'splt'; did you mean 'split'?"),
-        (IDS[0], {"split": "valid_sen"}, "unknown split 'valid_sen'; did you mean 'valid_seen'?"),
+        (
+            IDS[0],
+            {"split": "valid_sen"},
+            "unknown split 'valid_sen'; did you mean 'valid_seen'?",
+        ),
         (IDS[0], {"data": "/no/such/place"}, "/no/such/place"),
         (
             IDS[0],
             {"backend": "orginal"},
             "unknown backend 'orginal'; did you mean 'original'? Known: native, original",
         ),
-        (IDS[0], {"data": 3}, "data: expected a path or None for the bundled set, received 3"),
-        (IDS[1], {"data": 3}, "data: expected a path or None for the bundled set, received 3"),
+        (
+            IDS[0],
+            {"data": 3},
+            "data: expected a path or None for the bundled set, received 3",
+        ),
+        (
+            IDS[1],
+            {"data": 3},
+            "data: expected a path or None for the bundled set, received 3",
+        ),
         (IDS[0], {"grammar": "pot"}, "unknown grammar 'pot'; did you mean 'put'?"),
-        (IDS[1], {"goals": "humans"}, "unknown kind of goals 'humans'; did you mean 'human'?"),
+        (
+            IDS[1],
+            {"goals": "humans"},
+            "unknown kind of goals 'humans'; did you mean 'human'?",
+        ),
         (IDS[1], {"observation_mode": "html"}, "unknown observation_mode 'html'"),
         (IDS[1], {"data": "/no/such/place"}, "/no/such/place"),
         (
@@ -100,7 +123,11 @@ def test_bad_arguments():
             {"option_colors": "both"},
             "unknown argument 'option_colors'; did you mean 'option_colours'?",
         ),
-        (IDS[1], {"after_done": "stop"}, "unknown after_done 'stop'. Known: continue, freeze"),
+        (
+            IDS[1],
+            {"after_done": "stop"},
+            "unknown after_done 'stop'. Known: continue, freeze",
+        ),
         (IDS[1], {"price_seed": None}, "price_seed: expected an integer, received"),
     ):
         with pytest.raises(InputError) as caught:
@@ -129,7 +156,9 @@ def test_the_printed_transcript_has_every_observation_action_and_reward(env_id, 
     assert obs["state"] in printed
     done = False
     while not done:
-        obs, reward, terminated, truncated, info = env.step(player.act(env.episode.state))
+        obs, reward, terminated, truncated, info = env.step(
+            player.act(env.episode.state)
+        )
         printed = capsys.readouterr().out
         assert f"> {info['action']}" in printed
         assert obs["state"] in printed

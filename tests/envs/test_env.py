@@ -45,11 +45,15 @@ def test_a_won_episode_step_by_step():
     states = [obs["state"] for obs, *_ in steps]
     assert states[0].startswith("You are in the hall. Your task is to: light the lamp")
     assert [reward for _, reward, *_ in steps] == [0.0] * len(actions) + [1.0]
-    assert [terminated for _, _, terminated, _, _ in steps] == [False] * len(actions) + [True]
+    assert [terminated for _, _, terminated, _, _ in steps] == [False] * len(
+        actions
+    ) + [True]
     assert not any(truncated for _, _, _, truncated, _ in steps)
     for number, (obs, reward, terminated, truncated, info) in enumerate(steps):
         assert set(info) == INFO_KEYS
-        assert [type(value) for value in (reward, terminated, truncated, info["won"])] == [
+        assert [
+            type(value) for value in (reward, terminated, truncated, info["won"])
+        ] == [
             float,
             bool,
             bool,
@@ -64,7 +68,8 @@ def test_a_won_episode_step_by_step():
         shown = list(zip(states, actions, strict=False))[max(0, number - 2) : number]
         for earlier, (state, action) in enumerate(shown, start=max(0, number - 2) + 1):
             assert (
-                f"[Observation {earlier}: '{state}', Action {earlier}: '{action}']" in obs["prompt"]
+                f"[Observation {earlier}: '{state}', Action {earlier}: '{action}']"
+                in obs["prompt"]
             )
         assert obs["prompt"].count("[Observation") == min(number, 2)
     hashes = np.array([obs["history_hash"] for obs, *_ in steps])
@@ -78,15 +83,27 @@ def test_a_command_is_valid_if_it_is_admissible_and_a_response_by_its_form():
     env = TextEnv(DoorsSource())
     env.reset(seed=1)
     obs, reward, terminated, truncated, info = env.step("dance")
-    assert (obs["state"], reward, terminated, truncated) == ("Nothing happens.", 0.0, False, False)
+    assert (obs["state"], reward, terminated, truncated) == (
+        "Nothing happens.",
+        0.0,
+        False,
+        False,
+    )
     assert (info["action_valid"], info["action_admissible"]) == (False, False)
     env = TextEnv(DoorsSource(), action_format="response")
     env.reset(seed=1)
     well_formed = env.step("<think>hm</think><action>Dance</action>")[4]
-    flags = well_formed["action"], well_formed["action_valid"], well_formed["action_admissible"]
+    flags = (
+        well_formed["action"],
+        well_formed["action_valid"],
+        well_formed["action_admissible"],
+    )
     assert flags == ("Dance", True, False)
     without_thought = env.step("<action>open door</action>")[4]
-    assert (without_thought["action"], without_thought["action_valid"]) == ("open door", False)
+    assert (without_thought["action"], without_thought["action_valid"]) == (
+        "open door",
+        False,
+    )
     assert without_thought["action_admissible"]  # still executed
     bare = env.step("I shall now, after all of this, go on")[4]
     assert (bare["action"], bare["action_valid"]) == (
@@ -118,7 +135,8 @@ def test_the_step_limit_truncates_and_does_not_terminate():
         env.step("look")
     actions = solution("train-0")
     steps = play(TextEnv(DoorsSource(), max_steps=len(actions)), "train-0", actions)
-    assert steps[-1][2:4] == (True, False)  # won with the last step allowed: terminated alone
+    # won with the last step allowed: terminated alone
+    assert steps[-1][2:4] == (True, False)
 
 
 def test_seeds_determine_tasks():
@@ -135,7 +153,9 @@ def test_seeds_determine_tasks():
     for name in ("random", "shuffled", "verl-agent"):  # unseeded: any order, but one
         assert TextEnv(DoorsSource(), sampling=name).reset()[1]["split"] == "train"
     sweeping = TextEnv(DoorsSource(), split="test", sampling="sweep")
-    assert [sweeping.reset()[1]["task_id"] for _ in range(4)] == DoorsSource().ids("test")
+    assert [sweeping.reset()[1]["task_id"] for _ in range(4)] == DoorsSource().ids(
+        "test"
+    )
 
 
 def test_observations_and_infos_are_new_objects_at_every_call():
@@ -175,7 +195,10 @@ def test_pickles_contain_no_data(doors_id):
             {"action_format": np.array(["a", "b"])},
             "unknown action_format array(['a', 'b'], dtype='<U1'). Known: comma",
         ),
-        ({"sampling": "shufled"}, "unknown sampling 'shufled'; did you mean 'shuffled'?"),
+        (
+            {"sampling": "shufled"},
+            "unknown sampling 'shufled'; did you mean 'shuffled'?",
+        ),
         ({"split": "valid"}, "unknown split 'valid'"),
         ({"render_mode": "rgb_array"}, "unknown render_mode 'rgb_array'. Known: "),
         (

@@ -61,7 +61,9 @@ class Shuffled(Corridor):
 
     def state(self, **flags):
         state = super().state(**flags)
-        return replace(state, text="\n".join(state.text.split("\n")[:: self.order.choice((1, -1))]))
+        return replace(
+            state, text="\n".join(state.text.split("\n")[:: self.order.choice((1, -1))])
+        )
 
 
 class Shared(Corridor):
@@ -165,7 +167,9 @@ class Faulty(Corridor):
         actions = list(state.actions)
         self.listed[:] = actions
         changes = {
-            "lists what it does not do": {"actions": [] if ended else [*actions, "dance"]},
+            "lists what it does not do": {
+                "actions": [] if ended else [*actions, "dance"]
+            },
             "lists twice": {"actions": actions + actions[:1]},
             "lists nothing later": {"actions": [] if self.left else ["go on"]},
             "lists an array": {"actions": np.array(actions)},
@@ -181,7 +185,9 @@ class Faulty(Corridor):
             "always valid": {"valid": True},
             "nan": {"reward": float("nan") if ended else 0.0},
             "won early": {"won": self.place > 1},
-            "tags in actions": {"actions": [*actions, "say </action>"] if actions else []},
+            "tags in actions": {
+                "actions": [*actions, "say </action>"] if actions else []
+            },
             "won unknown": {"won": None},
             "won as a number": {"won": int(ended)},
             "no text": {"text": None},
@@ -223,7 +229,9 @@ def findings(engine, tasks=None, **functions):
 def test_a_sound_environment_passes():
     before = random.getstate()
     found = findings(Corridor)
-    assert {name: each.message for name, each in found.items() if each.verdict != "pass"} == {}
+    assert {
+        name: each.message for name, each in found.items() if each.verdict != "pass"
+    } == {}
     assert random.getstate() == before
 
 
@@ -236,7 +244,12 @@ def test_a_sound_environment_passes():
             "fail",
             "text has its lines in another order (sort them, or set state_key='sort-lines'",
         ),
-        (Shared, "many at a time", "fail", "engines share what must be their own alone"),
+        (
+            Shared,
+            "many at a time",
+            "fail",
+            "engines share what must be their own alone",
+        ),
         (Drawing, "replay", "fail", "text is 'A voice says"),
         (
             Mute,
@@ -251,15 +264,30 @@ def test_a_sound_environment_passes():
             "step 1 after 'go on': no admissible",
         ),
         (Counting, "repeated states", "warning", "set state_key='mask-numbers'"),
-        ("tags in actions", "parser", "fail", "</action></action>', is parsed as 'say'"),
+        (
+            "tags in actions",
+            "parser",
+            "fail",
+            "</action></action>', is parsed as 'say'",
+        ),
         ("won unknown", "success", "warning", "do not say whether they were won"),
         (Limited, "step limit", "warning", "set max_steps=4 in the specification"),
         (Entangled, "fork", "fail", "after a copy played on"),
         ("won as a number", "values", "fail", "won: expected bool, received int"),
-        ("exits", "plays", "fail", "SystemExit: 3; every task and text must be answered"),
+        (
+            "exits",
+            "plays",
+            "fail",
+            "SystemExit: 3; every task and text must be answered",
+        ),
         ("no text", "values", "fail", "text: expected str, received NoneType"),
         ("no text", "repeated states", "fail", "TypeError"),
-        ("lists an array", "plays", "fail", "actions: expected a list of texts, received ndarray"),
+        (
+            "lists an array",
+            "plays",
+            "fail",
+            "actions: expected a list of texts, received ndarray",
+        ),
         ("ends at its start", "plays", "fail", "task 0 ends at its start"),
         ("hangs", "plays", "fail", "no answer in 0.3 s"),
         (
@@ -284,14 +312,28 @@ def test_a_sound_environment_passes():
         ("always valid", "odd commands", "warning", "is not listed, and yet valid"),
         ("moves by any text", "odd commands", "warning", "should change nothing"),
         ("long", "odd commands", "fail", "ValueError: too long"),
-        ("goes on after the end", "after the end", "warning", "continues after the end"),
+        (
+            "goes on after the end",
+            "after the end",
+            "warning",
+            "continues after the end",
+        ),
         ("keeps", "one engine again", "fail", "start must reset everything"),
-        ("one game", "distinct tasks", "warning", "all 20 tasks that were compared are one"),
+        (
+            "one game",
+            "distinct tasks",
+            "warning",
+            "all 20 tasks that were compared are one",
+        ),
     ],
 )
-def test_faults_are_named_with_their_repair(engine, check, verdict, message, monkeypatch):
+def test_faults_are_named_with_their_repair(
+    engine, check, verdict, message, monkeypatch
+):
     monkeypatch.setattr(env_checker, "ANSWER_SECONDS", 0.3 if engine == "hangs" else 60)
-    found = findings(partial(Faulty, engine) if isinstance(engine, str) else engine)[check]
+    found = findings(partial(Faulty, engine) if isinstance(engine, str) else engine)[
+        check
+    ]
     assert found.verdict == verdict
     assert message in found.message
 
@@ -311,7 +353,9 @@ class Slippery(Corridor):
 
     def act(self, command):
         return super().act(
-            "Look" if command == "go on" and random.SystemRandom().random() < 0.3 else command
+            "Look"
+            if command == "go on" and random.SystemRandom().random() < 0.3
+            else command
         )
 
 
@@ -319,7 +363,9 @@ class Graded(Corridor):
     def state(self, **flags):
         state = super().state(**flags)
         return replace(
-            state, reward=self.place / 3 if state.terminated else 0.0, score=self.place / 3
+            state,
+            reward=self.place / 3 if state.terminated else 0.0,
+            score=self.place / 3,
         )
 
 
@@ -333,7 +379,9 @@ class Unlisted(Mute):
 
 class Walker:
     def reset(self, task, state, engine=None):
-        self.next = iter(["Look", "go back", "go on", "go on", "go back", "go on", "go on"])
+        self.next = iter(
+            ["Look", "go back", "go on", "go on", "go back", "go on", "go on"]
+        )
 
     def act(self, state):
         return next(self.next)
@@ -383,7 +431,9 @@ UNLISTED = {"admissible_actions": False}
 )
 def test_right_environments_of_other_kinds_pass(engine, source, changes):
     found = checked(engine, source, **changes)
-    assert {name: each.message for name, each in found.items() if each.verdict != "pass"} == {}
+    assert {
+        name: each.message for name, each in found.items() if each.verdict != "pass"
+    } == {}
     assert set(found) >= {"plays", "values", "success", "parser"}
 
 
@@ -512,7 +562,12 @@ class TwoSplits(Source):
     def task(self, task_id):
         if task_id not in self.ids("all"):
             raise UnknownTask(f"unknown task {task_id}")
-        return Task(task_id, "test" if task_id in self.test else "train", "Open the safe.", "safe")
+        return Task(
+            task_id,
+            "test" if task_id in self.test else "train",
+            "Open the safe.",
+            "safe",
+        )
 
 
 class Copied(TwoSplits):
@@ -540,7 +595,8 @@ def test_tasks_are_called_one_only_after_enough_commands():
     )
     assert int(said[1]) >= env_checker.ENOUGH
     assert (
-        checked(Refusing, TwoSplits, tools=[walk], **UNLISTED)["distinct tasks"].verdict == "pass"
+        checked(Refusing, TwoSplits, tools=[walk], **UNLISTED)["distinct tasks"].verdict
+        == "pass"
     )
 
 
@@ -569,7 +625,10 @@ class Timed(Corridor):
 
 
 def test_nothing_is_played_with_tools_that_no_call_fits():
-    assert list(checked(Unlisted, tools=[tool(properties=["place"])], **UNLISTED))[-1] == "tools"
+    assert (
+        list(checked(Unlisted, tools=[tool(properties=["place"])], **UNLISTED))[-1]
+        == "tools"
+    )
 
 
 def test_turns_that_run_out_are_no_outcome_of_a_command():
@@ -589,7 +648,12 @@ class AcceptsAll(Source):
 @pytest.mark.parametrize(
     ("source", "changes", "check", "message"),
     [
-        (OtherSplit, {}, "tasks", "the task '0' of split 'train' says that it is of 'test'"),
+        (
+            OtherSplit,
+            {},
+            "tasks",
+            "the task '0' of split 'train' says that it is of 'test'",
+        ),
         (AcceptsAll, {}, "unknown tasks", "an unknown task is accepted"),
         (
             Source,
@@ -616,7 +680,8 @@ class Unsorted(Corridor):
 
     def state(self, **flags):
         return replace(
-            super().state(**flags), text=" ".join({"a lamp", "a door", "a chair", "a bed", "a rug"})
+            super().state(**flags),
+            text=" ".join({"a lamp", "a door", "a chair", "a bed", "a rug"}),
         )
 
 
@@ -624,14 +689,19 @@ class Unsorted(Corridor):
 def test_the_order_of_sets_is_found_in_other_processes(monkeypatch):
     monkeypatch.setattr(env_checker, "HASH_SEEDS", ("1", "2", "3"))
     found = checked(Unsorted)
-    assert (found["replay"].verdict, found["other processes"].verdict) == ("pass", "fail")
+    assert (found["replay"].verdict, found["other processes"].verdict) == (
+        "pass",
+        "fail",
+    )
     assert "sort them" in found["other processes"].message
 
 
 def test_numbers_that_are_the_state_are_not_masked():
     class Countdown(Corridor):
         def state(self, **flags):
-            return replace(super().state(**flags), text=f"{3 - self.place} left of {self.task_id}.")
+            return replace(
+                super().state(**flags), text=f"{3 - self.place} left of {self.task_id}."
+            )
 
     assert findings(Countdown)["repeated states"].verdict == "pass"
 
@@ -644,10 +714,13 @@ def test_an_engine_that_fails_ends_the_checks():
 
 def test_an_array_of_actions_is_named():
     episode = Episode(
-        SharedSource(Source(partial(Faulty, "lists an array"))), settings_for("Corridor")
+        SharedSource(Source(partial(Faulty, "lists an array"))),
+        settings_for("Corridor"),
     )
     episode.start("0")
-    with pytest.raises(InputError, match=r"^actions: expected a list of texts, received ndarray$"):
+    with pytest.raises(
+        InputError, match=r"^actions: expected a list of texts, received ndarray$"
+    ):
         episode.prompt()
 
 
@@ -658,7 +731,10 @@ def test_functions_and_tasks_that_fail_are_named():
     assert findings(Corridor, state_key=fails)["repeated states"].message.endswith(
         "raised ValueError: a mistake"
     )
-    assert "which returned '<think>" in findings(Corridor, parse_response=str)["parser"].message
+    assert (
+        "which returned '<think>"
+        in findings(Corridor, parse_response=str)["parser"].message
+    )
     assert "1 is listed twice" in findings(Corridor, ["1", "1"])["tasks"].message
     assert "the split all lacks" in findings(Corridor, ["1", "99"])["tasks"].message
 

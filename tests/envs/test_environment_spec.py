@@ -42,7 +42,11 @@ HOUSE = EnvironmentSpec(
 )
 """
 BROKEN = {
-    "absent": ("", "absent_module:SPEC", "ModuleNotFoundError: No module named 'absent_module'"),
+    "absent": (
+        "",
+        "absent_module:SPEC",
+        "ModuleNotFoundError: No module named 'absent_module'",
+    ),
     "raising": (
         "raise RuntimeError('first\\nsecond')",
         "raising:SPEC",
@@ -79,7 +83,10 @@ def test_broken_packages_and_equal_names_break_no_others(tmp_path):
             {"hgpo.environments": {f"Broken/{name}-v0": value}},
         )
     write_distribution(
-        tmp_path, "nameless", {}, {"hgpo.environments": {"what is this?": "nameless:SPEC"}}
+        tmp_path,
+        "nameless",
+        {},
+        {"hgpo.environments": {"what is this?": "nameless:SPEC"}},
     )
     write_distribution(
         tmp_path,
@@ -101,14 +108,19 @@ for env_id in {tried}:
 for env_id in ("Mine/Doors-v0", "HGPO/ALFWorld-v0"):
     gymnasium.make(env_id).reset(seed=1)
 """
-    done = python(script, env=environment(tmp_path, tmp_path / "second", PYTHONWARNINGS="default"))
+    done = python(
+        script, env=environment(tmp_path, tmp_path / "second", PYTHONWARNINGS="default")
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == len(BROKEN)
     for line, (name, (_, _, reason)) in zip(lines, BROKEN.items(), strict=True):
         assert reason in line
         assert f"of the distribution the-{name}-one" in line
-    assert "hgpo.environments of the distribution nameless: expected a Gymnasium id" in done.stderr
+    assert (
+        "hgpo.environments of the distribution nameless: expected a Gymnasium id"
+        in done.stderr
+    )
     assert (
         "'Mine/Doors-v0' is declared by my-house and by my-second-house; my-house is used"
         in done.stderr
@@ -122,7 +134,10 @@ def test_a_module_in_the_working_directory(tmp_path, monkeypatch, nothing_added)
     assert resolve_id("house_here:HOUSE") == "Mine/Doors-v3"
     env = gymnasium.make("Mine/Doors-v3")
     env.reset(seed=1)
-    assert pickle.loads(pickle.dumps(env.unwrapped)).episode.state == env.unwrapped.episode.state
+    assert (
+        pickle.loads(pickle.dumps(env.unwrapped)).episode.state
+        == env.unwrapped.episode.state
+    )
     assert resolve_id("house_here:HOUSE") == "Mine/Doors-v3"  # again changes nothing
     for text, line in (
         (
@@ -140,7 +155,9 @@ def test_a_module_in_the_working_directory(tmp_path, monkeypatch, nothing_added)
 
 def shout(text: str) -> Response:
     return Response(
-        text.strip("!"), text.endswith("!"), "" if text.endswith("!") else "not loud enough"
+        text.strip("!"),
+        text.endswith("!"),
+        "" if text.endswith("!") else "not loud enough",
     )
 
 
@@ -149,7 +166,9 @@ def doors_source(count: int) -> DoorsSource:
 
 
 def test_response_rules_and_arguments(nothing_added):
-    register(EnvironmentSpec(id="Mine/Doors-v0", source=doors_source, parse_response=shout))
+    register(
+        EnvironmentSpec(id="Mine/Doors-v0", source=doors_source, parse_response=shout)
+    )
     env = gymnasium.make("Mine/Doors-v0", count=5, action_format="response").unwrapped
     env.reset(options={"task": "train-0"})
     *_, info = env.step("open door!")
@@ -162,16 +181,21 @@ def test_response_rules_and_arguments(nothing_added):
     )
     again = pickle.loads(pickle.dumps(env))
     assert again.step(solution("train-0")[-1] + "!")[4]["won"]
-    with pytest.raises(InputError, match="Mine/Doors-v0: missing a required argument: 'count'"):
+    with pytest.raises(
+        InputError, match="Mine/Doors-v0: missing a required argument: 'count'"
+    ):
         gymnasium.make("Mine/Doors-v0")
 
 
 @pytest.mark.parametrize("parser", [len, str.index])
 def test_a_parser_that_fails_is_named(nothing_added, tmp_path, parser):
-    register(EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, parse_response=parser))
+    register(
+        EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, parse_response=parser)
+    )
     arguments = {"tasks": 1, "group_size": 1, "action_format": "response"}
     with pytest.raises(
-        RolloutError, match=r"EnvironmentFailed: InputError: parse_response: expected .*, which r"
+        RolloutError,
+        match=r"EnvironmentFailed: InputError: parse_response: expected .*, which r",
     ):
         collect("Mine/Doors-v0", lambda request: "x", tmp_path / "run", **arguments)
 
@@ -207,30 +231,53 @@ def test_what_is_no_benchmark(nothing_added):
             lambda: register(spec_of("Mine/Doors-v0", max_steps=3)),
             "another environment 'Mine/Doors-v0' is registered",
         ),
-        (lambda: make_player("expert", "Doors"), r"unknown Doors player 'expert'\. Known: none"),
+        (
+            lambda: make_player("expert", "Doors"),
+            r"unknown Doors player 'expert'\. Known: none",
+        ),
     ):
         with pytest.raises(InputError, match=reason) if reason else nullcontext():
             attempt()
     register(spec_of("Mine/Doors-v0", max_steps=50))  # again
-    assert environment_ids()[:3] == ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0", "HGPO/AppWorld-v0"]
+    assert environment_ids()[:3] == [
+        "HGPO/ALFWorld-v0",
+        "HGPO/WebShop-v0",
+        "HGPO/AppWorld-v0",
+    ]
 
 
 FIND = {
     "type": "function",
-    "function": {"name": "find", "description": "Find.", "parameters": {"type": "object"}},
+    "function": {
+        "name": "find",
+        "description": "Find.",
+        "parameters": {"type": "object"},
+    },
 }
 
 
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
-        ([FIND["function"]], 'tools[0], \'find\': expected the form {"type": "function"'),
-        ([{"name": "find", "inputSchema": {}}], "and rename 'inputSchema' to 'parameters'"),
+        (
+            [FIND["function"]],
+            'tools[0], \'find\': expected the form {"type": "function"',
+        ),
+        (
+            [{"name": "find", "inputSchema": {}}],
+            "and rename 'inputSchema' to 'parameters'",
+        ),
         ([FIND, "find"], "tools[1]: expected a function or a schema"),
         ("find", "tools: expected a list, received 'find'"),
         (FIND, "tools: expected a list, received {'type'"),
-        ([{"function": FIND["function"]}], 'tools[0], \'find\': expected "type": "function"'),
-        ([{"type": "function", "function": "find"}], "tools[0]: expected a function with a name"),
+        (
+            [{"function": FIND["function"]}],
+            'tools[0], \'find\': expected "type": "function"',
+        ),
+        (
+            [{"type": "function", "function": "find"}],
+            "tools[0]: expected a function with a name",
+        ),
         (
             [{"type": "function", "function": {"name": "f", "x": {1}}}],
             "tools[0], 'f': expected JSON values alone",
@@ -254,14 +301,23 @@ def test_a_tool_of_another_form_is_named_with_its_repair(tools, message):
             r"in this form: \boxed{your action}",
             "open red",
         ),
-        ({"tools": [FIND]}, "Then call one of the tools: find.", ToolCall("find", {}).text()),
+        (
+            {"tools": [FIND]},
+            "Then call one of the tools: find.",
+            ToolCall("find", {}).text(),
+        ),
     ],
 )
 @pytest.mark.usefixtures("nothing_added")
 def test_prompt_parser_and_players_follow_the_specification(fields, asked, action):
     spec = EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, **fields)
     register(spec)
-    shown = {"task": "Go.", "observation": "A door.", "max_steps": 9, "action_format": "response"}
+    shown = {
+        "task": "Go.",
+        "observation": "A door.",
+        "max_steps": 9,
+        "action_format": "response",
+    }
     prompt = load_template(None, "Doors").render(
         admissible_actions=["open red"], pairs=[], steps_taken=0, **shown
     )
@@ -275,6 +331,10 @@ def test_every_field_of_a_specification_is_documented():
     page = (Path(__file__).parents[2] / "docs/environments.md").read_text("utf-8")
     table = page[page.index("| field | meaning |") :].split("\n\n")[0]
     named = {
-        name for line in table.split("\n") for name in re.findall(r"`(\w+)`", line.split("|")[1])
+        name
+        for line in table.split("\n")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
-    assert named == {field.name for field in dataclasses.fields(EnvironmentSpec) if field.init}
+    assert named == {
+        field.name for field in dataclasses.fields(EnvironmentSpec) if field.init
+    }

@@ -24,7 +24,10 @@ VARIANTS = [
     *((env_id, {}) for env_id in IDS),
     (IDS[0], {"action_format": "number", "history_length": 0}),
     (IDS[1], {"observation_mode": "text_rich", "history_length": 5}),
-    (IDS[1], {"action_format": "response", "after_done": "freeze", "show_attributes": True}),
+    (
+        IDS[1],
+        {"action_format": "response", "after_done": "freeze", "show_attributes": True},
+    ),
 ]
 INADMISSIBLE = ["no such thing", "", "click[nothing]", "search[]", "go to nowhere 1"]
 QUERIES = ["red shoe", "<r>", "<a> x", "<c> garden", "<q> socks", "socks + red"]
@@ -122,16 +125,21 @@ def near(episode, chance):
         "inventory",
         *(f"click[{name}" for name in ("b0", "next", "back", "desc", "feat", "rev")),
     )
-    changing = [action for action in episode.state.actions if not action.startswith(far)]
+    changing = [
+        action for action in episode.state.actions if not action.startswith(far)
+    ]
     chosen = chance.choice(
-        changing if changing and chance.random() < 0.6 else list(episode.state.actions) or [""]
+        changing
+        if changing and chance.random() < 0.6
+        else list(episode.state.actions) or [""]
     )
     return chosen.replace("<your query>", chance.choice(QUERIES))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("env_id", "options"), [variant for variant in VARIANTS if "action_format" not in variant[1]]
+    ("env_id", "options"),
+    [variant for variant in VARIANTS if "action_format" not in variant[1]],
 )
 def test_equal_keys_mean_equal_futures(env_id, options):
     """Random walks that return to states on different ways; all reactions there must be equal, and so on from there."""
@@ -189,7 +197,8 @@ def test_shop_states_that_look_equal_have_different_keys():
     for first, second in (
         # one address, two pages
         (["search[<c> garden]", "search[<a>]"], ["search[<c>+garden]", "search[<a>]"]),
-        (["search[<r>]"], ["search[<r>]", "search[<r>]"]),  # the next random products differ
+        # the next random products differ
+        (["search[<r>]"], ["search[<r>]", "search[<r>]"]),
         # one page, but `next >` leads elsewhere
         (["search[red shoe]"], ["search[red shoe]", "search[<a>]"]),
         # after a purchase, every later state has its score
@@ -205,12 +214,20 @@ def test_environments_fork_with_their_hashes_and_their_draws(env_id):
     env.reset(seed=5)
     for _ in range(6):
         env.step(choice(env.episode, chance))
-    twins = [env.fork(), copy.copy(env), copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
+    twins = [
+        env.fork(),
+        copy.copy(env),
+        copy.deepcopy(env),
+        pickle.loads(pickle.dumps(env)),
+    ]
     text = choice(env.episode, chance)
     assert len({repr(twin.step(text)) for twin in twins}) == 1
     assert env.episode.steps_taken == 6
     assert len({each.reset()[1]["task_id"] for each in [env, *twins]}) == 1
-    assert made(env_id, {}).fork().reset(seed=2)[0]["prompt"] == env.reset(seed=2)[0]["prompt"]
+    assert (
+        made(env_id, {}).fork().reset(seed=2)[0]["prompt"]
+        == env.reset(seed=2)[0]["prompt"]
+    )
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -261,7 +278,11 @@ def test_tasks_states_and_sources_survive_pickle(env_id, options):
     again = pickle.loads(pickle.dumps(shared)).source
     for task_id in chance.sample(list(shared.source.ids("all")), 3):
         task = shared.source.task(task_id)
-        for same in (pickle.loads(pickle.dumps(task)), copy.deepcopy(task), again.task(task_id)):
+        for same in (
+            pickle.loads(pickle.dumps(task)),
+            copy.deepcopy(task),
+            again.task(task_id),
+        ):
             assert (same, dict(same.versions)) == (task, dict(task.versions))
         engine = shared.source.engine()
         other = again.engine()

@@ -44,15 +44,35 @@ class Odd(gymnasium.Env):
     [
         (("x", 1.0, True, False, {}), None, (1.0, None, True, False, True)),
         # partial credit
-        (("x", np.float32(0.5), np.bool_(True), 0, {}), None, (0.5, None, True, False, False)),
-        (({"text": "x", "y": 3}, 0.5, True, False, {}), 0.5, (0.5, None, True, False, True)),
+        (
+            ("x", np.float32(0.5), np.bool_(True), 0, {}),
+            None,
+            (0.5, None, True, False, False),
+        ),
+        (
+            ({"text": "x", "y": 3}, 0.5, True, False, {}),
+            0.5,
+            (0.5, None, True, False, True),
+        ),
         # a reward on the way
         (("x", np.int64(1), False, False, {}), None, (1.0, None, False, False, False)),
         # truncated
-        (("x", 1.0, False, True, {"action_valid": 0}), None, (1.0, False, False, True, False)),
+        (
+            ("x", 1.0, False, True, {"action_valid": 0}),
+            None,
+            (1.0, False, False, True, False),
+        ),
         (("x", 1.0, True, True, {}), None, (1.0, None, True, False, True)),
-        (("x", 0.0, True, False, {"is_success": True}), None, (0.0, None, True, False, True)),
-        (("x", 1.0, True, False, {"success": np.False_}), None, (1.0, None, True, False, False)),
+        (
+            ("x", 0.0, True, False, {"is_success": True}),
+            None,
+            (0.0, None, True, False, True),
+        ),
+        (
+            ("x", 1.0, True, False, {"success": np.False_}),
+            None,
+            (1.0, None, True, False, False),
+        ),
         # its own word
         (("x", 1.0, False, True, {"won": True}), None, (1.0, None, False, True, True)),
         (
@@ -72,8 +92,18 @@ def test_gymnasium_environments_are_played(step, threshold, expected):
     engine = GymnasiumEngine(env)
     engine.start("0")
     state = checked(State, engine.act("x"))  # as the collector validates it
-    assert (state.reward, state.valid, state.terminated, state.truncated, state.won) == expected
-    assert (state.text, type(state.reward), type(state.terminated)) == ("x", float, bool)
+    assert (
+        state.reward,
+        state.valid,
+        state.terminated,
+        state.truncated,
+        state.won,
+    ) == expected
+    assert (state.text, type(state.reward), type(state.terminated)) == (
+        "x",
+        float,
+        bool,
+    )
 
 
 def played(rewards, threshold=None, **info):
@@ -123,7 +153,10 @@ def test_a_threshold_is_one_of_the_return(rewards, threshold, won):
             for each in ([0.82], [0.25] * 4, [-1.0, -1.0], [0.5, 0.0])
         ],
         # a reward for every step that is survived
-        ([1.0, 1.0], "with a reward of 1, as others have before their end, and counts as solved"),
+        (
+            [1.0, 1.0],
+            "with a reward of 1, as others have before their end, and counts as solved",
+        ),
     ],
 )
 def test_success_that_the_last_reward_does_not_show_is_warned_of(rewards, doubt):
@@ -133,16 +166,24 @@ def test_success_that_the_last_reward_does_not_show_is_warned_of(rewards, doubt)
 
 @pytest.mark.parametrize("key", ["instruction", "task", "mission"])
 def test_instructions_are_the_environments(key, monkeypatch):
-    for given in (("hello", {key: "Find it."}), ({"text": "hello", key: "Find it."}, {})):
+    for given in (
+        ("hello", {key: "Find it."}),
+        ({"text": "hello", key: "Find it."}, {}),
+    ):
         spec = EnvSpec(
-            "Odd-v0", lambda given=given: Odd(given), disable_env_checker=True, order_enforce=False
+            "Odd-v0",
+            lambda given=given: Odd(given),
+            disable_env_checker=True,
+            order_enforce=False,
         )
         monkeypatch.setattr(gymnasium.envs.registration, "registry", {"Odd-v0": spec})
         assert GymnasiumSource("Odd-v0").task("3").instruction == "Find it."
 
 
 def test_an_action_is_admissible_if_it_is_listed():
-    engine = GymnasiumEngine(Odd(("hello", {"admissible_actions": np.array(["x", "y"])})))
+    engine = GymnasiumEngine(
+        Odd(("hello", {"admissible_actions": np.array(["x", "y"])}))
+    )
     assert engine.start("0").actions == ["x", "y"]
     assert all(type(action) is str for action in engine.start("0").actions)
     assert engine.act("x").valid is True
@@ -163,7 +204,12 @@ SOLVED = {
 def test_reported_success_is_that_of_the_episodes(tmp_path, name):
     """A guessing game was reported as solved in 100% of episodes, because partial credit and truncation counted."""
     run = collect(
-        f"foreign:Foreign/{name}-v0", "random", tmp_path / "run", tasks=12, group_size=1, limit=2
+        f"foreign:Foreign/{name}-v0",
+        "random",
+        tmp_path / "run",
+        tasks=12,
+        group_size=1,
+        limit=2,
     )
     ends = run.steps.group_by("trajectory").last().collect()
     rate = SOLVED[name](ends)
@@ -186,11 +232,15 @@ def test_reported_success_is_that_of_the_episodes(tmp_path, name):
 )  # fmt: skip
 def test_a_wrong_value_aborts_the_rollout(wrong, tmp_path, monkeypatch):
     step = tuple(
-        wrong.get(place, value) for place, value in enumerate(("hello", 0.0, False, False, {}))
+        wrong.get(place, value)
+        for place, value in enumerate(("hello", 0.0, False, False, {}))
     )
     registry = {
         "Odd-v0": EnvSpec(
-            "Odd-v0", lambda: Odd(step=step), disable_env_checker=True, order_enforce=False
+            "Odd-v0",
+            lambda: Odd(step=step),
+            disable_env_checker=True,
+            order_enforce=False,
         )
     }
     monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
@@ -212,11 +262,17 @@ GUESS = "foreign:Foreign/Guess-v0"
 
 
 def play(folder, execution: ExecutionOptions, **options):
-    handle = open_env(GUESS, split="train", action_format="response", history_length=1, **options)
+    handle = open_env(
+        GUESS, split="train", action_format="response", history_length=1, **options
+    )
     policy = make_policy("random", PolicyContext(handle.shared.source.name))
     with StepWriter(folder, run="run") as writer:
         collect_groups(
-            handle, policy, writer, RolloutSpec(tasks=20, group_size=4, seed=1), execution
+            handle,
+            policy,
+            writer,
+            RolloutSpec(tasks=20, group_size=4, seed=1),
+            execution,
         )
     return scan_steps(folder).collect()
 

@@ -8,7 +8,10 @@ import pytest
 
 from hgpo_envs import plugins
 
-GIT = {"url": "https://example.org/hgpo.git", "vcs_info": {"vcs": "git", "commit_id": "0" * 40}}
+GIT = {
+    "url": "https://example.org/hgpo.git",
+    "vcs_info": {"vcs": "git", "commit_id": "0" * 40},
+}
 RECORDS = {
     "an index": (None, "pip install 'hgpo[train]'", "pip install hgpo-tau2"),
     "a checkout": (
@@ -38,7 +41,9 @@ RECORDS = {
 def test_an_installation_is_extended_from_where_it_came_from(origin, monkeypatch):
     record, extra, distribution = RECORDS[origin]
     text = None if record is None else json.dumps(record)
-    found = SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
+    found = SimpleNamespace(
+        read_text=lambda name: text if name == "direct_url.json" else None
+    )
     monkeypatch.setattr(plugins, "installed_distribution", lambda name: found)
     assert plugins.install_command("train") == extra
     if distribution:

@@ -60,23 +60,33 @@ def test_the_packages_templates_show_every_field(benchmark):
     assert benchmark != "ALFWorld" or first.count("cool the mug.") == 1
 
 
-TEXT = st.one_of(st.sampled_from(["look", "help", "", "{{ task }}", "a\nb"]), st.text(max_size=12))
+TEXT = st.one_of(
+    st.sampled_from(["look", "help", "", "{{ task }}", "a\nb"]), st.text(max_size=12)
+)
 
 
 def plain_jinja(template, fields):
     """Render a template with plain Jinja and an independent implementation of the documented filters."""
 
     def listed(actions, *left_out):
-        return ",\n ".join(f"'{action}'" for action in actions if action not in left_out)
+        return ",\n ".join(
+            f"'{action}'" for action in actions if action not in left_out
+        )
 
     def numbered(actions, *left_out):
         return "\n".join(
-            f"{n}. {action}" for n, action in enumerate(actions, 1) if action not in left_out
+            f"{n}. {action}"
+            for n, action in enumerate(actions, 1)
+            if action not in left_out
         )
 
     pairs = fields["pairs"]
     steps = fields["steps_taken"]
-    derived = {"history": as_text(pairs), "history_length": len(pairs), "step": steps + 1}
+    derived = {
+        "history": as_text(pairs),
+        "history_length": len(pairs),
+        "step": steps + 1,
+    }
     derived |= template.answer._asdict()
     jinja = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -94,7 +104,9 @@ def test_the_packages_templates_agree_with_plain_jinja(data):
     task = data.draw(TEXT)
     fields = {
         "task": task,
-        "observation": data.draw(st.one_of(TEXT, TEXT.map(lambda text: f"{text}{task}."))),
+        "observation": data.draw(
+            st.one_of(TEXT, TEXT.map(lambda text: f"{text}{task}."))
+        ),
         "admissible_actions": data.draw(st.lists(TEXT, max_size=5)),
         "pairs": [Pair(number, *text) for number, text in enumerate(texts, 1)],
         "steps_taken": len(texts),
@@ -112,7 +124,11 @@ def test_a_users_template(tmp_path):
     template = load_template(str(path), "ALFWorld")
     assert render(template, pairs) == "2/50 cool the mug.|1x<&>y;"  # nothing is escaped
     same = pickle.loads(pickle.dumps(template))
-    assert same.fingerprint == template.fingerprint != load_template(None, "ALFWorld").fingerprint
+    assert (
+        same.fingerprint
+        == template.fingerprint
+        != load_template(None, "ALFWorld").fingerprint
+    )
     assert render(same, pairs) == render(template, pairs)
 
 
@@ -137,16 +153,22 @@ def test_bad_templates_are_refused_before_the_first_episode(tmp_path, text, line
 
 
 def test_what_editors_on_windows_write_is_not_in_the_prompt(tmp_path):
-    (tmp_path / "t.j2").write_bytes("{{ task }}\r\n{{ observation }}".encode("utf-8-sig"))
+    (tmp_path / "t.j2").write_bytes(
+        "{{ task }}\r\n{{ observation }}".encode("utf-8-sig")
+    )
     template = load_template(str(tmp_path / "t.j2"), "ALFWorld")
-    assert render(template, task="cool an apple") == "cool an apple\nYou see a fridge 1."
+    assert (
+        render(template, task="cool an apple") == "cool an apple\nYou see a fridge 1."
+    )
 
 
 def test_further_fields_of_the_state():
     template = PromptTemplate(
         "{{ info.moves }} of {{ info['limit'] }}: {{ observation }}", "counter"
     )
-    assert render(template, info={"moves": 3, "limit": 9}) == "3 of 9: You see a fridge 1."
+    assert (
+        render(template, info={"moves": 3, "limit": 9}) == "3 of 9: You see a fridge 1."
+    )
     with pytest.raises(InputError, match="has no attribute 'moves'"):
         render(template)
 
@@ -202,9 +224,14 @@ def test_alfworld_prompts_have_every_field(checkout):
         "HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=1
     ).unwrapped
     observation, info = env.reset(seed=1)
-    actions = "\n ".join(f"'{action}'" for action in info["admissible_actions"] if action != "help")
+    actions = "\n ".join(
+        f"'{action}'" for action in info["admissible_actions"] if action != "help"
+    )
     assert "help" in info["admissible_actions"]
-    assert observation["prompt"] == f"\nFirst. {observation['state']} Choose: [{actions}].\n"
+    assert (
+        observation["prompt"]
+        == f"\nFirst. {observation['state']} Choose: [{actions}].\n"
+    )
     for _ in range(2):
         before = observation["state"]
         observation, _, _, _, info = env.step("look")
@@ -221,7 +248,9 @@ def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout):
         "HGPO/WebShop-v0", prompt_template=f"verl-agent:{checkout}", history_length=4
     )
     observation, info = env.reset(seed=1)
-    assert observation["prompt"].startswith(f"Buy {info['task']}. {observation['state']}. [\n'")
+    assert observation["prompt"].startswith(
+        f"Buy {info['task']}. {observation['state']}. [\n'"
+    )
     assert observation["prompt"].endswith("',\n]")
     template = load_template(f"verl-agent:{checkout}", "WebShop")
     fields = {
@@ -234,7 +263,10 @@ def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout):
     pairs = [Pair(1, "x" * 12_000, "a")]
     assert "Action 1" in template.render(pairs=pairs, steps_taken=1, **fields)
     pairs.append(Pair(2, "x" * 2_000, "a"))
-    assert template.render(pairs=pairs, steps_taken=2, **fields) == "Buy tea. page. [\n'a',\n]"
+    assert (
+        template.render(pairs=pairs, steps_taken=2, **fields)
+        == "Buy tea. page. [\n'a',\n]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +277,10 @@ def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout):
             "expected a checkout of verl-agent with agent_system/environments/prompts/alfworld.py",
         ),
         ("ALFWORLD_TEMPLATE = 'a'", "expected the text ALFWORLD_TEMPLATE_NO_HIS"),
-        ("ALFWORLD_TEMPLATE = open('/etc/passwd').read()", "expected the text ALFWORLD_TEMPLATE"),
+        (
+            "ALFWORLD_TEMPLATE = open('/etc/passwd').read()",
+            "expected the text ALFWORLD_TEMPLATE",
+        ),
         ("ALFWORLD_TEMPLATE = '{task_description.__class__}'", "expected the fields"),
         ("ALFWORLD_TEMPLATE = '{current_step:>99999999}'", "expected the fields"),
         ("ALFWORLD_TEMPLATE = '{'", "is not a template"),
@@ -282,29 +317,39 @@ def test_opening_an_environment_refuses_them(tmp_path, name):
         (DOORS, gymnasium.make),
         (DOORS, gymnasium.make_vec),
     ):
-        with pytest.raises(InputError, match=rf"^prompt template {bad} fails") as caught:
+        with pytest.raises(
+            InputError, match=rf"^prompt template {bad} fails"
+        ) as caught:
             make(env_id, prompt_template=str(bad))
         assert "\n" not in str(caught.value)
 
 
-def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(tmp_path, hgpo):
+def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(
+    tmp_path, hgpo
+):
     template = written(
-        tmp_path / "late.j2", "{{ task }}{% if step > 2 %}{{ admissible_actions[999] }}{% endif %}"
+        tmp_path / "late.j2",
+        "{{ task }}{% if step > 2 %}{{ admissible_actions[999] }}{% endif %}",
     )
     sizes = ["--tasks", "4", "--group-size", "2", "--out", tmp_path / "run"]
-    hgpo("rollout", "--env", DOORS, "--env-option", f"prompt_template={template}", *sizes)
+    hgpo(
+        "rollout", "--env", DOORS, "--env-option", f"prompt_template={template}", *sizes
+    )
     steps = scan_steps(tmp_path / "run").collect()
     failed = steps.filter("aborted")
     assert failed.height
-    assert all("prompt template" in error and "late.j2 fails" in error for error in failed["error"])
+    assert all(
+        "prompt template" in error and "late.j2 fails" in error
+        for error in failed["error"]
+    )
     assert steps["step"].max() == 1, "no prompt was made for the third step"
 
 
 def test_every_way_of_naming_a_template_accepts_the_same_names(tmp_path, monkeypatch):
     def prompt_of(template: str | None) -> str:
-        return gymnasium.make("HGPO/ALFWorld-v0", prompt_template=template).reset(seed=0)[0][
-            "prompt"
-        ]
+        return gymnasium.make("HGPO/ALFWorld-v0", prompt_template=template).reset(
+            seed=0
+        )[0]["prompt"]
 
     monkeypatch.chdir(tmp_path)
     expected = prompt_of(str(bundled_templates()["compact"]))
@@ -319,7 +364,9 @@ def test_every_way_of_naming_a_template_accepts_the_same_names(tmp_path, monkeyp
 
 def places(past, state):
     """A memory: the actions so far, and how many can follow."""
-    return f"Done: {', '.join(pair.action for pair in past)}. Open: {len(state.actions)}."
+    return (
+        f"Done: {', '.join(pair.action for pair in past)}. Open: {len(state.actions)}."
+    )
 
 
 def broken(past, state):
@@ -350,7 +397,8 @@ def test_a_memory_stands_for_the_past_in_the_prompt_and_nowhere_else(env_id, sty
         assert "Action 1" not in observation["prompt"]
         assert "of them, oldest first" not in observation["prompt"]
     assert (
-        pickle.loads(pickle.dumps(remembering.unwrapped)).episode.prompt() == observation["prompt"]
+        pickle.loads(pickle.dumps(remembering.unwrapped)).episode.prompt()
+        == observation["prompt"]
     )
     assert "Done: ." in remembering.unwrapped.episode.prompt(0), (
         "a shortened prompt has fewer pairs"
@@ -361,7 +409,13 @@ def test_a_memory_stands_for_the_past_in_the_prompt_and_nowhere_else(env_id, sty
 @pytest.mark.parametrize("given", [places, MEMORY])
 def test_a_memory_is_stored_by_its_name_which_a_file_may_not_start(given, tmp_path):
     run = collect(
-        "HGPO/ALFWorld-v0", "random", tmp_path, tasks=1, group_size=1, memory=given, progress=False
+        "HGPO/ALFWorld-v0",
+        "random",
+        tmp_path,
+        tasks=1,
+        group_size=1,
+        memory=given,
+        progress=False,
     )
     env = manifest.read(run.path).header.config["env"]
     assert env["memory"] == MEMORY

@@ -25,16 +25,20 @@ PIECES = st.sampled_from(
 )
 TEXTS = st.one_of(
     st.text(st.characters(exclude_categories=[])),  # lone surrogates included
-    st.lists(st.one_of(PIECES, st.text(max_size=3), st.sampled_from("开é")), max_size=12).map(
-        "".join
-    ),
+    st.lists(
+        st.one_of(PIECES, st.text(max_size=3), st.sampled_from("开é")), max_size=12
+    ).map("".join),
 )
 
 
 def test_rules():
     for text, action, valid in (
         ("<think>a</think><action>go to desk 1</action>", "go to desk 1", True),
-        ("<think>a</think> so <action>\n Go To Desk 1\t</action> done", "go to desk 1", True),
+        (
+            "<think>a</think> so <action>\n Go To Desk 1\t</action> done",
+            "go to desk 1",
+            True,
+        ),
         # action tags are found in the lowered response
         ("<think>a</think><ACTION>Look</Action>", "look", True),
         # think tags in the response as written
@@ -58,7 +62,8 @@ def test_rules():
         assert response[:2] == (action, valid)
         assert (response.flaw == "") == valid
     kept = parse("<think>a</think><action> Take Canadian latchkey </action>")
-    assert kept[:2] == ("Take Canadian latchkey", True)  # case, unless the benchmark is lowercase
+    # case, unless the benchmark is lowercase
+    assert kept[:2] == ("Take Canadian latchkey", True)
 
 
 def test_an_action_means_the_admissible_one_that_differs_by_case():
@@ -82,7 +87,11 @@ def test_any_text_agrees_with_an_independent_implementation(text, characters):
         expected = lowered[max(0, len(lowered) - characters) :]
     thinks = "<think>" in text and "</think>" in text
     valid = both and thinks and not re.search(r"[\u4e00-\u9fff]", text)
-    assert (found.action, found.valid, found.flaw == "") == (expected, bool(valid), bool(valid))
+    assert (found.action, found.valid, found.flaw == "") == (
+        expected,
+        bool(valid),
+        bool(valid),
+    )
 
 
 def test_eight_megabytes_of_anything():

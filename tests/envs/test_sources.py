@@ -47,7 +47,9 @@ def test_threads_open_a_source_once():
 
     def open_both(number: int):
         together.wait()
-        return [counted(f"shared {order}") for order in ((0, 1) if number % 2 else (1, 0))]
+        return [
+            counted(f"shared {order}") for order in ((0, 1) if number % 2 else (1, 0))
+        ]
 
     with ThreadPoolExecutor(16) as threads:
         found = list(threads.map(open_both, range(16)))
@@ -66,7 +68,15 @@ def test_a_failure_is_not_kept_and_equal_arguments_of_other_types_are_others():
         with pytest.raises(InputError, match="broken"):
             counted("broken")
     assert opened == ["broken", "broken"]
-    assert len({id(source) for source in [counted(number) for number in (1, True, 1.0, "1")]}) == 4
+    assert (
+        len(
+            {
+                id(source)
+                for source in [counted(number) for number in (1, True, 1.0, "1")]
+            }
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize("change", ["content", "time", "replaced"])
@@ -79,7 +89,8 @@ def test_a_changed_file_and_a_changed_list_of_files_are_noticed(tmp_path, change
     assert counted(str(folder)) is before[0]
     status = file.stat()
     if change == "replaced":
-        file.rename(tmp_path / "old")  # its inode is kept, so that the new file has another
+        # its inode is kept, so that the new file has another
+        file.rename(tmp_path / "old")
     file.write_text("more text" if change == "content" else "text")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + (change == "time")))
     assert counted(str(file)) is not before[1]
@@ -168,7 +179,12 @@ def test_rollouts_leave_a_source_to_whoever_opened_it(log, tmp_path):
     with closing(handle_of(log)) as handle:
         for number in range(2):
             collect(
-                handle, "random", tmp_path / f"run{number}", tasks=2, group_size=1, progress=False
+                handle,
+                "random",
+                tmp_path / f"run{number}",
+                tasks=2,
+                group_size=1,
+                progress=False,
             )
             assert log.closed == 0
     assert log.closed == 1

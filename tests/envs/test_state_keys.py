@@ -34,14 +34,18 @@ def test_named_keys():
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"), [(lambda _: None, "returned None"), (len, "returned 8"), (int, "raised V")]
+    ("key", "reason"),
+    [(lambda _: None, "returned None"), (len, "returned 8"), (int, "raised V")],
 )
 def test_a_key_that_is_no_text_is_an_error(key, reason):
     """With the key None, all states were equal."""
-    episode = Episode(SharedSource(CounterSource()), settings_for("None", state_key=key))
+    episode = Episode(
+        SharedSource(CounterSource()), settings_for("None", state_key=key)
+    )
     episode.begin(Task("a", "train", "", ""), State("a corner", []))
     with pytest.raises(
-        InputError, match=f"^state key: expected a function that returns text, which {reason}"
+        InputError,
+        match=f"^state key: expected a function that returns text, which {reason}",
     ):
         _ = episode.state_hash
 
@@ -66,7 +70,9 @@ class CounterSource:
 
     def act(self, command: str) -> State:
         CounterSource.moves += 1
-        return State(f"You are in the {command}. Moves: {CounterSource.moves}", ["hall", "attic"])
+        return State(
+            f"You are in the {command}. Moves: {CounterSource.moves}", ["hall", "attic"]
+        )
 
 
 class KeyedSource(CounterSource):
@@ -82,7 +88,9 @@ class MaskedSource(CounterSource):
 
 SPECS = [
     EnvironmentSpec(id="Test/Counter-v0", source=CounterSource, max_steps=4),
-    EnvironmentSpec(id="Test/Keyed-v0", source=KeyedSource, max_steps=4, state_key="sort-lines"),
+    EnvironmentSpec(
+        id="Test/Keyed-v0", source=KeyedSource, max_steps=4, state_key="sort-lines"
+    ),
     EnvironmentSpec(
         id="Test/Masked-v0", source=MaskedSource, max_steps=4, state_key="mask-numbers"
     ),
@@ -115,7 +123,9 @@ def test_observations_hash_keys(spec):
 
 def test_rollouts_group_by_keys(spec, tmp_path):
     """A counter in the status line left almost no step with a group, and made HGPO's advantages 0."""
-    run = collect(spec.id, lambda request: "attic", tmp_path / "run", tasks=3, group_size=4)
+    run = collect(
+        spec.id, lambda request: "attic", tmp_path / "run", tasks=3, group_size=4
+    )
     steps = run.steps.collect()
     assert steps["state"].n_unique() == steps.height
     groups = (

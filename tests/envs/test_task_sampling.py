@@ -22,7 +22,9 @@ from hgpo_envs.task_sampling import (
 )
 
 IDS = [f"train/task-{i}/trial_{i:03d}" for i in range(37)]
-id_lists = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)
+id_lists = st.lists(
+    st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True
+)
 
 
 @given(
@@ -41,14 +43,18 @@ def test_every_pass_has_every_task_once(ids, seed, name):
 def test_shuffle_depends_only_on_seed_and_ids(ids, seed, data):
     assert shuffled(data.draw(st.permutations(ids)), seed) == shuffled(ids, seed)
     fewer = ids[1:]  # the other tasks keep their relative order
-    assert shuffled(fewer, seed) == [task for task in shuffled(ids, seed) if task != ids[0]]
+    assert shuffled(fewer, seed) == [
+        task for task in shuffled(ids, seed) if task != ids[0]
+    ]
 
 
 def test_fixed_order_for_all_versions_and_platforms():
     """An independent implementation of the documented rule: the digest's bytes as a big-endian int64."""
 
     def digest(task):
-        return int.from_bytes(xxhash.xxh3_64(b"3/1/" + task.encode()).digest(), "big", signed=True)
+        return int.from_bytes(
+            xxhash.xxh3_64(b"3/1/" + task.encode()).digest(), "big", signed=True
+        )
 
     assert shuffled(IDS, 3, 1) == sorted(IDS, key=digest)
 
@@ -66,7 +72,10 @@ def test_verl_agent_order_equals_textworlds(original_python):
         "print(json.dumps(out))\n"
     )
     done = subprocess.run(
-        [original_python, "-c", script, json.dumps(IDS)], capture_output=True, text=True, check=True
+        [original_python, "-c", script, json.dumps(IDS)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     expected = json.loads(done.stdout.splitlines()[-1])
     for seed, order in zip((0, 1, 1234, 2**32 - 1), expected, strict=True):

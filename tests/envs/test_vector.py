@@ -41,16 +41,21 @@ def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_forma
     arguments = {**ARGUMENTS, "action_format": action_format}
     ours = TextVectorEnv(DoorsSource(), 12, autoreset_mode=mode, **arguments)
     assert ours.metadata["autoreset_mode"] is mode
-    theirs = SyncVectorEnv([partial(TextEnv, DoorsSource(), **arguments)] * 12, autoreset_mode=mode)
+    theirs = SyncVectorEnv(
+        [partial(TextEnv, DoorsSource(), **arguments)] * 12, autoreset_mode=mode
+    )
     pair = [ClipReward(envs, 0, 0.5) for envs in (ours, theirs)]
-    if mode is not AutoresetMode.DISABLED:  # SyncVectorEnv takes the mask away from wrappers
+    # SyncVectorEnv takes the mask away from wrappers
+    if mode is not AutoresetMode.DISABLED:
         pair = [RecordEpisodeStatistics(envs) for envs in pair]
     assert data_equivalence(*[envs.reset(seed=100) for envs in pair])
     finished = 0
     for _ in range(60):
         actions = chance.choices(TEXTS, k=12)
         if action_format == "response":
-            actions = [f"<think>x</think><action>{action}</action>" for action in actions]
+            actions = [
+                f"<think>x</think><action>{action}</action>" for action in actions
+            ]
         steps = [envs.step(actions) for envs in pair]
         assert all(map(data_equivalence, steps[0][:4], steps[1][:4]))
         for *_, infos in steps:
@@ -100,7 +105,9 @@ def drawn(draw, entry):
     """Draw a value of a kind, or a dictionary, which may lack some of its keys."""
     if isinstance(entry, str):
         return draw(VALUES[entry])
-    return {key: drawn(draw, inner) for key, inner in entry.items() if draw(st.booleans())}
+    return {
+        key: drawn(draw, inner) for key, inner in entry.items() if draw(st.booleans())
+    }
 
 
 @given(
@@ -133,9 +140,9 @@ def test_an_ended_episode_waits_for_its_reset_if_autoreset_is_disabled():
     with pytest.raises(ResetNeeded, match=r"the episodes of slots \[0\] have ended"):
         envs.step(["look", "look"])
     assert (
-        envs.reset(options={"reset_mask": np.array([True, False]), "task": "train-2"})[1][
-            "task_id"
-        ][0]
+        envs.reset(options={"reset_mask": np.array([True, False]), "task": "train-2"})[
+            1
+        ]["task_id"][0]
         == "train-2"
     )
     assert envs.step(["look", "look"])[4]["task_id"].tolist() == ["train-2", "train-1"]
@@ -144,10 +151,14 @@ def test_an_ended_episode_waits_for_its_reset_if_autoreset_is_disabled():
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_members_of_a_group_play_the_same_tasks_in_turn(mode):
     """Members that need different numbers of steps still draw the same tasks."""
-    envs = TextVectorEnv(DoorsSource(), 4, group_size=2, autoreset_mode=mode, max_steps=4)
+    envs = TextVectorEnv(
+        DoorsSource(), 4, group_size=2, autoreset_mode=mode, max_steps=4
+    )
     tasks = [[task] for task in envs.reset(seed=5)[1]["task_id"]]
     for _ in range(40):
-        _, _, _, _, infos = envs.step(["press switch" if slot % 2 else "look" for slot in range(4)])
+        _, _, _, _, infos = envs.step(
+            ["press switch" if slot % 2 else "look" for slot in range(4)]
+        )
         for slot, number in enumerate(infos["step"]):
             tasks[slot] += [infos["task_id"][slot]] if number == 0 else []
     for one, other in ((tasks[0], tasks[1]), (tasks[2], tasks[3])):
@@ -179,11 +190,13 @@ def test_groups_draw_the_same_tasks_and_slots_reset_by_mask(doors_id):
     assert TextVectorEnv(DoorsSource(), 2).reset(seed=[None, 3])[1]["_task_id"].all()
     for seed in ([1, 2], 3.0, [1, 2, 3.0], "123", {1, 2, 3}, True):
         with pytest.raises(
-            InputError, match=r"^seed: expected an integer or 3, one for each group, received "
+            InputError,
+            match=r"^seed: expected an integer or 3, one for each group, received ",
         ):
             envs.reset(seed=seed)
     _, infos = envs.reset(seed=[1, None, 2])
-    assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]  # group 1 went on where it stood
+    # group 1 went on where it stood
+    assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]
 
 
 def test_render():
@@ -198,8 +211,14 @@ def test_render():
 def test_bad_arguments():
     for arguments, line in (
         ({"num_envs": 0}, "num_envs: expected an integer of at least 1, received 0"),
-        ({"num_envs": 2.0}, "num_envs: expected an integer of at least 1, received 2.0"),
-        ({"num_envs": True}, "num_envs: expected an integer of at least 1, received True"),
+        (
+            {"num_envs": 2.0},
+            "num_envs: expected an integer of at least 1, received 2.0",
+        ),
+        (
+            {"num_envs": True},
+            "num_envs: expected an integer of at least 1, received True",
+        ),
         (
             {"num_envs": 4, "group_size": 2.0},
             "group_size: expected an integer of at least 1, received 2.0",
@@ -255,7 +274,9 @@ def test_wrong_actions():
         None,
         {"look", "a", "b", "c"},
     ):
-        with pytest.raises(InputError, match="expected 4 texts, one for each slot, received "):
+        with pytest.raises(
+            InputError, match="expected 4 texts, one for each slot, received "
+        ):
             envs.step(actions)
     single = TextEnv(DoorsSource())
     single.reset()

@@ -28,7 +28,10 @@ CONFIG = {
 
 
 def write_run(
-    folder: Path, played: dict[tuple[int, str], str], name: str = "by hand", **config: Any
+    folder: Path,
+    played: dict[tuple[int, str], str],
+    name: str = "by hand",
+    **config: Any,
 ) -> Path:
     """Write rollouts of two steps each."""
     with StepWriter(folder, run=name, config={**CONFIG, **config}) as writer:
@@ -49,7 +52,9 @@ def write_run(
                 "action": "go",
             }
             first = {"step": 0, "state": "here", "reward": 0.0, "won": False}
-            writer.add_group([once | first, once | {"step": 1, "state": "there"} | last])
+            writer.add_group(
+                [once | first, once | {"step": 1, "state": "there"} | last]
+            )
     return folder
 
 
@@ -72,13 +77,14 @@ def test_the_figures_are_those_counted_by_hand(run):
     assert shares["mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
     seeds = card["spread"]["seeds"]
     assert (seeds["lowest"], seeds["highest"]) == pytest.approx((1 / 2, 2 / 3))
-    assert seeds["standard deviation"] == pytest.approx((2 / 3 - 1 / 2) / 2**0.5)  # of two values
+    # of two values
+    assert seeds["standard deviation"] == pytest.approx((2 / 3 - 1 / 2) / 2**0.5)
     # c, b, a: 0, 1/2, 1
     tasks = {"number": 3, "lowest": 0.0, "highest": 1.0, "standard deviation": 0.5}
     assert card["spread"]["tasks"] == pytest.approx(tasks)
-    assert {seed: point["success"] for seed, point in card["by_seed"].items()} == pytest.approx(
-        {"1": 1 / 2, "2": 2 / 3}
-    )
+    assert {
+        seed: point["success"] for seed, point in card["by_seed"].items()
+    } == pytest.approx({"1": 1 / 2, "2": 2 / 3})
     counts = card["rollouts"]["evaluation"]
     shown = {
         "stored": 6,
@@ -134,8 +140,12 @@ def test_a_changed_page_is_refused_and_the_change_is_named(run, tmp_path, name):
     code, printed = outcome("card", "check", page, "--run", run)
     assert code == 1
     assert "is not the card of" in printed
-    differing = [f"-{line}" for line in changed.splitlines() if line not in text.splitlines()]
-    differing += [f"+{line}" for line in text.splitlines() if line not in changed.splitlines()]
+    differing = [
+        f"-{line}" for line in changed.splitlines() if line not in text.splitlines()
+    ]
+    differing += [
+        f"+{line}" for line in text.splitlines() if line not in changed.splitlines()
+    ]
     assert differing
     assert sorted(printed.splitlines()[:-1]) == sorted(differing)
 
@@ -143,7 +153,9 @@ def test_a_changed_page_is_refused_and_the_change_is_named(run, tmp_path, name):
 def test_a_rule_that_is_left_out_is_named(run, tmp_path):
     page = tmp_path / "card.md"
     lines = card_page(run_card(run)).splitlines(keepends=True)
-    page.write_text("".join(line for line in lines if not line.startswith("| aborted lost")))
+    page.write_text(
+        "".join(line for line in lines if not line.startswith("| aborted lost"))
+    )
     code, printed = outcome("card", "check", page, "--run", run)
     assert code == 1
     assert printed.startswith("+| aborted lost | 0.5 |")
@@ -163,16 +175,18 @@ def test_every_value_of_a_document_is_compared(run, tmp_path):
     card = run_card(run, given.question)
     assert card_problems(card, found) == []
     free = ("head", "open", "format")
-    for path in leaves({name: value for name, value in card.items() if name not in free}):
+    for path in leaves(
+        {name: value for name, value in card.items() if name not in free}
+    ):
         changed = json.loads(json.dumps(found))
         inner = changed
         for name in path[:-1]:
             inner = inner[name]
         inner[path[-1]] = "changed"
         problems = card_problems(card, changed)
-        assert [problem.partition(":")[0][: len(".".join(path))] for problem in problems] == [
-            ".".join(path)
-        ]
+        assert [
+            problem.partition(":")[0][: len(".".join(path))] for problem in problems
+        ] == [".".join(path)]
     del found["rules"]["aborted lost"]
     assert card_problems(card, found)[0].startswith("rules.aborted lost: expected {")
 
@@ -228,7 +242,10 @@ def test_a_file_that_is_no_card_is_one_line(run, tmp_path, name):
 
 
 def test_a_folder_without_a_run_is_one_line_and_nothing_is_written(run, tmp_path):
-    cases = [("card", tmp_path, "-o", tmp_path / "card.md"), ("card", run, "--iteration", 1)]
+    cases = [
+        ("card", tmp_path, "-o", tmp_path / "card.md"),
+        ("card", run, "--iteration", 1),
+    ]
     manifest = run / "manifest.jsonl"
     for words in cases:
         code, printed = outcome(*words)

@@ -60,7 +60,12 @@ def small():
     environment = panel.environment | {"max_steps": 4}
     checksum = task_checksum(ALFWorldSource(grammar="move"), tasks)
     return replace(
-        panel, name="small", tasks=tasks, seeds=(1, 2), environment=environment, checksum=checksum
+        panel,
+        name="small",
+        tasks=tasks,
+        seeds=(1, 2),
+        environment=environment,
+        checksum=checksum,
     )
 
 
@@ -75,7 +80,9 @@ def first_or_fail(request: Request) -> str | Failure:
 def played(small, tmp_path_factory):
     """Return a run of the panel, two of whose six episodes failed."""
     folder = tmp_path_factory.mktemp("certificates")
-    return evaluate_panel(small, first_or_fail, folder / "run", max_failed=0.5, progress=False).path
+    return evaluate_panel(
+        small, first_or_fail, folder / "run", max_failed=0.5, progress=False
+    ).path
 
 
 @pytest.fixture(scope="module")
@@ -96,16 +103,22 @@ def changed(played: Path, tmp_path: Path, change: Callable[[Document], object]) 
     return path
 
 
-def test_a_certificate_contains_every_outcome_and_the_same_figures_as_the_run(played, small):
+def test_a_certificate_contains_every_outcome_and_the_same_figures_as_the_run(
+    played, small
+):
     document = json.loads((played / "certificate.json").read_bytes())
     assert is_sealed((played / "certificate.json").read_bytes())
     assert [(each["seed"], each["task_id"]) for each in document["episodes"]] == [
         (seed, task_id) for seed in (1, 2) for task_id in small.tasks
     ]
     assert document["counts"] == {"played": 6, "won": 0, "aborted": 2, "truncated": 4}
-    assert document["cost"]["environment_steps"] == 4 * 4 + 2 * 2  # a failed step is one, too
+    # a failed step is one, too
+    assert document["cost"]["environment_steps"] == 4 * 4 + 2 * 2
     success = document["success_by_rule"]
-    assert [success[rule]["success"] for rule in ("aborted lost", "aborted won", "limit won")] == [
+    assert [
+        success[rule]["success"]
+        for rule in ("aborted lost", "aborted won", "limit won")
+    ] == [
         0.0,
         1 / 3,
         1.0,
@@ -133,7 +146,9 @@ def test_code_that_an_unknown_panel_names_is_not_run(played, tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     path = changed(played, tmp_path, with_settings(env="strangers_code:SPEC"))
     result = check_certificate(path, played, replay=1)
-    assert any(problem.startswith("panel: not known here") for problem in result.problems)
+    assert any(
+        problem.startswith("panel: not known here") for problem in result.problems
+    )
     assert result.replayed == 0
 
 
@@ -166,7 +181,9 @@ def nested(depth: int) -> object:
 
 
 def drop_the_failed(document: Document) -> None:
-    document["episodes"] = [episode for episode in document["episodes"] if not episode["aborted"]]
+    document["episodes"] = [
+        episode for episode in document["episodes"] if not episode["aborted"]
+    ]
     document |= figures(document["episodes"], "HGPO/ALFWorld-v0")
     document["cost"]["environment_steps"] = 16
 
@@ -177,7 +194,9 @@ def with_settings(**settings: object) -> Callable[[Document], object]:
     def change(document: Document) -> None:
         values = document["panel"]["settings"]
         for name, value in settings.items():
-            (values["environment"] if name in values["environment"] else values)[name] = value
+            (values["environment"] if name in values["environment"] else values)[
+                name
+            ] = value
         document["panel"]["digest"] = Panel(**values).digest
 
     return change
@@ -223,7 +242,10 @@ OF_THE_FILE: dict[str, tuple[Callable[[Document], object], str]] = {
     "the digest": (at("panel", digest="0" * 64), "panel.digest: expected"),
     "the title": (at("panel", title="alfworld-unseen@1"), "panel.title: expected"),
     "the data": (at("data", tasks="0" * 64), "data.tasks: expected "),
-    "that data are not pinned": (at("data", pinned=False), "data.pinned: expected True"),
+    "that data are not pinned": (
+        at("data", pinned=False),
+        "data.pinned: expected True",
+    ),
     "more steps than the limit": (
         at("episodes.0", length=5.0),
         "episodes: expected at most 4 steps, found 5",
@@ -267,27 +289,40 @@ OF_THE_RUN: dict[str, tuple[Callable[[Document], object], str]] = {
 
 
 @pytest.mark.parametrize("name", OF_THE_RUN)
-def test_a_change_with_figures_to_match_is_found_with_the_run(check, played, tmp_path, name):
+def test_a_change_with_figures_to_match_is_found_with_the_run(
+    check, played, tmp_path, name
+):
     change, line = OF_THE_RUN[name]
     path = changed(played, tmp_path, change)
     assert check(path).problems == []
     problems = check(path, played).problems
     task = read_certificate(path).episodes[0]["task_id"]
-    assert any(problem.startswith(line.format(task=task)) for problem in problems), problems
+    assert any(problem.startswith(line.format(task=task)) for problem in problems), (
+        problems
+    )
 
 
 def test_a_changed_byte_is_found(played, tmp_path, hgpo):
     data = (played / "certificate.json").read_bytes()
-    (tmp_path / "certificate.json").write_bytes(data.replace(b'"processors"', b'"processorz"'))
+    (tmp_path / "certificate.json").write_bytes(
+        data.replace(b'"processors"', b'"processorz"')
+    )
     code, out, _ = hgpo("certificate", "check", tmp_path / "certificate.json")
-    assert (code, out.splitlines()[0]) == (1, "check: the file was changed after it was written")
+    assert (code, out.splitlines()[0]) == (
+        1,
+        "check: the file was changed after it was written",
+    )
 
 
 def claimed(panel: Panel, folder: Path, **others: Any) -> None:
     """Play other things than a panel into a run that claims to be of it."""
-    claim = {"panel": {"title": panel.title, "digest": panel.digest, "tasks": panel.checksum}}
+    claim = {
+        "panel": {"title": panel.title, "digest": panel.digest, "tasks": panel.checksum}
+    }
     arguments = (
-        panel.environment | {"tasks": panel.tasks, "seed": panel.seeds, "order": "sweep"} | others
+        panel.environment
+        | {"tasks": panel.tasks, "seed": panel.seeds, "order": "sweep"}
+        | others
     )
     arguments = {"group_size": 1} | arguments
     collect(policy="random", out=folder, metadata=claim, progress=False, **arguments)
@@ -306,17 +341,22 @@ def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay
     assert len({problem.partition(", step")[0] for problem in replayed}) == 6
 
 
-def test_settings_that_a_replay_cannot_see_are_compared_with_the_manifest(check, small, tmp_path):
+def test_settings_that_a_replay_cannot_see_are_compared_with_the_manifest(
+    check, small, tmp_path
+):
     claimed(small, tmp_path, history_length=1)
     write_certificate(tmp_path, small)
     result = check(tmp_path / NAME, tmp_path, replay=6)
-    assert result.problems == [f"settings of {tmp_path}.history_length: expected 2, found 1"]
+    assert result.problems == [
+        f"settings of {tmp_path}.history_length: expected 2, found 1"
+    ]
 
 
 def test_a_run_that_played_tasks_several_times_has_no_certificate(small, tmp_path):
     claimed(small, tmp_path, group_size=2)
     with pytest.raises(
-        InputError, match=r"expected 6 episodes .* one per task and seed, found 12; 0 are missing"
+        InputError,
+        match=r"expected 6 episodes .* one per task and seed, found 12; 0 are missing",
     ):
         write_certificate(tmp_path, small)
 
@@ -339,7 +379,9 @@ def rewritten(
         table.write_parquet(path, metadata=pl.read_parquet_metadata(path))
         content = path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
-        forged = msgspec.structs.replace(shard, rows=len(table), bytes=len(content), sha256=digest)
+        forged = msgspec.structs.replace(
+            shard, rows=len(table), bytes=len(content), sha256=digest
+        )
         line, chain = manifest.encode_line(forged, chain)
         lines += line
     (folder / "manifest.jsonl").write_bytes(lines)
@@ -350,13 +392,19 @@ def rewritten(
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda table: table.filter(pl.col("step") < 3), "expected an episode that ends"),
+        (
+            lambda table: table.filter(pl.col("step") < 3),
+            "expected an episode that ends",
+        ),
         (lambda table: table.filter(pl.col("step") > 0), "step 1.state: expected "),
         (
             lambda table: table.with_columns(action=pl.lit(None, pl.String)),
             "step 0: found no action",
         ),
-        (lambda table: table.with_columns(reward=pl.col("reward") + 1), "step 0.reward: expected "),
+        (
+            lambda table: table.with_columns(reward=pl.col("reward") + 1),
+            "step 0.reward: expected ",
+        ),
         (lambda table: table.with_columns(aborted=False), "found no action"),
     ],
 )
@@ -364,22 +412,28 @@ def test_a_table_that_was_rewritten_with_its_manifest_is_found_by_a_replay(
     check, played, small, tmp_path, change, line
 ):
     problems = rewritten(check, played, tmp_path / "run", small, change)
-    assert any(problem.startswith("replay of ") and line in problem for problem in problems), (
-        problems
-    )
+    assert any(
+        problem.startswith("replay of ") and line in problem for problem in problems
+    ), problems
 
 
-def test_what_is_changed_in_the_panel_is_named_with_the_run_too(check, played, tmp_path):
+def test_what_is_changed_in_the_panel_is_named_with_the_run_too(
+    check, played, tmp_path
+):
     path = changed(played, tmp_path, with_settings(temperature=1.0))
     problems = check(path, played, replay=1).problems
     assert "panel.settings.temperature: expected 0.4, found 1.0" in problems
     assert "expected a run of panel small@1" in problems[-1]
 
 
-def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(played, small, tmp_path):
+def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(
+    played, small, tmp_path
+):
     listed = manifest.read(played)
     assert listed.header is not None
-    config = dict(listed.header.config) | {"policy": {"name": "a model", "temperature": 1.0}}
+    config = dict(listed.header.config) | {
+        "policy": {"name": "a model", "temperature": 1.0}
+    }
     header = msgspec.structs.replace(listed.header, config=config)
     (tmp_path / "manifest.jsonl").write_bytes(manifest.encode_line(header, "")[0])
     assert _wrong_settings(tmp_path, small) == [
@@ -390,7 +444,9 @@ def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(played, s
 def test_a_swapped_task_is_named_with_a_replay_too(check, played, tmp_path):
     path = changed(played, tmp_path, at("episodes.0", task_id="valid_unseen/x/trial"))
     result = check(path, played, replay=9)
-    assert "episodes: seed 1, valid_unseen/x/trial is not of the panel" in result.problems
+    assert (
+        "episodes: seed 1, valid_unseen/x/trial is not of the panel" in result.problems
+    )
     assert result.replayed == 3
 
 
@@ -414,7 +470,9 @@ def test_other_files_are_no_certificates(tmp_path, data, line):
     [
         lambda document: document["episodes"][0].pop("won"),
         at("episodes.0", seed="x"),
-        lambda document: [episode.update(length=1e308) for episode in document["episodes"]],
+        lambda document: [
+            episode.update(length=1e308) for episode in document["episodes"]
+        ],
         at("episodes.0", length=-1.0),
         at("data", x=nested(900)),
         at("panel.settings.environment", x=nested(900)),
@@ -435,15 +493,23 @@ def test_a_value_of_the_wrong_type_is_one_line(played, tmp_path, change):
     assert "\n" not in str(error.value)
 
 
-def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(played, small, tmp_path):
+def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(
+    played, small, tmp_path
+):
     claimed(small, tmp_path, tasks=small.tasks[:2])
-    with pytest.raises(InputError, match="one per task and seed, found 4; 2 are missing"):
+    with pytest.raises(
+        InputError, match="one per task and seed, found 4; 2 are missing"
+    ):
         certificate(tmp_path, small)
-    with pytest.raises(InputError, match=r"panel alfworld-seen@1 with digest .*, found small@1"):
+    with pytest.raises(
+        InputError, match=r"panel alfworld-seen@1 with digest .*, found small@1"
+    ):
         certificate(played, load_panel("alfworld-seen@1"))
 
 
-def test_an_interrupted_panel_has_a_certificate_only_once_it_is_resumed(check, small, tmp_path):
+def test_an_interrupted_panel_has_a_certificate_only_once_it_is_resumed(
+    check, small, tmp_path
+):
     asked = []
 
     def interrupted(request):
@@ -472,7 +538,10 @@ def test_options_that_the_panel_fixes_are_refused(tmp_path, hgpo):
     for option, advice in (
         (("--max-steps", 9), "write --panel 'alfworld-bundled+max_steps=9'"),
         (("--seeds", "1,2"), "write --panel 'alfworld-bundled+seeds=[1,2]'"),
-        (("--seeds", "123,456,789"), "write --panel 'alfworld-bundled+seeds=[123,456,789]'"),
+        (
+            ("--seeds", "123,456,789"),
+            "write --panel 'alfworld-bundled+seeds=[123,456,789]'",
+        ),
         (("--env", "HGPO/WebShop-v0"), "leave it out"),
         # also the command's default, if it is given
         (("--env", "HGPO/ALFWorld-v0"), "leave it out"),
@@ -482,7 +551,8 @@ def test_options_that_the_panel_fixes_are_refused(tmp_path, hgpo):
         assert f"{option[0]}: the panel alfworld-bundled@1 fixes it" in error
         assert advice in error
     with pytest.raises(
-        InputError, match=r"temperature: panel small@1 fixes it at 0.4;.*small@1\+temperature=1"
+        InputError,
+        match=r"temperature: panel small@1 fixes it at 0.4;.*small@1\+temperature=1",
     ):
         evaluate_panel(
             replace(load_panel("alfworld-bundled"), name="small"),
@@ -496,7 +566,9 @@ def test_options_that_the_panel_fixes_are_refused(tmp_path, hgpo):
 def test_certificates_are_compared_only_within_a_panel(played, small):
     table = read_comparable(played, small).table()
     assert table.equals(
-        as_table(read_certificate(played / "certificate.json").episodes, "HGPO/ALFWorld-v0")
+        as_table(
+            read_certificate(played / "certificate.json").episodes, "HGPO/ALFWorld-v0"
+        )
     )
     hot = small.with_overrides({"temperature": 0.7, "max_steps": 9})
     with pytest.raises(
@@ -507,9 +579,14 @@ def test_certificates_are_compared_only_within_a_panel(played, small):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=3),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -521,10 +598,17 @@ def test_documents_differ_exactly_if_they_are_not_equal(first, second):
     assert list(differences(first, first)) == []
     if not list(differences(first, second)):
         assert (
-            first == pytest.approx(second, rel=1e-8, abs=1e-8) if isinstance(first, float) else True
+            first == pytest.approx(second, rel=1e-8, abs=1e-8)
+            if isinstance(first, float)
+            else True
         )
-        assert type(first) is type(second) or {type(first), type(second)} == {int, float}
-    assert bool(list(differences(first, second))) == bool(list(differences(second, first)))
+        assert type(first) is type(second) or {type(first), type(second)} == {
+            int,
+            float,
+        }
+    assert bool(list(differences(first, second))) == bool(
+        list(differences(second, first))
+    )
 
 
 def episodes_of(panel: str | Panel, folder: Path, **options: Any) -> list[Document]:
@@ -533,7 +617,9 @@ def episodes_of(panel: str | Panel, folder: Path, **options: Any) -> list[Docume
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("panel", ["alfworld-bundled@1+max_steps=12", "webshop-bundled@1"])
+@pytest.mark.parametrize(
+    "panel", ["alfworld-bundled@1+max_steps=12", "webshop-bundled@1"]
+)
 def test_episodes_are_the_same_however_they_are_played(panel, tmp_path):
     expected = episodes_of(panel, tmp_path / "256")
     assert len(expected) == 36
@@ -574,8 +660,12 @@ def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path):
     )
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "certificate.json").exists()
-    assert scan_steps(tmp_path / "killed").collect()["iteration"].unique().to_list() == [123]
-    assert episodes_of(panel, tmp_path / "killed") == episodes_of(panel, tmp_path / "whole")
+    assert scan_steps(tmp_path / "killed").collect()[
+        "iteration"
+    ].unique().to_list() == [123]
+    assert episodes_of(panel, tmp_path / "killed") == episodes_of(
+        panel, tmp_path / "whole"
+    )
 
 
 def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(
@@ -584,12 +674,19 @@ def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(
     one = replace(small, name="one", tasks=small.tasks[:1], checksum="")
     (tmp_path / "one.toml").write_text(to_toml(one), "utf-8")
     code, out, _ = hgpo(
-        "eval", "--panel", tmp_path / "one.toml", "--policy", "random", "--out", tmp_path / "run"
+        "eval",
+        "--panel",
+        tmp_path / "one.toml",
+        "--policy",
+        "random",
+        "--out",
+        tmp_path / "run",
     )
     rows = [line for line in out.splitlines() if "0.0 ±0.0" in line]
     assert code == 0
     assert [row.split()[0] for row in rows] == ["look_at_obj_in_light"]
     with pytest.raises(
-        InputError, match="tasks: 3 there, 1 here, 1 in both; name is 'small' there and 'one' here"
+        InputError,
+        match="tasks: 3 there, 1 here, 1 in both; name is 'small' there and 'one' here",
     ):
         read_comparable(played / NAME, one)

@@ -25,7 +25,9 @@ def table(rows: list[tuple[int, str, float]], aborted: bool = False) -> pl.DataF
     same |= {"length": 5.0, "invalid": 0, "judged": 5, "admissible": 5}
     played = pl.DataFrame(rows, ["seed", "task_id", "success"], orient="row")
     return played.with_columns(
-        score="success", won=pl.col("success") > 0.5, **{n: pl.lit(v) for n, v in same.items()}
+        score="success",
+        won=pl.col("success") > 0.5,
+        **{n: pl.lit(v) for n, v in same.items()},
     )
 
 
@@ -39,7 +41,11 @@ def test_every_task_is_played_once_per_seed(tmp_path):
         "max_steps": 30,
     }
     run = evaluate(
-        "HGPO/ALFWorld-v0", "expert", tmp_path / "run", action_format="command", **options
+        "HGPO/ALFWorld-v0",
+        "expert",
+        tmp_path / "run",
+        action_format="command",
+        **options,
     )
     tasks = sorted(open_env("HGPO/ALFWorld-v0", split="valid_seen").tasks)
     played = episode_table(scan_steps(run))
@@ -48,7 +54,11 @@ def test_every_task_is_played_once_per_seed(tmp_path):
     ]
     assert played["success"].to_list() == [1.0] * len(played)
     report = evaluation_reports(played)[0]
-    assert (report.tasks, report.episodes, report.seeds) == (len(tasks), 2 * len(tasks), (5, 6))
+    assert (report.tasks, report.episodes, report.seeds) == (
+        len(tasks),
+        2 * len(tasks),
+        (5, 6),
+    )
     assert report.measures["admissibility"].mean == 1.0
     assert run.tally.trajectories == 2 * len(tasks)
     assert (
@@ -64,8 +74,15 @@ def test_random_is_reproducible_and_seeds_differ(tmp_path):
     options = {"seeds": (1, 2), "progress": False, "max_steps": 9}
     tables = []
     for slots in (3, 50):
-        run = evaluate("HGPO/ALFWorld-v0", "random", tmp_path / f"{slots}", slots=slots, **options)
-        tables.append(scan_steps(run).drop("run").sort("iteration", "trajectory", "step").collect())
+        run = evaluate(
+            "HGPO/ALFWorld-v0", "random", tmp_path / f"{slots}", slots=slots, **options
+        )
+        tables.append(
+            scan_steps(run)
+            .drop("run")
+            .sort("iteration", "trajectory", "step")
+            .collect()
+        )
     assert tables[0].equals(tables[1])
     assert (
         tables[0].filter(iteration=1)["action"].to_list()
@@ -95,18 +112,23 @@ def test_mean_and_std_equal_those_of_the_statistics_module():
 
 def test_the_interval_holds_where_no_task_was_solved():
     """A bootstrap of 36 lost episodes would have the interval 0 to 0."""
-    success = evaluation_reports(table([(1, f"t{task}", 0.0) for task in range(36)]))[0].measures[
-        "success"
-    ]
+    success = evaluation_reports(table([(1, f"t{task}", 0.0) for task in range(36)]))[
+        0
+    ].measures["success"]
     assert (success.low, round(success.high, 3)) == (0.0, 0.096)
 
 
 def test_aborted_episodes_are_excluded_counted_and_bound_the_success():
-    both = pl.concat([table([(1, "a", 1.0), (1, "c", 0.0)]), table([(1, "b", 0.0)], aborted=True)])
+    both = pl.concat(
+        [table([(1, "a", 1.0), (1, "c", 0.0)]), table([(1, "b", 0.0)], aborted=True)]
+    )
     everything = evaluation_reports(both)[0]
     assert (everything.tasks, everything.episodes, everything.aborted) == (3, 2, 1)
     assert everything.measures["success"].mean == 0.5
-    assert (everything.success.if_aborted_lost, everything.success.if_aborted_won) == (1 / 3, 2 / 3)
+    assert (everything.success.if_aborted_lost, everything.success.if_aborted_won) == (
+        1 / 3,
+        2 / 3,
+    )
     assert evaluation_reports(table([(1, "b", 0.0)], aborted=True)) == []
 
 
@@ -120,7 +142,8 @@ def test_unknown_success_is_none():
     with pytest.raises(InputError, match="no task in common"):
         compare(unknown, unknown)
     played = table([(1, "a", 1.0), (1, "b", 0.0)])
-    nan = table([(1, "a", float("nan")), (1, "b", 1.0)])  # as pandas writes what is not known
+    # as pandas writes what is not known
+    nan = table([(1, "a", float("nan")), (1, "b", 1.0)])
     assert (compare(nan, played).tasks, compare(played, nan).difference) == (1, -1.0)
 
 
@@ -151,7 +174,9 @@ def test_many_tasks_use_drawn_flips_near_the_exact_p():
     first = table([(1, f"t{i:02d}", float(i < 15)) for i in range(20)])
     second = table([(1, f"t{i:02d}", float(i >= 15)) for i in range(20)])
     exact = 2 * sum(math.comb(20, k) for k in range(15, 21)) / 2**20
-    assert compare(first, second).p == pytest.approx(exact, abs=4 * (exact / 10_000) ** 0.5)
+    assert compare(first, second).p == pytest.approx(
+        exact, abs=4 * (exact / 10_000) ** 0.5
+    )
 
 
 def test_evaluations_without_common_tasks_cannot_be_compared():
@@ -179,7 +204,9 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path, hgpo):
     files = sorted((tmp_path / "a").glob("steps/*"))
     stamps = [file.stat().st_mtime_ns for file in files]
     hgpo("eval", "--policy", "expert", "--out", tmp_path / "a", *common)
-    assert [file.stat().st_mtime_ns for file in sorted((tmp_path / "a").glob("steps/*"))] == stamps
+    assert [
+        file.stat().st_mtime_ns for file in sorted((tmp_path / "a").glob("steps/*"))
+    ] == stamps
     arguments = [
         "eval",
         "--policy",
@@ -192,7 +219,9 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path, hgpo):
         "--json",
     ]
     printed = json.loads(hgpo(*arguments)[1])
-    assert [comparison["measure"] for comparison in printed["comparisons"]] == ["success"]
+    assert [comparison["measure"] for comparison in printed["comparisons"]] == [
+        "success"
+    ]
     assert printed["reports"][0]["name"] == "all"
 
 
@@ -243,7 +272,12 @@ def test_a_scenario_is_solved_if_all_its_tasks_are(monkeypatch):
             "won": won or False,
             "episode_won": won or False,
         }
-        | {"score": 0.5, "episode_return": 0.0, "action_valid": True, "action_admissible": True}
+        | {
+            "score": 0.5,
+            "episode_return": 0.0,
+            "action_valid": True,
+            "action_admissible": True,
+        }
         | {"aborted": won is None, "truncated": False, "error": None}
         for (seed, task), won in outcomes.items()
     ]
@@ -275,7 +309,9 @@ def coverage(trials: int, chance: float) -> float:
     for won in range(trials + 1):
         low, high = wilson_interval(won / trials, trials)
         if low <= chance <= high:
-            total += math.comb(trials, won) * chance**won * (1 - chance) ** (trials - won)
+            total += (
+                math.comb(trials, won) * chance**won * (1 - chance) ** (trials - won)
+            )
     return total
 
 
@@ -287,7 +323,9 @@ def test_the_coverage_by_the_exact_binomial_distribution(trials):
     assert min(exact) > 0.83
 
 
-@pytest.mark.parametrize(("share", "trials"), [(0.5, 0), (1.5, 3), (-0.1, 3), (float("nan"), 3)])
+@pytest.mark.parametrize(
+    ("share", "trials"), [(0.5, 0), (1.5, 3), (-0.1, 3), (float("nan"), 3)]
+)
 def test_what_is_no_share_is_refused(share, trials):
     with pytest.raises(InputError, match="expected a share in"):
         wilson_interval(share, trials)
@@ -295,7 +333,9 @@ def test_what_is_no_share_is_refused(share, trials):
 
 def test_lengths_are_classed():
     lengths = [1, 5, 6, 50, 51, 200]
-    table = pl.DataFrame({"length": lengths, "won": [True] * 6, "aborted": [False] * 5 + [True]})
+    table = pl.DataFrame(
+        {"length": lengths, "won": [True] * 6, "aborted": [False] * 5 + [True]}
+    )
     assert by_length(table).rows() == [
         ("1–5", 2, 0, 2),
         ("6–10", 1, 0, 1),
@@ -305,14 +345,17 @@ def test_lengths_are_classed():
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "tasks"), [(0.98, 0.95, 16), (0.95, 0.9, 36), (0.6, 0.5, 36), (0.9, 0.5, 8)]
+    ("first", "second", "tasks"),
+    [(0.98, 0.95, 16), (0.95, 0.9, 36), (0.6, 0.5, 36), (0.9, 0.5, 8)],
 )
 def test_the_interval_of_a_paired_difference_covers_it(first, second, tasks):
     """Also where few tasks differ: a bootstrap of 16 tasks contains 0.98 - 0.95 half of the time."""
     rng = np.random.default_rng(3)
     covered = 0
     for _ in range(1000):
-        differences = (rng.random(tasks) < first).astype(float) - (rng.random(tasks) < second)
+        differences = (rng.random(tasks) < first).astype(float) - (
+            rng.random(tasks) < second
+        )
         low, high = paired_interval(differences.tolist())
         covered += low <= first - second <= high
     assert covered > 930

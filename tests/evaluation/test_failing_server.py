@@ -43,7 +43,16 @@ def run(
     words = [word for option in given for word in ("--policy-option", option)]
     policy = ["--policy", f"openai:{model}", *words]
     return finished(
-        "eval", *ENVIRONMENT, "--split", "test", "--seeds", "1,2", *policy, "--out", out, *more
+        "eval",
+        *ENVIRONMENT,
+        "--split",
+        "test",
+        "--seeds",
+        "1,2",
+        *policy,
+        "--out",
+        out,
+        *more,
     )
 
 
@@ -122,7 +131,11 @@ def test_the_summary_contains_what_was_printed_and_its_tokens(sound):
     (everything, *_) = evaluation_reports(episode_table(steps.lazy()))
     assert told["format"] == "hgpo summary 2"
     assert told["results"][0] == json.loads(json.dumps(dataclasses.asdict(everything)))
-    assert told["episodes"] == {"played": 8, "solved": int(steps["won"].sum()), "failed": 0}
+    assert told["episodes"] == {
+        "played": 8,
+        "solved": int(steps["won"].sum()),
+        "failed": 0,
+    }
     assert told["tokens"] == {"prompt": 10 * len(steps), "response": 4 * len(steps)}
     assert told["wall_s"] > 0
     assert (told["complete"], told["seeds"], told["failures"]) == (True, [1, 2], [])

@@ -18,7 +18,11 @@ from hgpo_train.rollout import collect
 from hgpo_train.rollout.collection import CollectedRun
 from hgpo_train.rollout.tally import Tally
 from hgpo_train.view.encoding import encode
-from hgpo_train.view.overview import comparison_document, levels_document, overview_document
+from hgpo_train.view.overview import (
+    comparison_document,
+    levels_document,
+    overview_document,
+)
 from hgpo_train.view.sources import open_sources
 
 
@@ -43,7 +47,9 @@ def write_unequal(run: Path, shift: int = 0) -> Path:
                         if aborted
                         else {"terminated": True, "won": won}
                     )
-                    last = ended | {"score": 0.25 + won / 2} if step + 1 == length else {}
+                    last = (
+                        ended | {"score": 0.25 + won / 2} if step + 1 == length else {}
+                    )
                     flags = {"action_valid": (step + number) % 3 != 0, "won": False}
                     reward = float(won and bool(last))
                     shown = {
@@ -60,7 +66,10 @@ def write_unequal(run: Path, shift: int = 0) -> Path:
 @pytest.fixture(
     params=[
         "unequal",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("alfworld", "webshop")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("alfworld", "webshop")
+        ),
     ]
 )
 def pair(request, tmp_path):
@@ -85,16 +94,27 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair):
     bounds = {"success_95_low": low, "success_95_high": high}
     bounds |= {"success_if_aborted_lost": lost, "success_if_aborted_won": won}
     summary = statistics(run).summary.row(0, named=True)
-    for shown in (summarize_run(run)["total"], CollectedRun(run, Tally()).summary, summary):
+    for shown in (
+        summarize_run(run)["total"],
+        CollectedRun(run, Tally()).summary,
+        summary,
+    ):
         asked = {
             name: value
             for name, value in (viewed | bounds).items()
             if name in shown and name in NAMES.values()
         }
         asked |= {name: bounds[name] for name in bounds if name in shown}
-        assert {"success", "mean_length", "valid", "success_if_aborted_lost"} <= asked.keys()
+        assert {
+            "success",
+            "mean_length",
+            "valid",
+            "success_if_aborted_lost",
+        } <= asked.keys()
         for name, value in asked.items():
-            assert shown[name] == (None if value is None else pytest.approx(value, rel=1e-12)), name
+            assert shown[name] == (
+                None if value is None else pytest.approx(value, rel=1e-12)
+            ), name
         assert shown["mean_return"] == pytest.approx(viewed["mean_return"], rel=1e-12)
 
     episodes = episode_table(scan_steps(run))
@@ -106,22 +126,31 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair):
             assert viewed[NAMES[name]] is interval is None
             continue
         assert viewed[NAMES[name]] == measure.mean
-        assert interval == (None if measure.low is None else [measure.low, measure.high])
+        assert interval == (
+            None if measure.low is None else [measure.low, measure.high]
+        )
         if interval is not None:
             assert (
-                interval[0] <= measure.mean <= interval[1] <= (longest if name == "length" else 1)
+                interval[0]
+                <= measure.mean
+                <= interval[1]
+                <= (longest if name == "length" else 1)
             )
     assert viewed["intervals"]["success"] is not None
 
-    differences = json.loads(encode(comparison_document(first.index(), second.index())))[
-        "differences"
-    ]
+    differences = json.loads(
+        encode(comparison_document(first.index(), second.index()))
+    )["differences"]
     for name in (name for name, measure in measures.items() if measure):
         found = compare(episode_table(scan_steps(pair[1])), episodes, name)
         assert differences[NAMES[name]] == asdict(found) | {"measure": NAMES[name]}
 
     levels = statistics(run)
     shared = levels_document(first.index())
-    assert [row["shared"] for row in shared["levels"]] == levels.levels["shared"].to_list()
+    assert [row["shared"] for row in shared["levels"]] == levels.levels[
+        "shared"
+    ].to_list()
     for row in levels.intervals.iter_rows(named=True):
-        assert shared["intervals"][row["statistic"]][row["level"]].items() <= row.items()
+        assert (
+            shared["intervals"][row["statistic"]][row["level"]].items() <= row.items()
+        )

@@ -15,7 +15,10 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.task_sampling import verl_agent
 from hgpo_train.evaluation import episode_table, evaluate
-from hgpo_train.evaluation.protocol_variations import played_effects, unpaired_difference
+from hgpo_train.evaluation.protocol_variations import (
+    played_effects,
+    unpaired_difference,
+)
 from hgpo_train.evaluation.protocols import (
     WORKER_SEED,
     Effect,
@@ -85,7 +88,9 @@ def test_the_workers_of_verl_agent_draw_91_of_140_games():
 
 
 @pytest.mark.parametrize(("environments", "wins"), [(64, 98), (128, 98), (128, 73)])
-def test_draws_have_the_spread_of_the_hypergeometric_and_binomial_distributions(environments, wins):
+def test_draws_have_the_spread_of_the_hypergeometric_and_binomial_distributions(
+    environments, wins
+):
     share = wins / 140
     hypergeometric = share * (1 - share) / environments * (140 - environments) / 139
     binomial = share * (1 - share) / environments
@@ -93,7 +98,9 @@ def test_draws_have_the_spread_of_the_hypergeometric_and_binomial_distributions(
     without = drawn(environments, 1 / environments, reference)
     assert deviation(without) == pytest.approx(math.sqrt(hypergeometric))
     with_repeats = drawn_with_repeats(environments, reference)
-    assert deviation(with_repeats) == pytest.approx(math.sqrt(binomial), abs=0.5 / environments)
+    assert deviation(with_repeats) == pytest.approx(
+        math.sqrt(binomial), abs=0.5 / environments
+    )
 
 
 def test_draws_of_a_policy_that_samples_spread_as_drawn_ones_do():
@@ -114,17 +121,23 @@ def test_draws_of_a_policy_that_samples_spread_as_drawn_ones_do():
 
     # 1. 128 of 140 without repeats, and with.
     numbers = rng.binomial(1, chances[places[:, :128]]).mean(1)
-    assert deviation(drawn(128, 1 / 128, reference)) == pytest.approx(numbers.std(), rel=0.06)
+    assert deviation(drawn(128, 1 / 128, reference)) == pytest.approx(
+        numbers.std(), rel=0.06
+    )
     numbers = rng.binomial(1, chances[rng.integers(0, 140, (1500, 128))]).mean(1)
     # in steps of 1 / 128
-    assert deviation(drawn_with_repeats(128, reference)) == pytest.approx(numbers.std(), rel=0.12)
+    assert deviation(drawn_with_repeats(128, reference)) == pytest.approx(
+        numbers.std(), rel=0.12
+    )
     # 2. Workers draw fixed places of a list in any order.
     games = [
         int(next(verl_agent([f"{n}" for n in range(140)], WORKER_SEED + worker)))
         for worker in range(128)
     ]
     numbers = rng.binomial(1, chances[places[:, games]]).mean(1)
-    assert deviation(drawn_by_workers(128, reference)) == pytest.approx(numbers.std(), rel=0.06)
+    assert deviation(drawn_by_workers(128, reference)) == pytest.approx(
+        numbers.std(), rel=0.06
+    )
     # 3. The best of 30.
     best = (rng.binomial(128, share, (1500, 30)) / 128).max(1)
     found = drawn_with_repeats(128, reference, highest_of=30)
@@ -145,13 +158,18 @@ def test_what_the_number_of_environments_can_explain_by_hand():
     """Wins are 53.76, 98.56 and 72.8 of 332, .678 of all: chi-squared is 1.68 + 1.08 + 3.50, over .218."""
     found = reach({64: 0.84, 128: 0.77, 140: 0.52})
     assert found["p"] == pytest.approx(math.exp(-28.67 / 2), rel=0.01)
-    assert found["draws"] == pytest.approx(1.96 * math.sqrt(0.25 / 64 + 0.25 / 140), abs=1e-4)
-    assert found["tasks"] == pytest.approx(1.96 * math.sqrt(0.25 / 64 * 76 / 139), abs=1e-4)
+    assert found["draws"] == pytest.approx(
+        1.96 * math.sqrt(0.25 / 64 + 0.25 / 140), abs=1e-4
+    )
+    assert found["tasks"] == pytest.approx(
+        1.96 * math.sqrt(0.25 / 64 * 76 / 139), abs=1e-4
+    )
     assert found["least"] == pytest.approx(98.56 / 140)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (3, 1.5 / math.sqrt(math.pi))]
+    ("numbers", "expected"),
+    [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (3, 1.5 / math.sqrt(math.pi))],
 )
 def test_the_highest_of_normal_numbers(numbers, expected):
     found = spread(solved(5, 10), 0.01, numbers)
@@ -162,21 +180,31 @@ def test_the_highest_of_normal_numbers(numbers, expected):
 
 def test_seeds_spread_by_the_variance_of_outcomes_of_one_task():
     """Of four tasks, one ends in another way with the second seed: its variance is 1/2, their mean 1/8."""
-    reference = Reference(table(["won", "won", "lost", "lost"], ["won", "lost", "lost", "lost"]))
+    reference = Reference(
+        table(["won", "won", "lost", "lost"], ["won", "lost", "lost", "lost"])
+    )
     assert reference.within == pytest.approx(1 / 8)
     assert reference.between == pytest.approx(3 / 8 * 5 / 8 - 1 / 8)
     assert deviation(reseeded(0.1, reference)) == pytest.approx(math.sqrt(0.1 / 8 / 4))
     again = other_seeds(reference)
     # each mean has half of the variance
     assert again.high == pytest.approx(Z * math.sqrt(1 / 8 / 4))
-    assert other_seeds(solved(1, 3)).note.startswith("not known: every task was played once")
+    assert other_seeds(solved(1, 3)).note.startswith(
+        "not known: every task was played once"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ counting
 
 
 @pytest.mark.slow
-@given(st.lists(st.lists(st.sampled_from([*ENDS]), min_size=3, max_size=3), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.lists(st.sampled_from([*ENDS]), min_size=3, max_size=3),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_the_same_rollouts_count_as_under_the_reporting_rules(seeds):
     reference = Reference(table(*seeds))
     counted = success_by_rule(reference.rollouts)
@@ -188,16 +216,25 @@ def test_the_same_rollouts_count_as_under_the_reporting_rules(seeds):
         ("failed won", "aborted won"),
         ("limit won", "limit won"),
     ):
-        assert found[name].effect == pytest.approx(counted[rule].success - reference.success)
-        assert found[name].low is None or found[name].low <= found[name].effect <= found[name].high
+        assert found[name].effect == pytest.approx(
+            counted[rule].success - reference.success
+        )
+        assert (
+            found[name].low is None
+            or found[name].low <= found[name].effect <= found[name].high
+        )
     is_whole = not reference.rollouts["aborted"].any()
     notes = [found[name].note for name in ("failed lost", "failed won")]
-    assert all((note == "cannot move it: no rollout failed") == is_whole for note in notes)
+    assert all(
+        (note == "cannot move it: no rollout failed") == is_whole for note in notes
+    )
 
 
 def test_the_interval_is_paired_by_task():
     reference = Reference(
-        table(["won", "limit", "limit", "lost"] * 3, ["won", "won", "limit", "lost"] * 3)
+        table(
+            ["won", "limit", "limit", "lost"] * 3, ["won", "won", "limit", "lost"] * 3
+        )
     )
     found = {each.protocol: each for each in table_effects(reference)}["limit won"]
     assert (found.low, found.high) == pytest.approx(paired_interval([0, 0.5, 1, 0] * 3))
@@ -206,7 +243,9 @@ def test_the_interval_is_paired_by_task():
 def test_the_interval_of_dropped_rollouts_is_that_of_the_jackknife():
     """By hand: the difference without each task, and the standard error of these."""
     ends = ["won", "lost", "aborted", "won", "aborted", "lost", "won", "won"] * 12
-    found = recounted(pl.col("won").fill_null(value=False).cast(float), "", Reference(table(ends)))
+    found = recounted(
+        pl.col("won").fill_null(value=False).cast(float), "", Reference(table(ends))
+    )
     known = np.array([{"won": 1.0, "lost": 0.0}.get(end, np.nan) for end in ends])
     without = [
         np.delete(np.nan_to_num(known), n).mean() - np.nanmean(np.delete(known, n))
@@ -218,12 +257,14 @@ def test_the_interval_of_dropped_rollouts_is_that_of_the_jackknife():
 
 
 def test_the_best_evaluation_against_the_last():
-    evaluations = table(["won", "won", "lost"], ["won", "won", "won"], ["lost", "won", "won"])
+    evaluations = table(
+        ["won", "won", "lost"], ["won", "won", "won"], ["lost", "won", "won"]
+    )
     last = Reference(evaluations.filter(seed=2), evaluations)
     assert best_checkpoint(last).effect == pytest.approx(1 / 3)
-    assert best_checkpoint(Reference(evaluations.filter(seed=1), evaluations)).note.endswith(
-        "is the best"
-    )
+    assert best_checkpoint(
+        Reference(evaluations.filter(seed=1), evaluations)
+    ).note.endswith("is the best")
     assert best_checkpoint(Reference(evaluations)).effect is None
 
 
@@ -256,7 +297,11 @@ def test_a_shorter_limit_counts_as_if_it_were_played(tmp_path):
     tables = []
     for limit in (12, 6):
         run = evaluate(
-            "HGPO/ALFWorld-v0", "explorer", tmp_path / f"{limit}", max_steps=limit, **options
+            "HGPO/ALFWorld-v0",
+            "explorer",
+            tmp_path / f"{limit}",
+            max_steps=limit,
+            **options,
         )
         tables.append(Reference(episode_table(scan_steps(run))))
     computed = shorter(6, tables[0])
@@ -311,12 +356,25 @@ def test_the_command_prints_effects_and_draws_them(hgpo, tmp_path):
     [
         ([], "expected a run, or a policy with a folder"),
         (["--policy", "random"], "expected a run, or a policy with a folder"),
-        (["run", "--policy", "random", "--out", "x"], "expected a run, or a policy with a folder"),
+        (
+            ["run", "--policy", "random", "--out", "x"],
+            "expected a run, or a policy with a folder",
+        ),
         (
             ["--policy", "random", "--out", "x", "--panel", "alfworld-bundle"],
             "did you mean 'alfworld-bundled",
         ),
-        (["--policy", "random", "--out", "x", "--panel", "alfworld-bundled+env=other"], "env"),
+        (
+            [
+                "--policy",
+                "random",
+                "--out",
+                "x",
+                "--panel",
+                "alfworld-bundled+env=other",
+            ],
+            "env",
+        ),
         (["run", "--plot", "picture.txt"], "expected a file that ends in"),
     ],
 )

@@ -56,7 +56,9 @@ def test_success_counted_by_hand(rule, share, episodes, tasks):
     found = success_by_rule(table(BY_HAND))
     assert list(found) == list(RULES)
     assert found[rule].success == pytest.approx(share)
-    assert (found[rule].low, found[rule].high) == pytest.approx(wilson_interval(share, tasks))
+    assert (found[rule].low, found[rule].high) == pytest.approx(
+        wilson_interval(share, tasks)
+    )
     assert found[rule].episodes == episodes
 
 
@@ -85,7 +87,9 @@ ROWS = st.tuples(st.integers(1, 3), st.sampled_from("abc"), st.sampled_from(ENDS
 @given(st.lists(ROWS, min_size=1, max_size=12))
 def test_the_bounds_hold_whatever_is_dropped(rows):
     found = success_by_rule(table(rows))
-    shares = {name: each.success for name, each in found.items() if each.success is not None}
+    shares = {
+        name: each.success for name, each in found.items() if each.success is not None
+    }
     for each in found.values():
         if each.success is not None:
             assert each.low - 1e-12 <= each.success <= each.high + 1e-12

@@ -25,7 +25,9 @@ def documented(page: str, module: str) -> str:
 def entry_point(page: str, group: str) -> dict[str, str]:
     """The entry point that a page declares."""
     text = (ROOT / "docs" / page).read_text("utf-8")
-    line = re.search(rf'\[project\.entry-points\."{re.escape(group)}"\]\n(\S+) = "(\S+)"\n', text)
+    line = re.search(
+        rf'\[project\.entry-points\."{re.escape(group)}"\]\n(\S+) = "(\S+)"\n', text
+    )
     assert line
     return {line[1].strip('"'): line[2]}
 
@@ -43,15 +45,25 @@ def hgpo(folder: Path, *lines: str, path: tuple[Path, ...] = ()) -> None:
 
 
 def test_the_page_shows_what_hgpo_new_writes():
-    assert filled("environment", "guess") == "# guess.py\n" + documented("environments.md", "guess")
-    assert filled("tool_environment", "box") == "# box.py\n" + documented("environments.md", "box")
+    assert filled("environment", "guess") == "# guess.py\n" + documented(
+        "environments.md", "guess"
+    )
+    assert filled("tool_environment", "box") == "# box.py\n" + documented(
+        "environments.md", "box"
+    )
 
 
 @pytest.mark.slow
 def test_what_hgpo_new_writes_passes_its_tests_and_is_played(tmp_path):
-    hgpo(tmp_path, *(f"new {kind} my_{kind}" for kind in KINDS), "new environment my_tools --tools")
+    hgpo(
+        tmp_path,
+        *(f"new {kind} my_{kind}" for kind in KINDS),
+        "new environment my_tools --tools",
+    )
     tests = [f"test_my_{kind}.py" for kind in (*KINDS, "tools")]
-    done = python("import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", *tests, cwd=tmp_path)
+    done = python(
+        "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", *tests, cwd=tmp_path
+    )
     assert "6 passed" in done.stdout, done.stdout
     hgpo(
         tmp_path,
@@ -73,11 +85,15 @@ def test_hgpo_new_prints_the_next_command_and_overwrites_nothing(tmp_path, kind)
     assert not (tmp_path / "my_own.py").exists()
 
 
-@pytest.mark.parametrize("name", ["class", "2d", "Maze", "my-maze", "random", "../maze", "_"])
+@pytest.mark.parametrize(
+    "name", ["class", "2d", "Maze", "my-maze", "random", "../maze", "_"]
+)
 def test_hgpo_new_refuses_names_that_cannot_be_imported(tmp_path, name):
     with pytest.raises(InputError, match=f"NAME: .*{name}"):
         invoke("new", "policy", name, "--out", tmp_path / "out")
-    with pytest.raises(InputError, match="--tools: expected an environment, received policy"):
+    with pytest.raises(
+        InputError, match="--tools: expected an environment, received policy"
+    ):
         invoke("new", "policy", "mine", "--tools", "--out", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -86,8 +102,17 @@ def test_hgpo_new_refuses_names_that_cannot_be_imported(tmp_path, name):
 def test_the_commands_of_the_page(tmp_path):
     page = (ROOT / "docs/environments.md").read_text("utf-8")
     commands = re.findall(r"^    hgpo (.*guess.*)$", page, re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["new", "rollout", "advantages", "eval"]
-    hgpo(tmp_path, *commands, "rollout --env guess:GUESS --workers 1 --tasks 2 --out runs/workers")
+    assert [command.split()[0] for command in commands] == [
+        "new",
+        "rollout",
+        "advantages",
+        "eval",
+    ]
+    hgpo(
+        tmp_path,
+        *commands,
+        "rollout --env guess:GUESS --workers 1 --tasks 2 --out runs/workers",
+    )
     steps = scan_steps(tmp_path / "runs/guess").collect()
     assert steps["env_id"].unique().to_list() == ["Mine/Guess-v0"]
     assert steps["task_id"].n_unique() == 10

@@ -36,7 +36,9 @@ def test_the_custom_policy_takes_the_least_taken_action(tmp_path):
     for _, episode in steps.group_by("trajectory"):
         taken = Counter()
         for state, action, offered in (
-            episode.sort("step").select("state", "action", "admissible_actions").iter_rows()
+            episode.sort("step")
+            .select("state", "action", "admissible_actions")
+            .iter_rows()
         ):
             fewest = min(taken[state, other] for other in offered)
             assert taken[state, action] == fewest
@@ -48,7 +50,8 @@ def test_the_custom_policy_takes_the_least_taken_action(tmp_path):
         collect("again", "examples.own_policy:CURIOUS", "--slots", "1").select(columns)
     )
     with pytest.raises(
-        InputError, match=r"expected a fraction of random actions such as 0\.1, received 'often'"
+        InputError,
+        match=r"expected a fraction of random actions such as 0\.1, received 'often'",
     ):
         make_policy("examples.own_policy:CURIOUS:often", PolicyContext("ALFWorld"))
 
@@ -94,7 +97,9 @@ def test_the_spaces_and_the_features():
     assert observation in env.observation_space
     masked = int(np.flatnonzero(~env.action_masks())[0])
     assert not env.step(masked)[4]["action_valid"]
-    assert (bag_of_words("You see a desk 1.", 256) == bag_of_words("A DESK 1 you see", 256)).all()
+    assert (
+        bag_of_words("You see a desk 1.", 256) == bag_of_words("A DESK 1 you see", 256)
+    ).all()
     assert (bag_of_words("a desk 1", 256) != bag_of_words("a desk 2", 256)).any()
 
 

@@ -39,7 +39,11 @@ def test_the_expert_succeeds_and_invalid_actions_change_nothing(task_id):
         assert set(state.actions) <= set(ACTIONS)
         for command in {*ACTIONS, "dance"} - set(state.actions):
             invalid = again.act(command)
-            assert (invalid.text, invalid.valid, invalid.reward) == (state.text, False, 0.0)
+            assert (invalid.text, invalid.valid, invalid.reward) == (
+                state.text,
+                False,
+                0.0,
+            )
         command = player.act(state)
         state = engine.act(command)
         assert again.act(command) == state
@@ -51,7 +55,9 @@ def test_the_expert_succeeds_and_invalid_actions_change_nothing(task_id):
 def test_the_environment_conforms_to_gymnasium():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_env(gymnasium.make(ENV_ID, levels="GoToLocal").unwrapped, skip_render_check=True)
+        check_env(
+            gymnasium.make(ENV_ID, levels="GoToLocal").unwrapped, skip_render_check=True
+        )
     env = gymnasium.make(ENV_ID, levels="GoToLocal", split="test")
     observation, info = env.reset(seed=1)
     assert info["task"].startswith("go to ")
@@ -102,7 +108,9 @@ def test_the_installed_package_works_with_all_commands(tmp_path):
             <= set(columns)
             <= set(advantages.columns)
         )
-        assert advantages.select(pl.col(columns).is_finite().all()).row(0) == (True,) * len(columns)
+        assert advantages.select(pl.col(columns).is_finite().all()).row(0) == (
+            True,
+        ) * len(columns)
     (report,) = [each for each in printed["eval"]["reports"] if each["name"] == "all"]
     assert report["tasks"] == 100  # of the evaluation split
     assert report["measures"]["success"]["mean"] == 1.0
@@ -119,14 +127,20 @@ def test_a_small_model_is_trained_on_the_environment(tmp_path):
         "rollout.group_size=2",
         "rollout.filter_groups=false",
     ]
-    less += ["environment.max_steps=4", "evaluation.tasks=2", "tracking.tensorboard=false"]
+    less += [
+        "environment.max_steps=4",
+        "evaluation.tasks=2",
+        "tracking.tensorboard=false",
+    ]
     settings = [text for each in less for text in ("--set", each)]
     config = str(ROOT / "examples/own_environment.toml")
     sizes = ["--demonstrations", "12", "--epochs", "1", "--layers", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setattr(
-            sys, "argv", ["train_from_nothing", config, "--out", str(tmp_path), *sizes, *settings]
+            sys,
+            "argv",
+            ["train_from_nothing", config, "--out", str(tmp_path), *sizes, *settings],
         )
         train_from_nothing.main()
         sft = f"model.path={tmp_path / 'sft'}"
@@ -146,4 +160,6 @@ def test_a_small_model_is_trained_on_the_environment(tmp_path):
         assert steps["env_id"].unique().to_list() == [BABYAI.id]
         assert steps["iteration"].unique().sort().to_list() == list(range(iterations))
         assert not steps["aborted"].any()
-        assert (tmp_path / run / "metrics.jsonl").read_text().count("\n") == iterations + 1
+        assert (tmp_path / run / "metrics.jsonl").read_text().count(
+            "\n"
+        ) == iterations + 1

@@ -26,11 +26,18 @@ def one_task(monkeypatch):
 def conversation(*commands):
     """The messages of an episode, and the episode."""
     episode = train_with_trl.Household()
-    messages = [{"role": "user", "content": train_with_trl.INSTRUCTION + episode.reset(TASK)}]
+    messages = [
+        {"role": "user", "content": train_with_trl.INSTRUCTION + episode.reset(TASK)}
+    ]
     for command in commands:
-        call = {"type": "function", "function": {"name": "act", "arguments": {"command": command}}}
+        call = {
+            "type": "function",
+            "function": {"name": "act", "arguments": {"command": command}},
+        }
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({"role": "tool", "name": "act", "content": episode.act(command)})
+        messages.append(
+            {"role": "tool", "name": "act", "content": episode.act(command)}
+        )
     return [*messages, {"role": "assistant", "content": "Done."}], episode
 
 
@@ -79,11 +86,13 @@ def test_a_step(one_task, tmp_path, monkeypatch):
     tokenizer.save_pretrained(tmp_path / "taught")
 
     arguments = ["--out", str(tmp_path / "run"), "--steps", "1", "--tokens", "1000"]
-    monkeypatch.setattr("sys.argv", ["train_with_trl", str(tmp_path / "taught"), *arguments])
+    monkeypatch.setattr(
+        "sys.argv", ["train_with_trl", str(tmp_path / "taught"), *arguments]
+    )
     train_with_trl.main()
-    (log,) = json.loads((tmp_path / "run/checkpoint-1/trainer_state.json").read_text("utf-8"))[
-        "log_history"
-    ]
+    (log,) = json.loads(
+        (tmp_path / "run/checkpoint-1/trainer_state.json").read_text("utf-8")
+    )["log_history"]
     assert 0 < log["rewards/Household/mean"] < 1
     assert log["tools/call_frequency"] >= len(SOLUTION) * log["rewards/Household/mean"]
     assert log["tools/failure_frequency"] == 0

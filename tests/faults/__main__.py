@@ -31,7 +31,10 @@ def main() -> int:
         "names", nargs="*", choices=[*SCENARIOS, []], help="scenarios; all by default"
     )
     parser.add_argument(
-        "--most", type=int, default=0, help="number of points to try per scenario; 0 tries all"
+        "--most",
+        type=int,
+        default=0,
+        help="number of points to try per scenario; 0 tries all",
     )
     options = parser.parse_args()
     failures = 0
@@ -39,9 +42,15 @@ def main() -> int:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with tempfile.TemporaryDirectory(dir=memory, prefix="hgpo-faults-") as work:
             report = Harness(SCENARIOS[name], Path(work), options.most).run()
-        print(f"{name}: {report.tried} faults, {len(report.failures)} problems", flush=True)
+        print(
+            f"{name}: {report.tried} faults, {len(report.failures)} problems",
+            flush=True,
+        )
         for problem, faults in report.failures.items():
-            print(f"  - {problem}\n      {len(faults)} times, first: {faults[0]}", flush=True)
+            print(
+                f"  - {problem}\n      {len(faults)} times, first: {faults[0]}",
+                flush=True,
+            )
         failures += len(report.failures)
     return int(failures > 0)
 

@@ -64,7 +64,9 @@ def save(folder: Path, iteration: int) -> None:
     model, tokenizer, optimiser = parts()
     weigh(model, iteration)
     state = TrainingState(iteration=iteration)
-    save_checkpoint(folder, state, model, tokenizer, optimiser, CheckpointConfig(keep=KEPT))
+    save_checkpoint(
+        folder, state, model, tokenizer, optimiser, CheckpointConfig(keep=KEPT)
+    )
 
 
 def newest(folder: Path) -> int:
@@ -79,16 +81,20 @@ def newest(folder: Path) -> int:
         found = load_checkpoint(path, model, optimiser).iteration
         loaded = [parameter.detach().clone() for parameter in model.parameters()]
         weigh(model, found)
-        assert all(bool((a == b).all()) for a, b in zip(loaded, model.parameters(), strict=True)), (
-            "other weights"
-        )
+        assert all(
+            bool((a == b).all())
+            for a, b in zip(loaded, model.parameters(), strict=True)
+        ), "other weights"
         assert path.name == f"{found:06d}"
     return found
 
 
 def save_several(root: Path, note: Note) -> None:
     """Save the missing iterations as training does, and the last one again, as a resumed run does."""
-    for iteration in (*range(min(newest(root / "checkpoints") + 1, SAVED), SAVED + 1), SAVED):
+    for iteration in (
+        *range(min(newest(root / "checkpoints") + 1, SAVED), SAVED + 1),
+        SAVED,
+    ):
         save(root / "checkpoints", iteration)
         note(str(iteration))
 
@@ -115,7 +121,9 @@ def house() -> Path:
     shape = TinyShape(
         vocabulary=384, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32
     )
-    save_tiny(folder / "tiny", ["go to the red door", "open the door"] * 20, shape, seed=1)
+    save_tiny(
+        folder / "tiny", ["go to the red door", "open the door"] * 20, shape, seed=1
+    )
     (folder / "short.j2").write_text(
         "{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}"
     )
@@ -130,7 +138,11 @@ def warm_house() -> None:
 def configuration() -> Any:
     from hgpo_train.training.config import Config, replace
 
-    environment = {"id": "doors_env:HGPO-Test/Doors-v0", "action_format": "command", "max_steps": 3}
+    environment = {
+        "id": "doors_env:HGPO-Test/Doors-v0",
+        "action_format": "command",
+        "max_steps": 3,
+    }
     model = {"path": str(house() / "tiny"), "compute_dtype": "float32", "device": "cpu"}
     return replace(
         Config(),
@@ -138,7 +150,12 @@ def configuration() -> Any:
         iterations=2,
         environment=environment | {"prompt_template": str(house() / "short.j2")},
         model=model | {"gradient_checkpointing": False},
-        rollout={"tasks": 2, "group_size": 2, "max_prompt_tokens": 200, "max_response_tokens": 3},
+        rollout={
+            "tasks": 2,
+            "group_size": 2,
+            "max_prompt_tokens": 200,
+            "max_response_tokens": 3,
+        },
         update={"mini_batch_size": 20, "logit_chunk": 0},
         optimiser={"learning_rate": 1e-3},
         evaluation={"every": 1, "split": "test", "tasks": 2},
@@ -156,7 +173,10 @@ def train(root: Path, note: Note) -> None:
 
     config = configuration()
     Trainer(
-        config, root / "run", Display(Console(file=io.StringIO()), config.iterations), resume=True
+        config,
+        root / "run",
+        Display(Console(file=io.StringIO()), config.iterations),
+        resume=True,
     ).run()
     note("trained")
 
@@ -179,9 +199,13 @@ def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
     numbers = [line["iteration"] for line in lines]
     assert numbers == sorted(set(numbers)), "a line of metrics twice"
     assert not whole or numbers == [0, 1, 2], f"metrics of iterations {numbers}"
-    saved = list_checkpoints(run / "checkpoints") if (run / "checkpoints").exists() else []
+    saved = (
+        list_checkpoints(run / "checkpoints") if (run / "checkpoints").exists() else []
+    )
     if saved:
-        done = json.loads((saved[-1] / "trainer" / "state.json").read_text())["iteration"]
+        done = json.loads((saved[-1] / "trainer" / "state.json").read_text())[
+            "iteration"
+        ]
         assert set(range(1, done + 1)) <= set(numbers), "a line of metrics is lost"
     assert bool(saved) or not whole
     if whole:
@@ -220,14 +244,21 @@ def score(root: Path, note: Note, temperature: float = 1.0) -> None:
     from hgpo_train.training.scoring import score_run
 
     names = ["logprobs", "entropy"]
-    score_run(root / "run", names, configuration(), temperature=temperature, overwrite=True)
+    score_run(
+        root / "run", names, configuration(), temperature=temperature, overwrite=True
+    )
     note("scored")
 
 
 def check_scores(root: Path, noted: Sequence[str], whole: bool) -> None:
     """Every file has the old or the new scores, and a checksum that `verify` accepts."""
     from hgpo_datasets import VerifyReport
-    from hgpo_datasets.row_tables import files_of, read_metadata, read_table, verify_tables
+    from hgpo_datasets.row_tables import (
+        files_of,
+        read_metadata,
+        read_table,
+        verify_tables,
+    )
     from hgpo_train.scores.tables import METADATA
 
     report = VerifyReport(str(root))
@@ -250,12 +281,18 @@ CHECKPOINTS_FOREIGN = (
 )
 # one that was not shortened after its file was replaced still names the old file, too
 CHECKSUMS = ("*.sha256",)
-SCORES_FOREIGN = ("run/scores/000001.parquet.part", "run/scores/mine/notes.txt", "run/scores.new")
+SCORES_FOREIGN = (
+    "run/scores/000001.parquet.part",
+    "run/scores/mine/notes.txt",
+    "run/scores.new",
+)
 RUN_FOREIGN = ("run.part/mine", "run/metrics.jsonl.part", "run/notes.txt")
 VARIES = ("*/metrics.jsonl", "*/steps-*.parquet", "*/manifest.jsonl")
 
 SCENARIOS = (
-    Scenario("checkpoints", save_several, check_saved, warm=warm, foreign=CHECKPOINTS_FOREIGN),
+    Scenario(
+        "checkpoints", save_several, check_saved, warm=warm, foreign=CHECKPOINTS_FOREIGN
+    ),
     Scenario(
         "scores",
         score,
@@ -265,5 +302,12 @@ SCENARIOS = (
         foreign=SCORES_FOREIGN,
         varies=CHECKSUMS,
     ),
-    Scenario("training", train, check_trained, warm=warm_house, foreign=RUN_FOREIGN, varies=VARIES),
+    Scenario(
+        "training",
+        train,
+        check_trained,
+        warm=warm_house,
+        foreign=RUN_FOREIGN,
+        varies=VARIES,
+    ),
 )

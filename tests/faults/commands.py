@@ -18,4 +18,6 @@ def hgpo(*arguments: object) -> None:
         if error.code:
             raise
     except BaseException as error:
-        raise Traceback(f"{type(error).__name__}: {error}".replace("\n", " ")) from error
+        raise Traceback(
+            f"{type(error).__name__}: {error}".replace("\n", " ")
+        ) from error

@@ -25,7 +25,9 @@ def games() -> dict[str, dict]:
     from hgpo_envs.alfworld.data.source import ALFWorldSource
 
     source = ALFWorldSource(None)
-    return {task_id: source.read(task_id) for task_id in source.ids("valid_seen")[:GAMES]}
+    return {
+        task_id: source.read(task_id) for task_id in source.ids("valid_seen")[:GAMES]
+    }
 
 
 def write_games(folder: Path) -> None:
@@ -57,7 +59,15 @@ def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> Non
 
 
 def pack(root: Path, note: Note) -> None:
-    hgpo("data", "build", "alfworld", root / "unzipped", "--out", root / "g.pack", "--overwrite")
+    hgpo(
+        "data",
+        "build",
+        "alfworld",
+        root / "unzipped",
+        "--out",
+        root / "g.pack",
+        "--overwrite",
+    )
     note("done")
 
 
@@ -65,7 +75,15 @@ def fetch(root: Path, note: Note) -> None:
     """Fetch games from a server of this machine; the command refuses games that are there."""
     there = (root / "games").exists()
     target = "again" if there else "games"
-    hgpo("data", "fetch", "alfworld", "--out", root / target, "--url", f"{address()}/games.zip")
+    hgpo(
+        "data",
+        "fetch",
+        "alfworld",
+        "--out",
+        root / target,
+        "--url",
+        f"{address()}/games.zip",
+    )
     if there:
         shutil.rmtree(root / target)
     note("done")
@@ -77,7 +95,9 @@ def address() -> str:
     folder = Path(tempfile.mkdtemp(prefix="hgpo-served-"))
     write_games(folder / "games")
     shutil.make_archive(str(folder / "games"), "zip", folder / "games")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(folder)))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Files, directory=str(folder))
+    )
     parent = os.getpid()
     if os.fork() == 0:
         try:
@@ -107,8 +127,15 @@ def raw(root: Path, products: int = 4) -> None:
             "full_description": "soft",
             "small_description": ["machine wash"],
         }
-        | {"pricing": "$20.00", "customization_options": {"size": [{"value": "s"}, {"value": "m"}]}}
-        | {"category": "fashion", "query": "pants", "product_category": "Clothing › Pants"}
+        | {
+            "pricing": "$20.00",
+            "customization_options": {"size": [{"value": "s"}, {"value": "m"}]},
+        }
+        | {
+            "category": "fashion",
+            "query": "pants",
+            "product_category": "Clothing › Pants",
+        }
         for asin in asins
     ]
     own = {
@@ -128,11 +155,22 @@ def raw(root: Path, products: int = 4) -> None:
 
 def build(root: Path, note: Note) -> None:
     sources = zip(
-        ("--items", "--attributes", "--human"), (root / "raw" / name for name in RAW), strict=True
+        ("--items", "--attributes", "--human"),
+        (root / "raw" / name for name in RAW),
+        strict=True,
     )
     if not (root / "shop").exists():
         options = [part for pair in sources for part in pair]
-        hgpo("data", "build", "webshop", *options, "--nouns", "stand-in", "--out", root / "shop")
+        hgpo(
+            "data",
+            "build",
+            "webshop",
+            *options,
+            "--nouns",
+            "stand-in",
+            "--out",
+            root / "shop",
+        )
     note("built")
 
 

@@ -114,7 +114,8 @@ class Harness:
         self.scenario = scenario
         self.most = most
         self.root, self.log, self.notes, self.output, self.stage, self.modules = (
-            work / name for name in ("root", "log", "notes", "output", "stage", "modules")
+            work / name
+            for name in ("root", "log", "notes", "output", "stage", "modules")
         )
         self.report = Report()
         self._known: dict[bytes, list[str]] = {}
@@ -134,7 +135,9 @@ class Harness:
     def _prepared(self) -> Tree:
         self.root.mkdir(parents=True)
         status = forked(lambda: self.scenario.prepare(self.root), self.output)
-        assert status == 0, f"{self.scenario.name}: cannot be prepared: {self.output.read_text()}"
+        assert status == 0, (
+            f"{self.scenario.name}: cannot be prepared: {self.output.read_text()}"
+        )
         for name in self.scenario.foreign:
             path = self.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +146,9 @@ class Harness:
 
     def _whole_run(self) -> list[Call]:
         status, calls = self._faulty(Point(0, Mode.OBSERVE))
-        assert status == 0, f"fails without a fault ({status}): {self.output.read_text().strip()}"
+        assert status == 0, (
+            f"fails without a fault ({status}): {self.output.read_text().strip()}"
+        )
         self.after = read_tree(self.root)
         self._share_imports()
         for problem in (
@@ -161,7 +166,11 @@ class Harness:
                 importlib.import_module(name)
 
     def _list_imports(self) -> None:
-        names = [name for name, module in sys.modules.items() if getattr(module, "__spec__", None)]
+        names = [
+            name
+            for name, module in sys.modules.items()
+            if getattr(module, "__spec__", None)
+        ]
         self.modules.write_text("\n".join(names))
 
     def _faulty(self, point: Point) -> tuple[int, list[Call]]:
@@ -200,7 +209,10 @@ class Harness:
             problems = [] if status == -signal.SIGKILL else ["is not reached"]
         else:
             problems = self._problems_of_error(status, tree)
-        for problem in (*problems, *self._problems_of_state(tree, noted, whole=status == 0)):
+        for problem in (
+            *problems,
+            *self._problems_of_state(tree, noted, whole=status == 0),
+        ):
             self.report.add(fault, self._plain(problem))
 
     def _problems_of_error(self, status: int, tree: Tree) -> list[str]:
@@ -208,18 +220,25 @@ class Harness:
         if status == 0:
             # scratch folders that could not be removed may remain until the next run
             kept = {path: data for path, data in tree.items() if ".hgpo-" not in path}
-            return [f"reported success, but {difference}" for difference in self._differences(kept)]
+            return [
+                f"reported success, but {difference}"
+                for difference in self._differences(kept)
+            ]
         if status == REFUSED:
             return []
         lines = self.output.read_text().strip().splitlines() or [""]
         return ["hangs" if status == HUNG else f"ends with {status}: {lines[-1]}"]
 
-    def _problems_of_state(self, tree: Tree, noted: Sequence[str], *, whole: bool) -> list[str]:
+    def _problems_of_state(
+        self, tree: Tree, noted: Sequence[str], *, whole: bool
+    ) -> list[str]:
         """Return what is wrong with the files that a fault left. Equal states are examined once."""
         contents = sorted(
             (path, b"" if self._varies(path) else data) for path, data in tree.items()
         )
-        key = hashlib.sha256(_SCRATCH.sub("*", repr((contents, noted, whole))).encode()).digest()
+        key = hashlib.sha256(
+            _SCRATCH.sub("*", repr((contents, noted, whole))).encode()
+        ).digest()
         if key not in self._known:
             self._known[key] = self._problems_after(noted, whole=whole)
         return self._known[key]
@@ -235,14 +254,19 @@ class Harness:
             self.stage.write_text("the files left by the second run cannot be read")
             self.scenario.check(self.root, noted, True)
             # as the next writer in each folder does; what remains would stay forever
-            for folder in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
+            for folder in (
+                self.root,
+                *(path for path in self.root.rglob("*") if path.is_dir()),
+            ):
                 if not _SCRATCH.search(str(folder)):
                     remove_abandoned(folder)
             self._list_imports()
 
         if status := forked(again, self.output):
             lines = self.output.read_text().strip().splitlines() or [str(status)]
-            return [f"{self.stage.read_text()}: {'it hangs' if status == HUNG else lines[-1]}"]
+            return [
+                f"{self.stage.read_text()}: {'it hangs' if status == HUNG else lines[-1]}"
+            ]
         return [
             f"after the second run {difference}"
             for difference in self._differences(read_tree(self.root))
@@ -250,7 +274,11 @@ class Harness:
 
     def _differences(self, tree: Tree) -> list[str]:
         """Return the differences from the folder of the run without a fault, and changed foreign files."""
-        foreign = [name for name in self.scenario.foreign if tree.get(name) != self.before[name]]
+        foreign = [
+            name
+            for name in self.scenario.foreign
+            if tree.get(name) != self.before[name]
+        ]
         changed = [
             path
             for path in sorted(tree.keys() & self.after.keys())
@@ -258,16 +286,24 @@ class Harness:
         ]
         return [
             *(f"the foreign file {name} is changed" for name in foreign),
-            *(f"{name} is left behind" for name in sorted(tree.keys() - self.after.keys())),
+            *(
+                f"{name} is left behind"
+                for name in sorted(tree.keys() - self.after.keys())
+            ),
             *(f"{name} is missing" for name in sorted(self.after.keys() - tree.keys())),
             *(f"{name} differs" for name in changed),
         ]
 
     def _varies(self, path: str) -> bool:
-        return any(fnmatch.fnmatch(path, pattern) for pattern in ("*.lock", *self.scenario.varies))
+        return any(
+            fnmatch.fnmatch(path, pattern)
+            for pattern in ("*.lock", *self.scenario.varies)
+        )
 
     def _plain(self, text: str) -> str:
-        return _SCRATCH.sub("*", text.replace(f"{self.root}/", "").replace(str(self.root), "."))
+        return _SCRATCH.sub(
+            "*", text.replace(f"{self.root}/", "").replace(str(self.root), ".")
+        )
 
     def _restore(self, tree: Tree) -> None:
         shutil.rmtree(self.root)
@@ -284,7 +320,9 @@ def _points(calls: Sequence[Call]) -> Iterator[Point]:
         creates = call.op is Op.OPEN and call.flags & os.O_CREAT
         grows = creates or call.op in (Op.WRITE, Op.MKDIR, Op.LINK, Op.RENAME)
         yield Point(
-            call.point, Mode.ERROR, errno.ENOSPC if grows or call.op is Op.SYNC else errno.EIO
+            call.point,
+            Mode.ERROR,
+            errno.ENOSPC if grows or call.op is Op.SYNC else errno.EIO,
         )
         if grows:
             yield Point(call.point, Mode.FULL, errno.ENOSPC)
@@ -306,7 +344,9 @@ def unsynced(calls: Sequence[Call], root: Path, before: Tree) -> list[str]:
     for call in (call for call in calls if call.result >= 0):
         path = call.path
         target = call.other or call.path
-        below = {name for name in data | names if name == path or name.startswith(f"{path}/")}
+        below = {
+            name for name in data | names if name == path or name.startswith(f"{path}/")
+        }
         if call.op is Op.SYNC:
             data.discard(path)
             names = {name for name in names if name.rpartition("/")[0] != path}
@@ -326,7 +366,9 @@ def unsynced(calls: Sequence[Call], root: Path, before: Tree) -> list[str]:
         elif call.op in (Op.MKDIR, Op.LINK) or path not in there:
             names.add(target)
             there.add(target)
-        if call.op in (Op.WRITE, Op.TRUNCATE) or (call.op is Op.OPEN and call.flags & os.O_TRUNC):
+        if call.op in (Op.WRITE, Op.TRUNCATE) or (
+            call.op is Op.OPEN and call.flags & os.O_TRUNC
+        ):
             data.add(path)
     lost = sorted(name for name in data | names if not name.endswith(".lock"))
     return problems + [f"{name} is not synced at the end" for name in lost]
@@ -336,7 +378,9 @@ def read_tree(folder: Path) -> Tree:
     """Return a folder's content."""
     paths = sorted(folder.rglob("*"))
     return {
-        path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes()
+        path.relative_to(folder).as_posix(): None
+        if path.is_dir()
+        else path.read_bytes()
         for path in paths
     }
 
@@ -375,7 +419,10 @@ def _ended(action: Callable[[], object]) -> int:
         refused = isinstance(error, OSError | InputError) and "\n" not in str(error)
         os.write(2, b"" if refused else traceback.format_exc().encode())
         os.write(
-            2, f"{type(error).__name__}: {' '.join(str(error).split())}".encode(errors="replace")
+            2,
+            f"{type(error).__name__}: {' '.join(str(error).split())}".encode(
+                errors="replace"
+            ),
         )
         return REFUSED if refused else FAILED
     return 0

@@ -81,7 +81,18 @@ def library() -> Path:
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")
         subprocess.run(
-            ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", part, SOURCE],
+            [
+                "cc",
+                "-O1",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-shared",
+                "-fPIC",
+                "-o",
+                part,
+                SOURCE,
+            ],
             check=True,
         )
         part.replace(path)
@@ -92,7 +103,9 @@ def arm(folder: Path, log: Path, mode: Mode, point: int = 0, error: int = 0) -> 
     """Count and record the following calls below a folder, by this thread and the threads it starts."""
     shim = ctypes.CDLL(str(library()), use_errno=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    if shim.arm(os.fsencode(folder.resolve()), file, int(mode), ctypes.c_long(point), error):
+    if shim.arm(
+        os.fsencode(folder.resolve()), file, int(mode), ctypes.c_long(point), error
+    ):
         raise OSError(ctypes.get_errno(), "cannot install the seccomp filter")
 
 
@@ -102,7 +115,9 @@ def read_calls(log: Path) -> list[Call]:
     position = 0
     calls = []
     while position < len(data):
-        point, op, flags, path_size, other_size, _, result = HEAD.unpack_from(data, position)
+        point, op, flags, path_size, other_size, _, result = HEAD.unpack_from(
+            data, position
+        )
         position += HEAD.size
         names = data[position : position + path_size + other_size]
         calls.append(

@@ -50,23 +50,32 @@ def check_run(root: Path, noted: Sequence[str], whole: bool) -> None:
         return
     # the folder of the shards contains only complete shards, which Polars reads as it is
     names = sorted(path.name for path in (folder / "steps").glob("*"))
-    assert names == [f"steps-{number:06d}.parquet" for number in range(len(names))], names
+    assert names == [f"steps-{number:06d}.parquet" for number in range(len(names))], (
+        names
+    )
     problems = [
-        problem for problem in verify(folder).problems if whole or problem.kind not in UNFINISHED
+        problem
+        for problem in verify(folder).problems
+        if whole or problem.kind not in UNFINISHED
     ]
     assert not problems, problems
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warns about shards that are not listed yet
+            # warns about shards that are not listed yet
+            warnings.simplefilter("ignore")
             committed = scan_steps(folder).collect()
     except InputError:
         assert not expected, "committed rows cannot be read"
         return
     assert expected <= set(committed["task_id"]), "committed rows are lost"
     for steps in (committed, pl.read_parquet(folder / "steps")):
-        assert not steps.select("trajectory", "step").is_duplicated().any(), "doubled rows"
+        assert not steps.select("trajectory", "step").is_duplicated().any(), (
+            "doubled rows"
+        )
         for task, count in Counter(steps["task_id"]).items():
-            assert count == len(rows(int(task.split()[1]))), f"rows of {task} are missing"
+            assert count == len(rows(int(task.split()[1]))), (
+                f"rows of {task} are missing"
+            )
         for task, prompt in steps.select("task_id", "prompt").iter_rows():
             assert prompt == rows(int(task.split()[1]))[0]["prompt"]
     if whole:
@@ -123,7 +132,9 @@ def check_branched(root: Path, noted: Sequence[str], whole: bool) -> None:
     if not whole and not (folder / "manifest.jsonl").exists():
         return
     problems = [
-        problem for problem in verify(folder).problems if whole or problem.kind not in UNFINISHED
+        problem
+        for problem in verify(folder).problems
+        if whole or problem.kind not in UNFINISHED
     ]
     assert not problems, problems
     if not whole and not list((folder / "steps").glob("*.parquet")):
@@ -131,14 +142,22 @@ def check_branched(root: Path, noted: Sequence[str], whole: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         steps = (
-            scan_steps(folder).select("trajectory", IS_BRANCH.alias("branch")).unique().collect()
+            scan_steps(folder)
+            .select("trajectory", IS_BRANCH.alias("branch"))
+            .unique()
+            .collect()
         )
     branches = steps["branch"].sum()
     assert steps.height - branches in ((4,) if whole else (0, 4)), "rollouts are lost"
     assert branches > 0 or not whole, "branches are lost"
 
 
-RUN_FOREIGN = ("run/notes.txt", "run.new/mine", "run/steps-000000.parquet.tmp", "run/mine.part")
+RUN_FOREIGN = (
+    "run/notes.txt",
+    "run.new/mine",
+    "run/steps-000000.parquet.tmp",
+    "run/mine.part",
+)
 MADE_FOREIGN = (
     "made/a.parquet.part/mine",
     "made/a.parquet.new",
@@ -158,5 +177,11 @@ SCENARIOS = (
         foreign=RUN_FOREIGN[:2],
         varies=("*/sessions.json", *VARIES),
     ),
-    Scenario("advantages", advantages, check_replaced, prepare=another_table, foreign=MADE_FOREIGN),
+    Scenario(
+        "advantages",
+        advantages,
+        check_replaced,
+        prepare=another_table,
+        foreign=MADE_FOREIGN,
+    ),
 )

@@ -111,4 +111,7 @@ def test_planted_faults_are_found(tmp_path):
         assert found.tried >= 10, "each of six calls fails, and is the last"
         assert bool(found.failures) == bool(lines), (run, found.failures)
         for line in lines:
-            assert any(line in problem for problem in found.failures), (run, found.failures)
+            assert any(line in problem for problem in found.failures), (
+                run,
+                found.failures,
+            )

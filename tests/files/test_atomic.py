@@ -74,7 +74,9 @@ def test_new_folder_does_not_replace_existing_files(tmp_path, here):
         (target / "precious").write_bytes(b"1")
     else:
         (tmp_path / "other").mkdir()
-        target.symlink_to(tmp_path / ("other" if here == "link to a folder" else "missing"))
+        target.symlink_to(
+            tmp_path / ("other" if here == "link to a folder" else "missing")
+        )
     before = tree(tmp_path)
     for replace in (None, lambda _: False):
         with (
@@ -90,7 +92,9 @@ def test_a_killed_writer_leaves_the_old_content_and_the_next_writer_removes_its_
 ):
     with new_folder(tmp_path / "data") as made:
         (made / "old").write_bytes(b"old")
-    killed = subprocess.run([sys.executable, "-c", WRITING, str(tmp_path)], check=False, timeout=60)
+    killed = subprocess.run(
+        [sys.executable, "-c", WRITING, str(tmp_path)], check=False, timeout=60
+    )
     assert killed.returncode == -signal.SIGKILL
     assert len(scratch_folders(tmp_path)) == 1
     assert (tmp_path / "data" / "old").read_bytes() == b"old"
@@ -105,7 +109,9 @@ def test_a_missing_folder_is_named_and_not_the_scratch_folder(tmp_path):
     assert caught.value.filename == str(tmp_path / "none" / "file")
 
 
-def test_errors_of_the_operating_system_name_the_file_and_leave_nothing(tmp_path, monkeypatch):
+def test_errors_of_the_operating_system_name_the_file_and_leave_nothing(
+    tmp_path, monkeypatch
+):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -123,7 +129,9 @@ def test_errors_of_the_operating_system_name_the_file_and_leave_nothing(tmp_path
 
 
 def test_folders_are_removed_and_replaced(tmp_path, old):
-    with new_folder(tmp_path / "data", replace=lambda folder: (folder / "old").exists()) as made:
+    with new_folder(
+        tmp_path / "data", replace=lambda folder: (folder / "old").exists()
+    ) as made:
         (made / "new").write_bytes(b"new")
     assert tree(tmp_path) == {"data": None, "data/new": b"new"} != old
     remove_folder(tmp_path / "data")
@@ -137,7 +145,10 @@ def test_new_folder_does_not_replace_files_that_appear_during_the_block(tmp_path
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "theirs").write_bytes(b"2")
 
-    with pytest.raises(InputError, match="already exists"), new_folder(tmp_path / "data"):
+    with (
+        pytest.raises(InputError, match="already exists"),
+        new_folder(tmp_path / "data"),
+    ):
         meanwhile()
     assert tree(tmp_path) == {"data": None, "data/theirs": b"2"}
 
@@ -190,7 +201,8 @@ def test_a_lock_names_its_process_and_ends_with_it(tmp_path):
         assert holder.stdout.readline() == "held\n"
         assert seems_locked(tmp_path)
         with pytest.raises(
-            InputError, match=rf"is in use: process {holder.pid} on \S+ is training there"
+            InputError,
+            match=rf"is in use: process {holder.pid} on \S+ is training there",
         ):
             FolderLock(tmp_path, "training")
     finally:

@@ -42,7 +42,11 @@ class Handler(QuietHandler):
     def start(self):
         """Return the first requested byte if ranges are supported."""
         asked = self.headers.get("Range")
-        if not asked or not self.answers.ranges or self.headers.get("If-Range") != self.answers.tag:
+        if (
+            not asked
+            or not self.answers.ranges
+            or self.headers.get("If-Range") != self.answers.tag
+        ):
             return 0
         return int(asked.removeprefix("bytes=").removesuffix("-"))
 
@@ -54,7 +58,9 @@ class Handler(QuietHandler):
         headers = {"ETag": self.answers.tag} if self.answers.validators else {}
         if start:
             shift = 7 if fault == "wrong range" else 0
-            headers["Content-Range"] = f"bytes {start + shift}-{len(body) - 1}/{len(body)}"
+            headers["Content-Range"] = (
+                f"bytes {start + shift}-{len(body) - 1}/{len(body)}"
+            )
         if fault == "chunked":
             return self.send_chunks(body, headers)
         return self.send_rest(body[start:], 206 if start else 200, headers, fault)
@@ -108,7 +114,11 @@ def test_the_whole_file_arrives_whatever_happens(server, tmp_path, faults, reque
     server.faults = list(faults)
     progress = []
     assert (
-        fetch(server.url, tmp_path, progress=lambda done, total: progress.append((done, total)))
+        fetch(
+            server.url,
+            tmp_path,
+            progress=lambda done, total: progress.append((done, total)),
+        )
         == BODY
     )
     assert len(server.requests) == requests
@@ -136,18 +146,27 @@ def test_a_server_without_ranges_or_validators_or_with_another_file_sends_the_wh
     assert fetch(server.url, tmp_path, progress=change) == OTHER
 
 
-def test_a_file_that_is_missing_or_too_large_is_not_requested_again(server, tmp_path, monkeypatch):
+def test_a_file_that_is_missing_or_too_large_is_not_requested_again(
+    server, tmp_path, monkeypatch
+):
     server.faults = [404]
-    with pytest.raises(InputError, match="the server answered 404 Not Found; check the address"):
+    with pytest.raises(
+        InputError, match="the server answered 404 Not Found; check the address"
+    ):
         fetch(server.url, tmp_path)
     monkeypatch.setattr("hgpo_envs.files.download.LARGEST", 200_000)
-    with pytest.raises(InputError, match="expected at most 200,000 bytes, received more"):
+    with pytest.raises(
+        InputError, match="expected at most 200,000 bytes, received more"
+    ):
         fetch(server.url, tmp_path)
     assert len(server.requests) == 2
 
 
 def test_addresses_without_a_server(tmp_path):
-    for url in ("http://127.0.0.1:9/games.zip", "http://no-such-host.invalid/games.zip"):
+    for url in (
+        "http://127.0.0.1:9/games.zip",
+        "http://no-such-host.invalid/games.zip",
+    ):
         with pytest.raises(NoConnection, match="no connection to"):
             fetch(url, tmp_path)
     for url in ("ftp://host/x", "games.zip", "http://", "http://[x"):

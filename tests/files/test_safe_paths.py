@@ -26,7 +26,17 @@ HOSTILE = [
         b"a",
         ["a"],
     ),
-    *("C:", "C:/x", "c:x", "a/C:x", "x:stream", "a\\b", "..\\x", "\\\\host\\share", "\\x"),
+    *(
+        "C:",
+        "C:/x",
+        "c:x",
+        "a/C:x",
+        "x:stream",
+        "a\\b",
+        "..\\x",
+        "\\\\host\\share",
+        "\\x",
+    ),
     *("a\0b", "a\nb", "a\x7f", "\ud800", "a/\udfff"),
     *(
         "con",
@@ -65,7 +75,8 @@ def test_plain_names():
 
 
 PARTS = st.one_of(
-    st.sampled_from(["..", ".", "", "C:", "nul", "a", "con.x", "~", "b.", " "]), st.text(max_size=6)
+    st.sampled_from(["..", ".", "", "C:", "nul", "a", "con.x", "~", "b.", " "]),
+    st.text(max_size=6),
 )
 
 

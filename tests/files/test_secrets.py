@@ -31,7 +31,12 @@ KEYS = st.text(
 )
 
 
-@given(KEYS, st.sampled_from(["", "\n", "\r\n", " "]), st.text(max_size=9), st.text(max_size=5))
+@given(
+    KEYS,
+    st.sampled_from(["", "\n", "\r\n", " "]),
+    st.text(max_size=9),
+    st.text(max_size=5),
+)
 def test_registered_values_are_replaced_and_nothing_else(key, ending, around, short):
     secrets._registered = ()
     register(short)  # found in too many words to be looked for
@@ -47,7 +52,10 @@ def test_registered_values_are_replaced_and_nothing_else(key, ending, around, sh
     [
         ("http://me:pw@host:8000/v1", f"http://{MARK}@host:8000/v1"),
         ("at postgresql+x://tok@h/", f"at postgresql+x://{MARK}@h/"),
-        ("http://host/v1?n=1&access_token=ab#x", f"http://host/v1?n=1&access_token={MARK}#x"),
+        (
+            "http://host/v1?n=1&access_token=ab#x",
+            f"http://host/v1?n=1&access_token={MARK}#x",
+        ),
         (
             "http://host/v1?user_token=abc&n=1&max_tokens=5",
             f"http://host/v1?user_token={MARK}&n=1&max_tokens=5",
@@ -157,5 +165,7 @@ def test_logs_of_any_library_are_redacted():
 @pytest.mark.parametrize("piece", ["x", "a.", "?a-", "&a", "://", " "])
 def test_redaction_takes_linear_time(piece):
     """With quadratic time, a text of a million characters would take hours."""
-    assert "me:pw" not in redact(piece * (1_000_000 // len(piece)) + " http://me:pw@host")
+    assert "me:pw" not in redact(
+        piece * (1_000_000 // len(piece)) + " http://me:pw@host"
+    )
     redact_json({piece * (1_000_000 // len(piece)): "value"})

@@ -52,7 +52,8 @@ def test_intact_archive(tmp_path):
     assert seen == [1, 2, 3]
     paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert {
-        path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths
+        path.relative_to(tmp_path / "out").as_posix(): path.read_bytes()
+        for path in paths
     } == FILES
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
 
@@ -80,7 +81,11 @@ def test_unusual_methods(tmp_path, method):
     """LZMA takes as much memory as the archive declares, up to 4 GB."""
     with zipfile.ZipFile(tmp_path / "x.zip", "w", method) as packed:
         packed.writestr("file", b"content")
-    refused(tmp_path / "x.zip", tmp_path, "'file' is encrypted, or compressed by an unusual method")
+    refused(
+        tmp_path / "x.zip",
+        tmp_path,
+        "'file' is encrypted, or compressed by an unusual method",
+    )
 
 
 def test_encrypted_files(tmp_path):
@@ -122,7 +127,9 @@ def test_a_list_of_files_is_limited_before_it_is_read(tmp_path):
             packed.writestr(info, b"")
     tracemalloc.start()
     try:
-        refused(tmp_path / "x.zip", tmp_path, "refused: expected a list of files of at most")
+        refused(
+            tmp_path / "x.zip", tmp_path, "refused: expected a list of files of at most"
+        )
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
@@ -152,7 +159,11 @@ def test_truncated_archives(tmp_path, share):
 def test_other_formats(tmp_path):
     with tarfile.open(tmp_path / "x.tar.xz", "w:xz") as packed:
         packed.addfile(tarfile.TarInfo("a"), io.BytesIO())
-    refused(tmp_path / "x.tar.xz", tmp_path, "expected a zip archive, received another format")
+    refused(
+        tmp_path / "x.tar.xz",
+        tmp_path,
+        "expected a zip archive, received another format",
+    )
 
 
 @pytest.mark.parametrize("other", ["./a", "A", "a/b", "A/b", "x/../a"])
@@ -163,7 +174,10 @@ def test_names_that_are_the_same_on_some_system(tmp_path, other):
 
 
 @settings(max_examples=30)
-@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda data: b"PK\x03\x04" + data))
+@given(
+    st.binary(max_size=300)
+    | st.binary(max_size=300).map(lambda data: b"PK\x03\x04" + data)
+)
 def test_any_bytes_are_refused_in_one_line(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("bytes")
     (folder / "x").write_bytes(data)
@@ -171,7 +185,11 @@ def test_any_bytes_are_refused_in_one_line(tmp_path_factory, data):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4
+    )
+)
 def test_changed_bytes_are_unpacked_or_refused(tmp_path_factory, changes):
     folder = tmp_path_factory.mktemp("changed")
     data = bytearray(make(folder / "x.zip", FILES).read_bytes())

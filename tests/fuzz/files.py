@@ -16,7 +16,10 @@ from tests.fuzz.tables import refused
 def pack_seeds(folder: Path) -> Sequence[bytes]:
     from hgpo_envs.alfworld.data.pack import write_pack
 
-    write_pack(folder / "g.pack", [(name, game, None) for name, game in sorted(games().items())])
+    write_pack(
+        folder / "g.pack",
+        [(name, game, None) for name, game in sorted(games().items())],
+    )
     return [(folder / "g.pack").read_bytes()]
 
 
@@ -73,14 +76,21 @@ def catalogue() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         raw(folder)
-        build(*(folder / "raw" / name for name in RAW), folder / "shop", nouns="stand-in")
+        build(
+            *(folder / "raw" / name for name in RAW), folder / "shop", nouns="stand-in"
+        )
         paths = sorted(path for path in (folder / "shop").rglob("*") if path.is_file())
-        return {path.relative_to(folder / "shop").as_posix(): path.read_bytes() for path in paths}
+        return {
+            path.relative_to(folder / "shop").as_posix(): path.read_bytes()
+            for path in paths
+        }
 
 
 def catalogue_seeds(_: Path) -> Sequence[bytes]:
     """Return a file's number and its content."""
-    return [bytes([number]) + content for number, content in enumerate(catalogue().values())]
+    return [
+        bytes([number]) + content for number, content in enumerate(catalogue().values())
+    ]
 
 
 def read_catalogue(data: bytes, folder: Path) -> None:
@@ -104,14 +114,18 @@ def read_catalogue(data: bytes, folder: Path) -> None:
     refused(lambda: shop.search("red pants"))
     refused(lambda: list(shop.human_instructions()))
     refused(
-        lambda: (shop.products_where("category", "fashion"), shop.products_where("query", "pants"))
+        lambda: (
+            shop.products_where("category", "fashion"),
+            shop.products_where("query", "pants"),
+        )
     )
 
 
 def raw_seeds(folder: Path) -> Sequence[bytes]:
     raw(folder)
     return [
-        bytes([number]) + (folder / "raw" / name).read_bytes() for number, name in enumerate(RAW)
+        bytes([number]) + (folder / "raw" / name).read_bytes()
+        for number, name in enumerate(RAW)
     ]
 
 
@@ -145,7 +159,13 @@ TARGETS = (
         100,
         (b'"trajectory":', b'"score":null', b"1e999", b"}\n{", b"[" * 999),
     ),
-    Target("packs", pack_seeds, read_pack, 300, (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06")),
+    Target(
+        "packs",
+        pack_seeds,
+        read_pack,
+        300,
+        (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06"),
+    ),
     Target("contents of packs", content_seeds, read_content, 100),
     Target(
         "games",

@@ -112,16 +112,18 @@ def mutations(draw: st.DrawFn, target: Target, seeds: Sequence[bytes]) -> bytes:
     with contextlib.suppress(ValueError, RecursionError):
         value = draw(changed_json(json.loads(lines[number])))
         lines[number] = (
-            json.dumps(value, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
+            json.dumps(value, ensure_ascii=draw(st.booleans())).encode(
+                "utf-8", "surrogatepass"
+            )
             + b"\n"
         )
         data = b"".join(lines)
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
         end = at + draw(st.sampled_from((0, 1, 2, 4, 8, 64, len(data))))
-        inserted = st.sampled_from((*target.words, *HOSTILE_BYTES, data[at:end] * 2)) | st.binary(
-            max_size=8
-        )
+        inserted = st.sampled_from(
+            (*target.words, *HOSTILE_BYTES, data[at:end] * 2)
+        ) | st.binary(max_size=8)
         data = data[:at] + draw(inserted) + data[end:]
     if draw(st.booleans()):
         with contextlib.suppress(Exception):
@@ -134,7 +136,9 @@ def changed_json(draw: st.DrawFn, value: Any) -> Any:
     """Draw the value with one part replaced, removed or doubled, at any depth."""
     if not isinstance(value, dict | list) or not value or draw(st.integers(0, 9)) == 0:
         return draw(st.sampled_from(HOSTILE_VALUES))
-    key = draw(st.sampled_from(list(value) if isinstance(value, dict) else range(len(value))))
+    key = draw(
+        st.sampled_from(list(value) if isinstance(value, dict) else range(len(value)))
+    )
     change = draw(st.sampled_from(["part"] * 6 + ["remove", "double"]))
     if change == "part":
         inner = draw(changed_json(value[key]))
@@ -145,7 +149,13 @@ def changed_json(draw: st.DrawFn, value: Any) -> Any:
         )
     if isinstance(value, dict):
         added = (
-            {draw(st.sampled_from(["", "x", "format"])): value[key]} if change == "double" else {}
+            {draw(st.sampled_from(["", "x", "format"])): value[key]}
+            if change == "double"
+            else {}
         )
-        return {name: part for name, part in value.items() if name != key or added} | added
-    return value[:key] + [value[key]] * (2 if change == "double" else 0) + value[key + 1 :]
+        return {
+            name: part for name, part in value.items() if name != key or added
+        } | added
+    return (
+        value[:key] + [value[key]] * (2 if change == "double" else 0) + value[key + 1 :]
+    )

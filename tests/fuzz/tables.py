@@ -31,7 +31,9 @@ def manifest_seeds(folder: Path) -> Sequence[bytes]:
 
 def chained(data: bytes) -> bytes:
     """Return the same lines with correct checksums."""
-    return with_checks([orjson.loads(line) for line in data.split(b"\n") if line.strip()])
+    return with_checks(
+        [orjson.loads(line) for line in data.split(b"\n") if line.strip()]
+    )
 
 
 def read_manifest(data: bytes, folder: Path) -> None:
@@ -64,7 +66,8 @@ def read_shard(data: bytes, folder: Path) -> None:
 
     path = folder / "steps-000000.parquet"
     path.write_bytes(data)
-    report = verify(path, processes=1)  # a changed file may end the process that decodes it
+    # a changed file may end the process that decodes it
+    report = verify(path, processes=1)
     if report.ok:
         assert scan_steps(path).collect().height == report.rows
 
@@ -113,11 +116,19 @@ ROLLOUTS = {
 
 
 def talk_seeds(_: Path) -> Sequence[bytes]:
-    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "look", "arguments": "{}"},
+    }
     talk = [
         {"role": "user", "content": "Go."},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": [{"type": "text", "text": "A door."}], "tool_call_id": "c"},
+        {
+            "role": "tool",
+            "content": [{"type": "text", "text": "A door."}],
+            "tool_call_id": "c",
+        },
         {"role": "assistant", "content": "open door"},
     ]
     steps = [
@@ -130,7 +141,14 @@ def talk_seeds(_: Path) -> Sequence[bytes]:
         {},
     ]
     records = (
-        {"messages": talk, "task_id": 7, "reward": 1, "group": 0, "iteration": 2, "steps": steps},
+        {
+            "messages": talk,
+            "task_id": 7,
+            "reward": 1,
+            "group": 0,
+            "iteration": 2,
+            "steps": steps,
+        },
         {
             "messages": talk,
             "trajectory": "x",
@@ -146,7 +164,9 @@ def sample_seeds(pattern: str) -> Sequence[bytes]:
     """Return samples; a JSON file in one line, so that its values are mutated."""
     files = [path for path in sorted(SAMPLES.glob(pattern)) if path.is_file()]
     return [
-        json.dumps(json.loads(f.read_bytes())).encode() if f.suffix == ".json" else f.read_bytes()
+        json.dumps(json.loads(f.read_bytes())).encode()
+        if f.suffix == ".json"
+        else f.read_bytes()
         for f in files
     ]
 
@@ -186,6 +206,12 @@ TARGETS = (
         (b'"file":"', b'"config":', b'"check":"'),
         chained,
     ),
-    Target("shards", shard_seeds, read_shard, 10, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00")),
+    Target(
+        "shards",
+        shard_seeds,
+        read_shard,
+        10,
+        (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00"),
+    ),
     *map(rollouts_target, ROLLOUTS),
 )

@@ -52,5 +52,9 @@ def test_any_input_is_read_or_refused_in_one_line(tmp_path, target):
 
 @pytest.mark.parametrize("path", FAILED_ONCE, ids=lambda path: path.parent.name)
 def test_what_failed_once(tmp_path, path):
-    (target,) = (target for target in TARGETS if target.name.replace(" ", "-") == path.parent.name)
+    (target,) = (
+        target
+        for target in TARGETS
+        if target.name.replace(" ", "-") == path.parent.name
+    )
     read(target, path.read_bytes(), tmp_path / "input")

@@ -34,7 +34,14 @@ BRACES = (
         b"{{ task.format(task) }}",
         b"{{ pairs[0] }}",
     ),
-    *(b"| join", b"| listed", b"| tojson", b"| round(9)", b"| center(10**9)", b"| random"),
+    *(
+        b"| join",
+        b"| listed",
+        b"| tojson",
+        b"| round(9)",
+        b"| center(10**9)",
+        b"| random",
+    ),
 )
 VERL_AGENT = b"""
 ALFWORLD_TEMPLATE_NO_HIS = '{current_observation} [{admissible_actions}]'
@@ -80,10 +87,16 @@ def settings_seeds(_: Path) -> Sequence[bytes]:
     from hgpo_train.training.config import shipped
 
     environment = b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\n[environment.options]\nx = 1\n'
-    advantage = b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n"
+    advantage = (
+        b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n"
+    )
     engine = b"[rollout.engine_options]\na = [1]\n"
     return [
-        *(path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")),
+        *(
+            path.read_bytes()
+            for name, path in shipped().items()
+            if name.startswith("tiny")
+        ),
         environment,
         advantage + engine,
     ]
@@ -100,7 +113,9 @@ def read_lines(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     for line in read_metrics(path):
         assert isinstance(line["iteration"], int)
-    Trackers(replace(SftConfig(), tracking={"tensorboard": False}), folder, 2).log({"x": 1.0}, 2)
+    Trackers(replace(SftConfig(), tracking={"tensorboard": False}), folder, 2).log(
+        {"x": 1.0}, 2
+    )
 
 
 REPLY = {
@@ -115,7 +130,9 @@ REPLY = {
             "message": {"role": "assistant", "content": "<action>look</action>"},
             "finish_reason": "stop",
             "token_ids": [5, 6],
-            "logprobs": {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": []}] * 2},
+            "logprobs": {
+                "content": [{"token": "a", "logprob": -0.5, "top_logprobs": []}] * 2
+            },
         }
     ],
     "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
@@ -131,7 +148,9 @@ def served() -> Any:
     class Asked:
         answer = b""
         handle = open_env("doors_env:HGPO-Test/Doors-v0", max_steps=2)
-        policy = ServerPolicy("m", ServerOptions(token_ids=True, logprobs=True, retries=0))
+        policy = ServerPolicy(
+            "m", ServerOptions(token_ids=True, logprobs=True, retries=0)
+        )
 
         async def request(
             self, method: str, url: object, read: Callable[[bytes], Any], body: bytes
@@ -153,8 +172,13 @@ def answer(data: bytes, folder: Path) -> None:
     server = served()
     spec = RolloutSpec(tasks=1, group_size=2)
     server.answer = data
-    with StepWriter(folder / "run", run="r") as writer, contextlib.suppress(RolloutError):
-        collect_groups(server.handle, server.policy, writer, spec, ExecutionOptions(slots=2))
+    with (
+        StepWriter(folder / "run", run="r") as writer,
+        contextlib.suppress(RolloutError),
+    ):
+        collect_groups(
+            server.handle, server.policy, writer, spec, ExecutionOptions(slots=2)
+        )
     report = verify(folder / "run")
     assert report.ok, report.problems[0]
     rows = scan_steps(folder / "run").select("trajectory", "aborted", "error").collect()
@@ -183,7 +207,9 @@ def check_card(data: bytes, folder: Path) -> None:
     problems = card_problems(card, found)
     assert all("\n" not in problem for problem in problems)
     if not problems and isinstance(found, str):
-        compared = card_page(card).partition("---\n\n")[2].partition("\n## Not known")[0]
+        compared = (
+            card_page(card).partition("---\n\n")[2].partition("\n## Not known")[0]
+        )
         assert set(compared.split()) <= set(found.split())
 
 
@@ -216,5 +242,11 @@ TARGETS = (
         100,
         (b"## Not known\n", b"---\n", b" -->", b"<!-- ", b"null"),
     ),
-    Target("rollouts with a server", plain(json.dumps(REPLY).encode()), answer, 30, REPLY_WORDS),
+    Target(
+        "rollouts with a server",
+        plain(json.dumps(REPLY).encode()),
+        answer,
+        30,
+        REPLY_WORDS,
+    ),
 )

@@ -42,17 +42,23 @@ def device():
     ("attention", "layout"),
     [("sdpa", "padded"), ("sdpa", "packed"), ("flash_attention_2", "packed")],
 )
-def test_before_the_first_step_the_policy_is_the_reference(device, attention, layout, length):
+def test_before_the_first_step_the_policy_is_the_reference(
+    device, attention, layout, length
+):
     if attention == "flash_attention_2":
         pytest.importorskip("flash_attn")
-    config = replace(Config(), model={"attention": attention}, update={"layout": layout})
+    config = replace(
+        Config(), model={"attention": attention}, update={"layout": layout}
+    )
     passed, value, bound = gpu_check.first_step(device, config, length)
     assert passed, (value, bound)
 
 
 def gradient(device, **changes):
     """Return the gradient of rows of several lengths in float32, on the CPU."""
-    config = replace(Config(), model={"compute_dtype": "float32"}, update={"kl_weight": 0.0})
+    config = replace(
+        Config(), model={"compute_dtype": "float32"}, update={"kl_weight": 0.0}
+    )
     config = replace(config, **changes)
     model = gpu_check.small_model(device)
     if config.model.gradient_checkpointing is True:
@@ -61,7 +67,9 @@ def gradient(device, **changes):
     learner = Learner(model, config)
     learner.accumulate(samples, np.arange(len(samples)), Fixed())
     gradients = [
-        parameter.grad for parameter in learner.model.parameters() if parameter.grad is not None
+        parameter.grad
+        for parameter in learner.model.parameters()
+        if parameter.grad is not None
     ]
     return torch.cat([each.double().cpu().flatten() for each in gradients])
 
@@ -92,18 +100,21 @@ def test_the_kernel_for_packed_rows_is_attention_of_each_row(device):
     lengths = [64, 1024, 300]
     shape = (sum(lengths), 4, 64)
     query, key, value = (
-        torch.randn(shape, generator=generator, device=device).bfloat16() for _ in range(3)
+        torch.randn(shape, generator=generator, device=device).bfloat16()
+        for _ in range(3)
     )
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
     longest = max(lengths)
-    packed = varlen_attn(query, key, value, bounds, bounds, longest, longest, window_size=(-1, 0))
+    packed = varlen_attn(
+        query, key, value, bounds, bounds, longest, longest, window_size=(-1, 0)
+    )
     rows = []
     for begin, end in itertools.pairwise(bounds.tolist()):
         parts = (part[begin:end].transpose(0, 1)[None] for part in (query, key, value))
         rows.append(
-            torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)[0].transpose(
-                0, 1
-            )
+            torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)[
+                0
+            ].transpose(0, 1)
         )
     assert difference(packed.double(), torch.cat(rows).double()) < 1e-2
 
@@ -118,7 +129,9 @@ def test_moments_that_were_on_the_host_or_on_the_disk_give_the_same_weights(devi
         optimiser = make_optimiser(model, OptimiserConfig(learning_rate=1e-2))
         for step in range(4):
             for parameter in model.parameters():
-                parameter.grad = torch.randn(parameter.shape, generator=generator).to(device)
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(
+                    device
+                )
             optimiser.step()
             if step == 1 and interruption == "offload":
                 move_state(optimiser, torch.device("cpu"))
@@ -129,9 +142,13 @@ def test_moments_that_were_on_the_host_or_on_the_disk_give_the_same_weights(devi
                         Path(folder), TrainingState(1), model, tokenizer, optimiser
                     )
                     model = copy.deepcopy(base)
-                    optimiser = make_optimiser(model, OptimiserConfig(learning_rate=1e-2))
+                    optimiser = make_optimiser(
+                        model, OptimiserConfig(learning_rate=1e-2)
+                    )
                     load_checkpoint(checkpoint, model, optimiser)
-        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        return torch.cat(
+            [parameter.detach().flatten() for parameter in model.parameters()]
+        )
 
     expected = weights("")
     assert torch.equal(weights("offload"), expected)
@@ -165,7 +182,9 @@ def test_destroyed_weights_are_whole_again_after_publication_both_ways(engine):
 
 
 @pytest.mark.vllm
-def test_an_engine_sleeps_and_serves_the_weights_that_are_published_when_it_wakes(engine):
+def test_an_engine_sleeps_and_serves_the_weights_that_are_published_when_it_wakes(
+    engine,
+):
     policy, model = engine
     policy.options = dataclasses.replace(policy.options, temperature=0.0)
     with torch.no_grad():
@@ -178,4 +197,6 @@ def test_an_engine_sleeps_and_serves_the_weights_that_are_published_when_it_wake
     assert torch.cuda.mem_get_info()[0] > free
     policy.wake_up()
     policy.publish(model, 0)
-    assert [reply.response_token_ids for reply in gpu_check.generated(policy)] == expected
+    assert [
+        reply.response_token_ids for reply in gpu_check.generated(policy)
+    ] == expected

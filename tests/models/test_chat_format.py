@@ -10,11 +10,16 @@ from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.conversation import Turn, encode_conversation
 from hgpo_train.policies.generation import FittedPrompt
 
-end_of_message, end_of_turn, end_tokens, opened_thought, response_text, without_opened_thought = (
-    lazily(
-        "hgpo_train.models.chat_format",
-        "end_of_message end_of_turn end_tokens opened_thought response_text without_opened_thought",
-    )
+(
+    end_of_message,
+    end_of_turn,
+    end_tokens,
+    opened_thought,
+    response_text,
+    without_opened_thought,
+) = lazily(
+    "hgpo_train.models.chat_format",
+    "end_of_message end_of_turn end_tokens opened_thought response_text without_opened_thought",
 )
 encode_chats = Lazy("hgpo_train.policies.conversation:encode_chats")
 
@@ -37,14 +42,24 @@ TEMPLATES = {
     ),
     "another one at the very end": (
         CHATML.replace(
-            "<|im_end|>", "{% if loop.last %}<|endoftext|>{% else %}<|im_end|>{% endif %}"
+            "<|im_end|>",
+            "{% if loop.last %}<|endoftext|>{% else %}<|im_end|>{% endif %}",
         )
         + "{% endif %}",
         "<|endoftext|>",
     ),
-    "eos after the last turn": (f"{CHATML}{{% else %}}<|endoftext|>{{% endif %}}", "<|im_end|>"),
-    "responses are not rendered": (f"{LOOP}{{{{ m.role }}}}\n{{% endfor %}}", "<|endoftext|>"),
-    "refuses conversations": (f"{LOOP}{{{{ m.absent.content }}}}{{% endfor %}}", "<|endoftext|>"),
+    "eos after the last turn": (
+        f"{CHATML}{{% else %}}<|endoftext|>{{% endif %}}",
+        "<|im_end|>",
+    ),
+    "responses are not rendered": (
+        f"{LOOP}{{{{ m.role }}}}\n{{% endfor %}}",
+        "<|endoftext|>",
+    ),
+    "refuses conversations": (
+        f"{LOOP}{{{{ m.absent.content }}}}{{% endfor %}}",
+        "<|endoftext|>",
+    ),
 }
 
 
@@ -60,7 +75,10 @@ def tokenizer():
 def test_the_end_of_a_turn_is_the_templates(tokenizer, name):
     tokenizer.chat_template, end = TEMPLATES[name]
     assert tokenizer.decode([end_of_turn(tokenizer)]) == end
-    assert {tokenizer.decode([token]) for token in end_tokens(tokenizer)} == {end, "<|endoftext|>"}
+    assert {tokenizer.decode([token]) for token in end_tokens(tokenizer)} == {
+        end,
+        "<|endoftext|>",
+    }
 
 
 @pytest.mark.parametrize("name", ["ChatML", "eos after the last turn"])
@@ -74,7 +92,8 @@ def test_the_end_of_a_message_is_what_a_response_follows(tokenizer, name):
 def test_a_conversation_has_each_end_once(tokenizer, name):
     tokenizer.chat_template, _ = TEMPLATES[name]
     prompt = encode_chats(tokenizer, [[{"role": "user", "content": "A hall."}]])[0]
-    for response in ("open 1<|im_end|>", "open 1"):  # the second is cut by the token limit
+    # the second is cut by the token limit
+    for response in ("open 1<|im_end|>", "open 1"):
         tokens = tokenizer(response, add_special_tokens=False)["input_ids"]
         turn = Turn("A hall.", "open 1", prompt, tokens)
         text = tokenizer.decode(encode_conversation(tokenizer, "", [turn], "A door."))
@@ -124,9 +143,14 @@ def test_a_thought_that_the_template_opens(tokenizer, special):
 def test_a_thought_that_is_not_opened(tokenizer):
     for end in ("", "<think>\n\n</think>\n\n", "<think> is a tag"):
         tokenizer.chat_template = f"{CHATML}{end}{{% endif %}}"
-        (prompt,) = encode_chats(tokenizer, [[{"role": "user", "content": "Four boxes."}]])
+        (prompt,) = encode_chats(
+            tokenizer, [[{"role": "user", "content": "Four boxes."}]]
+        )
         assert opened_thought(tokenizer, prompt) == ""
-    assert FittedPrompt(prompt).reply("hm</think>", [5], [-1.0], "stop").response == "hm</think>"
+    assert (
+        FittedPrompt(prompt).reply("hm</think>", [5], [-1.0], "stop").response
+        == "hm</think>"
+    )
     assert without_opened_thought("<think>hm</think>", "") == "<think>hm</think>"
 
 
@@ -141,8 +165,15 @@ def test_replies_of_vllm_keep_special_tokens(tokenizer, reason):
     policy = VLLMPolicy.__new__(VLLMPolicy)
     policy._tokenizer = tokenizer
     policy._ends = end_tokens(tokenizer)
-    last = [reason] if isinstance(reason, int) else tokenizer.convert_tokens_to_ids(["<|im_end|>"])
-    tokens = tokenizer("<action>open 1</action>", add_special_tokens=False)["input_ids"] + last
+    last = (
+        [reason]
+        if isinstance(reason, int)
+        else tokenizer.convert_tokens_to_ids(["<|im_end|>"])
+    )
+    tokens = (
+        tokenizer("<action>open 1</action>", add_special_tokens=False)["input_ids"]
+        + last
+    )
     logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
     done = {
         "token_ids": tokens,
@@ -151,7 +182,9 @@ def test_replies_of_vllm_keep_special_tokens(tokenizer, reason):
         "text": "cut",
         "finish_reason": "stop",
     }
-    reply = policy._reply(SimpleNamespace(outputs=[SimpleNamespace(**done)]), FittedPrompt([7]))
+    reply = policy._reply(
+        SimpleNamespace(outputs=[SimpleNamespace(**done)]), FittedPrompt([7])
+    )
     assert reply.response == "<action>open 1</action>"
     assert reply.response_token_ids == tokens
     assert reply.response_logprobs == [-0.5] * len(tokens)

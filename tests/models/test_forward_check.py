@@ -23,12 +23,16 @@ EAGER = ("bloom", "gemma2", "gpt_oss", "gptj", "mamba2", "vaultgemma")
 
 def outcome(kind: str) -> str:
     """The title of the table's row that has an architecture."""
-    (found,) = [title for title, kinds in ROWS.items() if kind in kinds and title != DROPOUT]
+    (found,) = [
+        title for title, kinds in ROWS.items() if kind in kinds and title != DROPOUT
+    ]
     return found
 
 
 def test_the_table_has_every_architecture_once():
-    named = [kind for title, kinds in ROWS.items() if title != DROPOUT for kind in kinds]
+    named = [
+        kind for title, kinds in ROWS.items() if title != DROPOUT for kind in kinds
+    ]
     assert sorted(named) == sorted(ARCHITECTURES)
 
 
@@ -46,7 +50,9 @@ def saved(kind: str, folder: Path) -> ModelConfig:
             if weights.dim() == 2:
                 weights.mul_(3)
     model.save_pretrained(folder)
-    return ModelConfig(path=str(folder), device="cpu", compute_dtype="float32", attention=attention)
+    return ModelConfig(
+        path=str(folder), device="cpu", compute_dtype="float32", attention=attention
+    )
 
 
 @pytest.mark.slow
@@ -69,7 +75,9 @@ def test_a_model_is_right_or_refused(kind, tmp_path):
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         model = load_model(settings)
-    assert (kind in ROWS[DROPOUT]) == any("dropout" in str(warning.message) for warning in noted)
+    assert (kind in ROWS[DROPOUT]) == any(
+        "dropout" in str(warning.message) for warning in noted
+    )
 
     # What the model's own forward pass gives, one sequence at a time.
     rng = np.random.default_rng(0)
@@ -83,11 +91,17 @@ def test_a_model_is_right_or_refused(kind, tmp_path):
     own = []
     with torch.no_grad():
         for row in rows:
-            logprobs = model.eval()(torch.tensor([row])).logits.float().log_softmax(-1)[0, 4:-1]
+            logprobs = (
+                model.eval()(torch.tensor([row]))
+                .logits.float()
+                .log_softmax(-1)[0, 4:-1]
+            )
             own.append(logprobs.gather(1, torch.tensor(row[5:])[:, None])[:, 0])
 
     def learned(layout: str) -> np.ndarray:
-        config = replace(Config(), model={"compute_dtype": "float32"}, update={"layout": layout})
+        config = replace(
+            Config(), model={"compute_dtype": "float32"}, update={"layout": layout}
+        )
         return Learner(model, config).logprobs(samples_from_steps(steps))
 
     assert np.abs(learned("padded") - torch.cat(own).numpy()).max() < 1e-4
@@ -95,7 +109,8 @@ def test_a_model_is_right_or_refused(kind, tmp_path):
         assert np.abs(learned("packed") - torch.cat(own).numpy()).max() < 1e-4
     else:
         with pytest.raises(
-            InputError, match=r"see one another when they are packed; set update\.layout"
+            InputError,
+            match=r"see one another when they are packed; set update\.layout",
         ):
             learned("packed")
     if expected.endswith("with vLLM alone"):

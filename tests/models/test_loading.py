@@ -16,9 +16,13 @@ from hgpo_train.models.tiny import TinyShape, save_tiny
 
 load_file = Lazy("safetensors.torch:load_file")
 save_file = Lazy("safetensors.torch:save_file")
-load_model, load_tokenizer = lazily("hgpo_train.models.loading", "load_model load_tokenizer")
+load_model, load_tokenizer = lazily(
+    "hgpo_train.models.loading", "load_model load_tokenizer"
+)
 meta_model = Lazy("hgpo_train.training.memory_plan:meta_model")
-SHAPE = TinyShape(vocabulary=300, width=32, layers=2, heads=1, key_value_heads=1, intermediate=32)
+SHAPE = TinyShape(
+    vocabulary=300, width=32, layers=2, heads=1, key_value_heads=1, intermediate=32
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,9 @@ def test_attention_code_of_the_hub_is_refused(tiny, tmp_path, entry):
             assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "{", "[]", "\xff", "{}" + " " * (16 << 20)])
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "{", "[]", "\xff", "{}" + " " * (16 << 20)]
+)
 def test_settings_that_cannot_be_checked_are_refused(tiny, tmp_path, content):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text(content, "latin-1")
@@ -96,14 +102,18 @@ def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
     with torch.inference_mode():
         expected = adapted(tokens).logits
         plain = load(tiny)(tokens).logits
-        torch.testing.assert_close(loaded(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            loaded(tokens).logits, expected, atol=1e-5, rtol=1e-5
+        )
         assert (expected - plain).abs().max() > 0.01
     assert all(weights.requires_grad for weights in loaded.parameters())
     with pytest.raises(InputError, match="expected a model without adapters"):
         load_model(replace(config, path=str(tmp_path)))
 
 
-@pytest.mark.parametrize("targets", [("lm_head",), ("q_proj", "lm_head"), ("embed_tokens",)])
+@pytest.mark.parametrize(
+    "targets", [("lm_head",), ("q_proj", "lm_head"), ("embed_tokens",)]
+)
 def test_adapters_of_tied_layers_are_refused(tiny, targets):
     config = ModelConfig(
         path=str(tiny),
@@ -112,7 +122,8 @@ def test_adapters_of_tied_layers_are_refused(tiny, targets):
         lora=LoraConfig(rank=4, targets=targets),
     )
     with pytest.raises(
-        InputError, match=rf"model\.lora\.targets change '.*{targets[-1]}', but input and output"
+        InputError,
+        match=rf"model\.lora\.targets change '.*{targets[-1]}', but input and output",
     ) as caught:
         load_model(config)
     assert "\n" not in str(caught.value)
@@ -122,7 +133,9 @@ def test_targets_that_match_no_layer_are_named_and_all_linear_layers_can_be_take
     def adapted(targets):
         lora = LoraConfig(rank=2, targets=targets)
         model = load_model(
-            ModelConfig(path=str(tiny), device="cpu", compute_dtype="float32", lora=lora)
+            ModelConfig(
+                path=str(tiny), device="cpu", compute_dtype="float32", lora=lora
+            )
         )
         return {name.rpartition(".")[2] for name in model.targeted_module_names}
 
@@ -134,11 +147,16 @@ def test_targets_that_match_no_layer_are_named_and_all_linear_layers_can_be_take
     assert not any("\n" in str(warning.message) for warning in noted)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert adapted("all-linear") == adapted(LoraConfig().targets) == {*LoraConfig().targets}
+        assert (
+            adapted("all-linear")
+            == adapted(LoraConfig().targets)
+            == {*LoraConfig().targets}
+        )
 
 
 @pytest.mark.filterwarnings(
-    "ignore:Model has `tie_word_embeddings=True`", "ignore:Setting `save_embedding_layers`"
+    "ignore:Model has `tie_word_embeddings=True`",
+    "ignore:Setting `save_embedding_layers`",
 )
 @pytest.mark.parametrize(
     "settings",
@@ -154,7 +172,9 @@ def test_a_folder_with_adapters_of_tied_layers_is_refused(tiny, tmp_path, settin
 
     settings = peft.LoraConfig(task_type="CAUSAL_LM", r=2, **settings)
     peft.get_peft_model(load(tiny), settings).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"^the adapters of .* change .*tie_word_embeddings"):
+    with pytest.raises(
+        InputError, match=r"^the adapters of .* change .*tie_word_embeddings"
+    ):
         load(tmp_path)
 
 
@@ -168,7 +188,9 @@ def test_pickled_weights_are_not_loaded(tiny, tmp_path):
 DAMAGES = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
-    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "half": lambda path: path.write_bytes(
+        path.read_bytes()[: path.stat().st_size // 2]
+    ),
     "garbage": lambda path: path.write_bytes(b"\xff\x00{[" * 50),
     "list": lambda path: path.write_bytes(b"[1, 2]"),
     "object": lambda path: path.write_bytes(b'{"model_type": 3, "a": null}'),
@@ -185,9 +207,12 @@ NEEDED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [*NEEDED, "generation_config.json", "tokenizer_config.json", "chat_template.jinja"]
+    "name",
+    [*NEEDED, "generation_config.json", "tokenizer_config.json", "chat_template.jinja"],
 )
-def test_damaged_files_of_a_model_are_reported_in_one_line(tiny, tmp_path, monkeypatch, name):
+def test_damaged_files_of_a_model_are_reported_in_one_line(
+    tiny, tmp_path, monkeypatch, name
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for damage, spoil in DAMAGES.items():
         folder = tmp_path / damage
@@ -199,7 +224,9 @@ def test_damaged_files_of_a_model_are_reported_in_one_line(tiny, tmp_path, monke
                 load(folder, call)
             except InputError as error:
                 refused[call] = str(error)
-        assert all("\n" not in line and str(folder) in line for line in refused.values())
+        assert all(
+            "\n" not in line and str(folder) in line for line in refused.values()
+        )
         assert name not in NEEDED or NEEDED[name] in refused, damage
 
 
@@ -211,7 +238,8 @@ def test_missing_weights_are_not_initialised_randomly(tiny, tmp_path):
         del tensors[name]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(
-        InputError, match=r"no weights for 'model\.layers\.1\.mlp\.down_proj\.weight' and 2 more"
+        InputError,
+        match=r"no weights for 'model\.layers\.1\.mlp\.down_proj\.weight' and 2 more",
     ):
         load(folder)
 
@@ -241,7 +269,9 @@ def test_a_download_that_fits_passes_and_one_that_does_not_is_refused(answer, tm
     answer([SimpleNamespace(file_size=1000, will_download=True)] * 2)
     check_model_source("me/tiny")
     answer([SimpleNamespace(file_size=10**15, will_download=True)] * 2)
-    with pytest.raises(InputError, match=r"^the download of me/tiny needs 2,000,000\.0 GB in "):
+    with pytest.raises(
+        InputError, match=r"^the download of me/tiny needs 2,000,000\.0 GB in "
+    ):
         check_model_source("me/tiny")
 
 

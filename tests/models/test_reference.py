@@ -20,7 +20,10 @@ Samples, samples_from_steps = lazily(
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
 
 VOCABULARY = 200
-LENGTHS = [64, *(pytest.param(length, marks=pytest.mark.slow) for length in (1024, 4096))]
+LENGTHS = [
+    64,
+    *(pytest.param(length, marks=pytest.mark.slow) for length in (1024, 4096)),
+]
 STORED = ["bfloat16", "float32"]
 
 
@@ -32,7 +35,11 @@ def random_model(*, tied: bool = True) -> Qwen2ForCausalLM:
         "intermediate_size": 96,
         "num_hidden_layers": 4,
     }
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 8192,
+    }
     config = Qwen2Config(**shape, **heads, tie_word_embeddings=tied)
     generator = torch.Generator().manual_seed(1)
     with torch.random.fork_rng(devices=[]):
@@ -52,7 +59,9 @@ def saved(folder: Path, dtype: object, *, tied: bool = True) -> str:
 
 def samples(length: int, rows: int = 2) -> Samples:
     rng = np.random.default_rng(length)
-    prompts = [rng.integers(0, VOCABULARY, length - 3 * row).tolist() for row in range(rows)]
+    prompts = [
+        rng.integers(0, VOCABULARY, length - 3 * row).tolist() for row in range(rows)
+    ]
     responses = [rng.integers(0, VOCABULARY, 12).tolist() for _ in range(rows)]
     steps = {
         "prompt_token_ids": prompts,
@@ -63,9 +72,16 @@ def samples(length: int, rows: int = 2) -> Samples:
 
 
 def config_of(path: str, rank: int = 0, **update: object) -> Config:
-    model = {"path": path, "device": "cpu", "compute_dtype": "bfloat16", "lora": {"rank": rank}}
+    model = {
+        "path": path,
+        "device": "cpu",
+        "compute_dtype": "bfloat16",
+        "lora": {"rank": rank},
+    }
     return replace(
-        Config(), model=model, update={"kl_weight": 0.01, "micro_batch_tokens": 10_000, **update}
+        Config(),
+        model=model,
+        update={"kl_weight": 0.01, "micro_batch_tokens": 10_000, **update},
     )
 
 
@@ -92,8 +108,12 @@ def test_the_reference_equals_the_policy_at_the_start(tmp_path, stored, rank, le
     assert np.array_equal(learner.reference_logprobs(rows), reference)
 
 
-@pytest.mark.parametrize(("layout", "checkpointing"), [("padded", True), ("packed", False)])
-def test_the_first_optimiser_step_measures_no_divergence(tmp_path, layout, checkpointing):
+@pytest.mark.parametrize(
+    ("layout", "checkpointing"), [("padded", True), ("packed", False)]
+)
+def test_the_first_optimiser_step_measures_no_divergence(
+    tmp_path, layout, checkpointing
+):
     config = config_of(saved(tmp_path, torch.bfloat16), layout=layout)
     config = replace(config, model={"gradient_checkpointing": checkpointing})
     learner = Learner(load_model(config.model), config)
@@ -130,7 +150,11 @@ def test_the_copy_rounds_only_what_autocast_rounds(stored, tied):
 def test_the_base_of_adapters_keeps_float32_buffers(tmp_path):
     path = saved(tmp_path, torch.float32)
     config = replace(
-        ModelConfig(), path=path, device="cpu", compute_dtype="bfloat16", lora={"rank": 4}
+        ModelConfig(),
+        path=path,
+        device="cpu",
+        compute_dtype="bfloat16",
+        lora={"rank": 4},
     )
     adapted = load_model(config)
     assert adapted.get_base_model().model.embed_tokens.weight.dtype == torch.bfloat16

@@ -22,9 +22,16 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
 def ran(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets", "TMPDIR": str(tmp_path)}
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{ROOT}/datasets",
+        "TMPDIR": str(tmp_path),
+    }
     return subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -42,7 +49,9 @@ def test_is_in_order(tmp_path, notebook):
 
 def definitions(notebook: str) -> dict:
     """What the cells of a notebook define."""
-    spec = importlib.util.spec_from_file_location(notebook, ROOT / "notebooks" / f"{notebook}.py")
+    spec = importlib.util.spec_from_file_location(
+        notebook, ROOT / "notebooks" / f"{notebook}.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.app.run()[1]
@@ -72,22 +81,33 @@ def test_no_sentence_contradicts_its_plot(monkeypatch):
             past[trajectory] = (*(past[trajectory] if step else ()), state)
             rows.append((iteration, task, past[trajectory][-5:]))
         deep = Counter(
-            (iteration, task, history) for iteration, task, history in rows if len(history) == 5
+            (iteration, task, history)
+            for iteration, task, history in rows
+            if len(history) == 5
         )
         shares[name] = sum(number for number in deep.values() if number > 1) / len(rows)
-        states = Counter((iteration, task, history[-1]) for iteration, task, history in rows)
+        states = Counter(
+            (iteration, task, history[-1]) for iteration, task, history in rows
+        )
         histories = Counter(rows)
         pairs = sum(number * (number - 1) for number in states.values())
-        differing[name] = 1 - sum(number * (number - 1) for number in histories.values()) / pairs
+        differing[name] = (
+            1 - sum(number * (number - 1) for number in histories.values()) / pairs
+        )
         of_state: Counter[str] = Counter()
         for (_, _, state), number in states.items():
             of_state[state] += number * (number - 1)
         largest[name] = max(of_state.values()) / pairs
         one_before = Counter(
-            (iteration, task, history[-2:]) for iteration, task, history in rows if len(history) > 1
+            (iteration, task, history[-2:])
+            for iteration, task, history in rows
+            if len(history) > 1
         )
         last = max(iteration for iteration, _, _ in rows)
-        for of_third, (low, high) in ((early, (0, last / 3)), (late, (last * 2 / 3, last))):
+        for of_third, (low, high) in (
+            (early, (0, last / 3)),
+            (late, (last * 2 / 3, last)),
+        ):
             kept = [row for row in rows if low <= row[0] <= high]
             shared = [
                 one_before[iteration, task, history[-2:]] > 1
@@ -105,7 +125,10 @@ def test_no_sentence_contradicts_its_plot(monkeypatch):
         == f"At one state, {both.format(*map(percent, differing.values()))} pairs differ in history."
     )
     most = max(largest, key=largest.__getitem__)
-    assert found["carried"] == f"One state carries {percent(largest[most])} of {most}'s pairs."
+    assert (
+        found["carried"]
+        == f"One state carries {percent(largest[most])} of {most}'s pairs."
+    )
     change = f"raises shared contexts (k = 1) from {percent(early['WebShop'])} to {percent(late['WebShop'])}"
     assert found["trend"] == f"Training {change}."
     explained = found["found"].intervals.filter(statistic="explained", level="4")
@@ -120,7 +143,9 @@ def test_no_sentence_contradicts_its_plot(monkeypatch):
         found["falling"]
         == f"In ALFWorld, k = 4 falls from {percent(deepest[0])} to {percent(deepest[-1])} of steps."
     )
-    ends = found["found"].intervals.filter(statistic="sign_disagreement", level="0")["value"]
+    ends = found["found"].intervals.filter(statistic="sign_disagreement", level="0")[
+        "value"
+    ]
     assert (
         found["changing"]
         == f"Among equal states alone, {both.format(*map(percent, ends))} signs differ."
@@ -132,7 +157,12 @@ def test_the_least_alike_estimators_are_named(monkeypatch):
     found = definitions("seven_estimators")
     names = found["estimators"]
     ranks = found["estimated"].select(pl.col(name).rank() for name in names)
-    matrix = {(a, b): ranks.select(pl.corr(a, b)).item() for a in names for b in names if a < b}
+    matrix = {
+        (a, b): ranks.select(pl.corr(a, b)).item()
+        for a in names
+        for b in names
+        if a < b
+    }
     (first, second), value = min(matrix.items(), key=lambda item: item[1])
     assert f"{value:.2f}" in found["alike"]
     assert first in found["alike"]

@@ -24,14 +24,19 @@ from hgpo_train.panels import list_panels, load_panel, loading
 from hgpo_train.panels.data import find_data, task_checksum
 from hgpo_train.settings import to_toml
 
-OWN = (files("hgpo_train.panels") / "bundled" / "alfworld-bundled@1.toml").read_text("utf-8")
+OWN = (files("hgpo_train.panels") / "bundled" / "alfworld-bundled@1.toml").read_text(
+    "utf-8"
+)
 
 
 def test_the_digest_is_the_sha256_of_the_canonical_json():
     values = tomllib.loads(OWN)
     del values["about"]
     text = json.dumps(
-        values | {"files": {}}, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        values | {"files": {}},
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
     )
     panel = load_panel("alfworld-bundled@1")
     assert panel.digest == hashlib.sha256(text.encode()).hexdigest()
@@ -39,7 +44,10 @@ def test_the_digest_is_the_sha256_of_the_canonical_json():
 
 
 def test_the_papers_panels_are_whole_splits_with_their_seeds():
-    sizes = {panel.title: (len(panel.tasks), panel.environment["split"]) for panel in list_panels()}
+    sizes = {
+        panel.title: (len(panel.tasks), panel.environment["split"])
+        for panel in list_panels()
+    }
     assert sizes["alfworld-unseen@1"] == (134, "valid_unseen")
     assert sizes["alfworld-seen@1"] == (140, "valid_seen")
     assert sizes["webshop-human@1"] == sizes["webshop-human-small@1"] == (500, "test")
@@ -88,7 +96,10 @@ def test_an_override_changes_title_and_digest_but_not_the_data():
             "unknown setting of alfworld-bundled@1 to override 'env'",
         ),
         ("alfworld-bundled+tasks=[]", "to override 'tasks'"),
-        ("alfworld-bundled+temperature=hot", "setting temperature: expected float, received 'hot'"),
+        (
+            "alfworld-bundled+temperature=hot",
+            "setting temperature: expected float, received 'hot'",
+        ),
         ("alfworld-bundled+seeds=[1,1]", "expected distinct seeds"),
         ("alfworld-bundled+seeds=[]", "setting seeds: expected a list of length >= 1"),
         ("missing.toml", "cannot read"),
@@ -96,7 +107,9 @@ def test_an_override_changes_title_and_digest_but_not_the_data():
     ],
 )
 def test_a_wrong_name_or_override_is_one_line(text, line):
-    with pytest.raises(InputError, match=line.replace("[", r"\[").replace("(", r"\(")) as error:
+    with pytest.raises(
+        InputError, match=line.replace("[", r"\[").replace("(", r"\(")
+    ) as error:
         load_panel(text)
     assert "\n" not in str(error.value)
 
@@ -131,22 +144,32 @@ def test_a_panel_written_as_toml_is_read_again(tmp_path):
 
 
 def test_panels_of_other_packages(monkeypatch, tmp_path):
-    (tmp_path / "own.toml").write_text(OWN.replace("alfworld-bundled", "of-a-file", 1), "utf-8")
+    (tmp_path / "own.toml").write_text(
+        OWN.replace("alfworld-bundled", "of-a-file", 1), "utf-8"
+    )
     objects = {
         "file": tmp_path / "own.toml",
-        "function": lambda: replace(load_panel(str(tmp_path / "own.toml")), name="of-a-function"),
+        "function": lambda: replace(
+            load_panel(str(tmp_path / "own.toml")), name="of-a-function"
+        ),
         "wrong": 3,
     }
     points = {
-        name: SimpleNamespace(name=name, dist=None, load=lambda name=name: objects[name])
+        name: SimpleNamespace(
+            name=name, dist=None, load=lambda name=name: objects[name]
+        )
         for name in objects
     }
     monkeypatch.setattr(
-        loading, "installed", lambda _: {name: points[name] for name in ("file", "function")}
+        loading,
+        "installed",
+        lambda _: {name: points[name] for name in ("file", "function")},
     )
     assert {"of-a-file@1", "of-a-function@1"} < {panel.title for panel in list_panels()}
     monkeypatch.setattr(loading, "installed", lambda _: {"wrong": points["wrong"]})
-    with pytest.raises(InputError, match="expected a Panel or the path of its file, received int"):
+    with pytest.raises(
+        InputError, match="expected a Panel or the path of its file, received int"
+    ):
         list_panels()
 
 
@@ -159,7 +182,9 @@ def games(tmp_path):
     random.Random(3).shuffle(ids)
     write_folder(source, ids, tmp_path / "games")
     chosen = panel.tasks[:3]
-    return replace(panel, tasks=chosen, checksum=task_checksum(source, chosen)), tmp_path / "games"
+    return replace(
+        panel, tasks=chosen, checksum=task_checksum(source, chosen)
+    ), tmp_path / "games"
 
 
 def test_the_checksum_does_not_depend_on_place_order_and_format(games, tmp_path):
@@ -182,7 +207,9 @@ def test_the_checksum_does_not_depend_on_place_order_and_format(games, tmp_path)
         ("pddl_problem", r"\(openable [^)]*\)", ""),
     ],
 )
-def test_any_change_of_a_game_is_refused_with_both_checksums(games, key, pattern, replacement):
+def test_any_change_of_a_game_is_refused_with_both_checksums(
+    games, key, pattern, replacement
+):
     panel, folder = games
     path = folder / "json_2.1.1" / panel.tasks[0] / GAME_FILE
     game = json.loads(path.read_text("utf-8"))
@@ -190,7 +217,8 @@ def test_any_change_of_a_game_is_refused_with_both_checksums(games, key, pattern
     assert times == 1
     path.write_text(json.dumps(game | {key: changed}), "utf-8")
     with pytest.raises(
-        InputError, match=f"expected tasks with checksum {panel.checksum}, found [0-9a-f]{{64}};"
+        InputError,
+        match=f"expected tasks with checksum {panel.checksum}, found [0-9a-f]{{64}};",
     ):
         find_data(panel, folder)
 
@@ -226,7 +254,8 @@ def test_files_that_data_were_made_from_are_compared():
     known = WebShopSource().files["items_shuffle.json"]
     find_data(replace(panel, files={"items_shuffle.json": known}))
     with pytest.raises(
-        InputError, match=f"expected items_shuffle.json with SHA-256 {'0' * 64}, found {known}"
+        InputError,
+        match=f"expected items_shuffle.json with SHA-256 {'0' * 64}, found {known}",
     ):
         find_data(replace(panel, files={"items_shuffle.json": "0" * 64}))
 
@@ -254,7 +283,9 @@ class Counter:
     version: str = "1"
 
     def task(self, task_id: str) -> Task:
-        return Task(task_id, "test", f"count to {task_id}", "count", {"rules": self.version})
+        return Task(
+            task_id, "test", f"count to {task_id}", "count", {"rules": self.version}
+        )
 
     def engine(self) -> "Counter":
         return self
@@ -277,7 +308,9 @@ def test_the_checksum_of_a_benchmark_without_content_is_of_first_states_and_vers
 def test_the_official_games_are_those_of_the_panels(shared, tmp_path):
     with tarfile.open(shared / "data/alfworld/official-games.tar.xz") as archive:
         archive.extractall(
-            tmp_path, [each for each in archive if "/valid_" in each.name], filter="data"
+            tmp_path,
+            [each for each in archive if "/valid_" in each.name],
+            filter="data",
         )
     for name in ("alfworld-unseen", "alfworld-seen"):
         assert find_data(load_panel(name), tmp_path)[1] == load_panel(name).checksum
@@ -286,7 +319,11 @@ def test_the_official_games_are_those_of_the_panels(shared, tmp_path):
 def test_commands_list_and_show_panels(hgpo):
     code, out, _ = hgpo("panels", "--json")
     listed = {panel["panel"]: panel for panel in json.loads(out)}
-    assert (code, listed["alfworld-bundled@1"]["data"], listed["alfworld-bundled@1"]["tasks"]) == (
+    assert (
+        code,
+        listed["alfworld-bundled@1"]["data"],
+        listed["alfworld-bundled@1"]["tasks"],
+    ) == (
         0,
         "bundled",
         12,

@@ -20,7 +20,9 @@ from hgpo_train.policies.conversation import (
 )
 from hgpo_train.rollout import collect
 
-TEXT = st.text("abc <>\n'é", min_size=1, max_size=12).filter(lambda text: text.strip() == text)
+TEXT = st.text("abc <>\n'é", min_size=1, max_size=12).filter(
+    lambda text: text.strip() == text
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,9 @@ def tokenizer():
     )
 
 
-def played(tokenizer, texts: list[tuple[str, str]], system_prompt: str = "") -> list[Turn]:
+def played(
+    tokenizer, texts: list[tuple[str, str]], system_prompt: str = ""
+) -> list[Turn]:
     """Return the turns of a conversation as a policy plays them: each prompt follows from the one before."""
     turns: list[Turn] = []
     for message, response in texts:
@@ -46,25 +50,36 @@ def played(tokenizer, texts: list[tuple[str, str]], system_prompt: str = "") -> 
     st.sampled_from(["", "Be brief."]),
 )
 @settings(max_examples=60)
-def test_a_conversation_is_what_the_chat_template_renders(tokenizer, texts, message, system_prompt):
+def test_a_conversation_is_what_the_chat_template_renders(
+    tokenizer, texts, message, system_prompt
+):
     turns = played(tokenizer, texts, system_prompt)
     tokens = encode_conversation(tokenizer, system_prompt, turns, message)
     whole = tokenizer.apply_chat_template(
-        chat_messages(system_prompt, turns, message), add_generation_prompt=True, tokenize=False
+        chat_messages(system_prompt, turns, message),
+        add_generation_prompt=True,
+        tokenize=False,
     )
     assert tokenizer.decode(tokens) == whole
     before = [*turns[-1].prompt_token_ids, *turns[-1].response_token_ids]
     assert tokens[: len(before)] == before
-    unknown = [turn._replace(prompt_token_ids=None, response_token_ids=None) for turn in turns]
+    unknown = [
+        turn._replace(prompt_token_ids=None, response_token_ids=None) for turn in turns
+    ]
     assert (
-        tokenizer.decode(encode_conversation(tokenizer, system_prompt, unknown, message)) == whole
+        tokenizer.decode(
+            encode_conversation(tokenizer, system_prompt, unknown, message)
+        )
+        == whole
     )
 
 
 def test_a_response_without_an_end_gets_one_and_its_own_tokens_stay(tokenizer):
     (turn,) = played(tokenizer, [("A hall.", "look")])
     odd = [5, 6, 7]  # not what the tokenizer makes of any text
-    tokens = encode_conversation(tokenizer, "", [turn._replace(response_token_ids=odd)], "A door.")
+    tokens = encode_conversation(
+        tokenizer, "", [turn._replace(response_token_ids=odd)], "A door."
+    )
     assert tokens[len(turn.prompt_token_ids) :][:4] == [*odd, tokenizer.eos_token_id]
 
 
@@ -81,7 +96,10 @@ def test_the_oldest_turns_after_the_first_are_left_out(tokenizer):
             *(f"Room {n}." for n in range(1 + dropped, 6)),
         ]
         most = length(shorter)
-        assert fewest_dropped(turns, lambda turns, most=most: length(turns) <= most) == dropped
+        assert (
+            fewest_dropped(turns, lambda turns, most=most: length(turns) <= most)
+            == dropped
+        )
     assert fewest_dropped(turns, lambda turns: False) == 5
 
 
@@ -141,11 +159,14 @@ def test_a_call_that_is_cut_off_is_malformed_wherever_it_ends(calls, data):
 
 @given(ODD, ODD)
 @settings(deadline=None)
-def test_other_arguments_than_objects_are_malformed_whatever_they_contain(name, arguments):
+def test_other_arguments_than_objects_are_malformed_whatever_they_contain(
+    name, arguments
+):
     assume(arguments.strip())
     response = parse_tool_calls(
         action_text(
-            {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}, tools=True
+            {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]},
+            tools=True,
         )
     )
     try:
@@ -159,8 +180,14 @@ def test_other_arguments_than_objects_are_malformed_whatever_they_contain(name, 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ('I use <tool_call> for this.\n<tool_call>{"name": "find"}</tool_call>', ["find"]),
-        ('Tags: <tool_call>…</tool_call>.\n<tool_call>{"name": "find"}</tool_call>', ["find"]),
+        (
+            'I use <tool_call> for this.\n<tool_call>{"name": "find"}</tool_call>',
+            ["find"],
+        ),
+        (
+            'Tags: <tool_call>…</tool_call>.\n<tool_call>{"name": "find"}</tool_call>',
+            ["find"],
+        ),
         ("I use <tool_call> for this.", []),
         ("<tool_call>", None),
         ("<tool_call>find(10)</tool_call>", None),
@@ -192,7 +219,11 @@ KINDS = st.sampled_from(["text", "calls", "message"])
 
 
 @given(
-    st.lists(st.tuples(KINDS, st.lists(CALL_IDS, min_size=1, max_size=3)), min_size=1, max_size=7),
+    st.lists(
+        st.tuples(KINDS, st.lists(CALL_IDS, min_size=1, max_size=3)),
+        min_size=1,
+        max_size=7,
+    ),
     st.data(),
 )
 def test_every_result_that_is_kept_follows_its_call(kinds, data):
@@ -206,13 +237,22 @@ def test_every_result_that_is_kept_follows_its_call(kinds, data):
             response = "\n".join(call.text() for call in calls)
         if kind == "message":
             entries = [
-                {"id": name, "function": {"name": "find", "arguments": {"turn": number}}}
+                {
+                    "id": name,
+                    "function": {"name": "find", "arguments": {"turn": number}},
+                }
                 for name in ids
             ]
             response = ""
             reply = json.dumps({"content": "", "tool_calls": entries})
         turns.append(
-            Turn(f"after {number - 1}" if number else "the task", response, None, None, reply)
+            Turn(
+                f"after {number - 1}" if number else "the task",
+                response,
+                None,
+                None,
+                reply,
+            )
         )
     dropped = 0
     for _ in range(2):  # as for a server, which refuses the shorter conversation too
@@ -223,9 +263,13 @@ def test_every_result_that_is_kept_follows_its_call(kinds, data):
         "", kept, f"after {len(turns) - 1}", [{"function": {"name": "find"}}]
     )
     assert first == {"role": "user", "content": "the task"}
-    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    answers = [
+        at for at, message in enumerate(messages) if message["role"] == "assistant"
+    ]
     assert len(answers) == len(kept)
-    used = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    used = [
+        call["id"] for message in messages for call in message.get("tool_calls", ())
+    ]
     assert len(used) == len(set(used))
     for number, at in enumerate(answers, dropped):
         answer = messages[at]
@@ -250,7 +294,9 @@ def test_every_result_that_is_kept_follows_its_call(kinds, data):
 
 
 def test_calls_in_a_text_and_their_results_are_messages_of_their_own():
-    calls = "\n".join(ToolCall("find", {"zip": zip_code}).text() for zip_code in ("10", "11"))
+    calls = "\n".join(
+        ToolCall("find", {"zip": zip_code}).text() for zip_code in ("10", "11")
+    )
     turns = [
         Turn("Where am I?", f"<think>Two places.</think>\n{calls}"),
         Turn("Paris, Rome", "In Paris or Rome."),
@@ -266,20 +312,26 @@ def test_calls_in_a_text_and_their_results_are_messages_of_their_own():
         "assistant",
         "user",
     ]
-    asked = [json.loads(call["function"]["arguments"]) for call in messages[1]["tool_calls"]]
+    asked = [
+        json.loads(call["function"]["arguments"]) for call in messages[1]["tool_calls"]
+    ]
     assert asked == [{"zip": "10"}, {"zip": "11"}]
     assert (messages[1]["content"], messages[3]["content"]) == (
         "<think>Two places.</think>",
         "Paris, Rome",
     )
-    assert [message["role"] for message in chat_messages("", turns, "Thanks.")][2] == "user"
+    assert [message["role"] for message in chat_messages("", turns, "Thanks.")][
+        2
+    ] == "user"
 
 
 @pytest.mark.slow
 def test_a_server_receives_the_growing_conversation(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     with Api() as api:
-        api.answer = lambda body, attempt: completion("<think>I look.</think><action>look</action>")
+        api.answer = lambda body, attempt: completion(
+            "<think>I look.</think><action>look</action>"
+        )
         options = {
             "policy_options": {"base_url": api.url},
             "tasks": 1,
@@ -292,13 +344,18 @@ def test_a_server_receives_the_growing_conversation(tmp_path, monkeypatch):
     assert [[message["role"] for message in body["messages"]] for body in bodies] == [
         ["system", *["user", "assistant"] * step, "user"] for step in range(3)
     ]
-    assert bodies[2]["messages"][2]["content"] == "<think>I look.</think><action>look</action>"
+    assert (
+        bodies[2]["messages"][2]["content"]
+        == "<think>I look.</think><action>look</action>"
+    )
     stored = scan_steps(tmp_path / "run").sort("step").collect()["prompt"].to_list()
     assert stored == [body["messages"][-1]["content"] for body in bodies]
 
 
 def test_an_environment_gives_the_next_message():
-    env = gymnasium.make("HGPO/WebShop-v0", prompt_style="chat", action_format="response")
+    env = gymnasium.make(
+        "HGPO/WebShop-v0", prompt_style="chat", action_format="response"
+    )
     first, info = env.reset(seed=1)
     second = env.step("<think>I search.</think><action>search[shoes]</action>")[0]
     assert info["task"] in first["prompt"]

@@ -17,7 +17,14 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.plugins import installed
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.policies import base
-from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply, Request, attempt
+from hgpo_train.policies.base import (
+    AsyncPolicy,
+    BatchPolicy,
+    Failure,
+    Reply,
+    Request,
+    attempt,
+)
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import (
     PolicyContext,
@@ -72,7 +79,17 @@ def of_prompts(*prompts: str) -> list[Request]:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_any_exception_of_a_coroutine_becomes_a_failure(concurrency):
-    prompts = ("a", "cancel", "exit", "b", "panic", "cancel itself", "interrupt", "generator", "c")
+    prompts = (
+        "a",
+        "cancel",
+        "exit",
+        "b",
+        "panic",
+        "cancel itself",
+        "interrupt",
+        "generator",
+        "c",
+    )
     with contextlib.closing(Acting(concurrency)) as policy:
         said = ask(policy, of_prompts(*prompts))
     lines = [
@@ -99,7 +116,8 @@ def test_closing_is_bounded_with_running_coroutines(monkeypatch, prompts):
     began = time.monotonic()
     policy.close()
     policy.close()
-    assert time.monotonic() - began < 20  # two closings of a second each, on a busy machine
+    # two closings of a second each, on a busy machine
+    assert time.monotonic() - began < 20
     policy.blocking.set()
 
 
@@ -121,7 +139,11 @@ class Raising(BatchPolicy):
 
 def test_system_exit_in_a_batch_fails_only_its_request():
     failure = Failure("PolicyFailed", "SystemExit: 0")
-    assert ask(Raising(), of_prompts("a", "exit", "b")) == [Reply("a"), failure, Reply("b")]
+    assert ask(Raising(), of_prompts("a", "exit", "b")) == [
+        Reply("a"),
+        failure,
+        Reply("b"),
+    ]
 
 
 def test_attempt_raises_keyboard_interrupts():
@@ -169,19 +191,27 @@ def test_policies_of_other_distributions_and_broken_ones(tmp_path, monkeypatch):
         "number": "another:NUMBER",
     }
     write_distribution(
-        tmp_path, "another", {"another": f"{MODULE}\nNUMBER = 7\n"}, {"hgpo.policies": points}
+        tmp_path,
+        "another",
+        {"another": f"{MODULE}\nNUMBER = 7\n"},
+        {"hgpo.policies": points},
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     installed.cache_clear()
     try:
         assert points.keys() < set(policy_names())
         assert {
-            make_policy(name, PolicyContext("ALFWorld")).name for name in ("plain", "first")
+            make_policy(name, PolicyContext("ALFWorld")).name
+            for name in ("plain", "first")
         } == {"first"}
         context = TrainableContext(ModelConfig(), GenerationOptions(temperature=0.5))
         policy = trainable_factory("first")("a model", None, context)
         policy.publish("newer", 3)
-        assert (policy.options, policy.model, policy.version) == (context.generation, "newer", 3)
+        assert (policy.options, policy.model, policy.version) == (
+            context.generation,
+            "newer",
+            3,
+        )
         for name, line in (
             (
                 "absent",
@@ -194,7 +224,9 @@ def test_policies_of_other_distributions_and_broken_ones(tmp_path, monkeypatch):
         ):
             with pytest.raises(InputError, match=line):
                 make_policy(name, PolicyContext("ALFWorld"))
-        with pytest.raises(InputError, match=r"unknown rollout.engine 'plain'.*first") as caught:
+        with pytest.raises(
+            InputError, match=r"unknown rollout.engine 'plain'.*first"
+        ) as caught:
             trainable_factory("plain")
         assert "absent" not in str(caught.value)
     finally:
@@ -209,7 +241,8 @@ def test_the_registry_lists_policies_that_can_be_trained():
         "vllm",
     }
     with pytest.raises(
-        InputError, match=r"rollout.engine: openai cannot be trained with, because .* use \"vllm\""
+        InputError,
+        match=r"rollout.engine: openai cannot be trained with, because .* use \"vllm\"",
     ):
         trainable_factory("openai")
     for name in ("random", "no-such-policy"):
@@ -219,21 +252,29 @@ def test_the_registry_lists_policies_that_can_be_trained():
 
 def test_a_policy_of_a_module(tmp_path, monkeypatch):
     (tmp_path / "policy_here.py").write_text(
-        MODULE.replace('name, reproducible = "first", True', "reproducible = True").replace(
-            "return First()", "policy = First()\n    policy.name = argument\n    return policy"
+        MODULE.replace(
+            'name, reproducible = "first", True', "reproducible = True"
+        ).replace(
+            "return First()",
+            "policy = First()\n    policy.name = argument\n    return policy",
         )
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     context = PolicyContext("ALFWorld")
-    assert make_policy("policy_here:PLAIN:some:argument", context).name == "some:argument"
+    assert (
+        make_policy("policy_here:PLAIN:some:argument", context).name == "some:argument"
+    )
     assert make_policy("policy_here:SPEC", context).name == ""
     for name, line in (
         (
             "policy_here:absent",
             "expected a policy of your own as module:object, received 'policy_here:absent'",
         ),
-        ("policy_here:__name__", "policy_here:__name__: expected a PolicySpec, .* received str"),
+        (
+            "policy_here:__name__",
+            "policy_here:__name__: expected a PolicySpec, .* received str",
+        ),
         ("opnai:tiny", "unknown policy 'opnai'; did you mean 'openai'"),
     ):
         with pytest.raises(InputError, match=line):
@@ -251,7 +292,9 @@ def test_random_is_uniform_and_depends_only_on_the_seed():
     ]
     assert all(900 < count < 1100 for count in Counter(answers).values())
     assert set(answers) == {"a", "b", "c"}
-    again = ask(policy, [request(seed, slot=5, actions="abc") for seed in range(3000)][::-1])[::-1]
+    again = ask(
+        policy, [request(seed, slot=5, actions="abc") for seed in range(3000)][::-1]
+    )[::-1]
     assert answers == [reply.response for reply in again]
 
 
@@ -259,27 +302,40 @@ def test_random_fills_searches_with_words_of_the_instruction():
     policy = RandomPolicy("response")
     search = {"actions": ["search[<your query>]"], "instruction": "find a red shoe"}
     found = [
-        reply.response for reply in ask(policy, [request(seed, **search) for seed in range(200)])
+        reply.response
+        for reply in ask(policy, [request(seed, **search) for seed in range(200)])
     ]
     queries = [
         text.removeprefix("<think></think><action>search[").removesuffix("]</action>")
         for text in found
     ]
     assert {len(query.split()) for query in queries} == {1, 2, 3}
-    assert {word for query in queries for word in query.split()} == {"find", "a", "red", "shoe"}
+    assert {word for query in queries for word in query.split()} == {
+        "find",
+        "a",
+        "red",
+        "shoe",
+    }
 
 
 @pytest.mark.slow
-@given(st.integers(0, 2**63 - 1), st.text(max_size=20), st.lists(st.text(max_size=9), max_size=4))
+@given(
+    st.integers(0, 2**63 - 1),
+    st.text(max_size=20),
+    st.lists(st.text(max_size=9), max_size=4),
+)
 def test_random_answers_anything(seed, instruction, actions):
     reply = RandomPolicy("command").respond(
         [request(seed, actions=actions, instruction=instruction)]
     )[0]
     if actions:
-        assert reply.response in actions or any("<your query>" in action for action in actions)
+        assert reply.response in actions or any(
+            "<your query>" in action for action in actions
+        )
     else:
         assert reply == Failure(
-            "PolicyFailed", "random draws from the admissible actions, and the state lists none"
+            "PolicyFailed",
+            "random draws from the admissible actions, and the state lists none",
         )
 
 
@@ -327,7 +383,9 @@ def test_mixture_draws_by_weight_and_passes_every_request_to_every_policy():
     policy = MixturePolicy([(scripted, 3.0), (Constant("dance"), 1.0)])
     assert policy.name == "mixture:stepping=0.75,dance=0.25"
     assert policy.reproducible
-    answers = [ask(policy, [request(seed, step=seed)])[0].response for seed in range(1000)]
+    answers = [
+        ask(policy, [request(seed, step=seed)])[0].response for seed in range(1000)
+    ]
     assert 680 < sum(answer != "dance" for answer in answers) < 820
     assert all(answer in ("dance", f"step {n + 1}") for n, answer in enumerate(answers))
 
@@ -346,7 +404,9 @@ def test_a_part_of_a_mixture_that_fails_is_the_only_one_that_is_asked_again_and_
             calls.append((self.name, "closed"))
 
     policy = MixturePolicy([(Part("fails"), 1.0), (Part("works"), 1.0)])
-    assert {reply.response for reply in ask(policy, [request(n) for n in range(20)])} == {
+    assert {
+        reply.response for reply in ask(policy, [request(n) for n in range(20)])
+    } == {
         "fails",
         "works",
     }
@@ -380,7 +440,10 @@ def test_scripted_players_have_one_instance_per_slot_and_fail_alone():
             "a model is named with its engine: vllm:Qwen/Qwen2.5-1.5B or transformers:",
         ),
         ("expert", "unknown benchmark 'Doors'"),
-        ("outdated:often", "policy outdated: expected nothing after its name, received 'often'"),
+        (
+            "outdated:often",
+            "policy outdated: expected nothing after its name, received 'often'",
+        ),
         (
             "mixture:",
             "mixture: expected name=weight,name=weight with different names and positive weights, received",
@@ -423,6 +486,6 @@ def test_a_policy_that_answers_too_few_fails_each_alone():
         def respond(self, requests):
             return super().respond(requests)[: 1 if len(requests) == 1 else -1]
 
-    assert [reply.response for reply in ask(Short("x"), [request(n) for n in range(3)])] == [
-        "x"
-    ] * 3
+    assert [
+        reply.response for reply in ask(Short("x"), [request(n) for n in range(3)])
+    ] == ["x"] * 3

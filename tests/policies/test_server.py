@@ -39,7 +39,9 @@ def api(monkeypatch):
 def policy_of(api: Api, name: str = "openai:tiny", **options: object) -> ServerPolicy:
     return make_policy(
         name,
-        PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options}),
+        PolicyContext(
+            "ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options}
+        ),
     )
 
 
@@ -94,17 +96,26 @@ def test_the_request_body(api):
     sent = {name: value for name, value in sampling.items() if name != "extra"}
     messages = [{"role": "user", "content": "look around"}]
     limits = {"max_tokens": 512, "max_completion_tokens": 512}
-    assert body == {"model": "tiny", "messages": messages, "seed": 3, "top_k": 5} | limits | sent
+    assert (
+        body
+        == {"model": "tiny", "messages": messages, "seed": 3, "top_k": 5}
+        | limits
+        | sent
+    )
     assert api.headers[0]["authorization"] == f"Bearer {KEY}"
     assert api.paths == [f"/v1/models{query}", f"/v1/chat/completions{query}"]
     ask(api, request(), chat_template_options={"enable_thinking": False})
     assert api.bodies[1]["chat_template_kwargs"] == {"enable_thinking": False}
-    with pytest.raises(InputError, match=r"option extra: .* received temperature; set temperature"):
+    with pytest.raises(
+        InputError, match=r"option extra: .* received temperature; set temperature"
+    ):
         ask(api, request(), extra={"temperature": 0.3})
 
 
 def test_tokens_and_log_probabilities_are_read(api):
-    told = {"content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
+    told = {
+        "content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}]
+    }
     status, body = completion("a", finish="length", logprobs=told, token_ids=[7])
     body["prompt_token_ids"] = [1, 2]
     reply = asked_once(api, status, body, logprobs=True, token_ids=True)
@@ -142,7 +153,9 @@ TROUBLES = {
     "cut within the answer": lambda handler: start_answer(
         handler, "1000000", b'{"choices": [{"mess'
     ),
-    "not HTTP": lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n") and close(handler),
+    "not HTTP": lambda handler: (
+        handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n") and close(handler)
+    ),
 }
 
 
@@ -160,8 +173,12 @@ def close(handler: Handler) -> None:
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_transient_errors_are_retried(api, monkeypatch, trouble):
     pauses: list[tuple[int, str | None]] = []
-    monkeypatch.setattr(http_client, "pause_s", lambda *arguments: pauses.append(arguments) or 0.0)
-    api.answer = lambda body, attempt: TROUBLES[trouble] if attempt < 3 else completion("ok")
+    monkeypatch.setattr(
+        http_client, "pause_s", lambda *arguments: pauses.append(arguments) or 0.0
+    )
+    api.answer = lambda body, attempt: (
+        TROUBLES[trouble] if attempt < 3 else completion("ok")
+    )
     (reply,) = ask(api, request())
     assert isinstance(reply, Reply), reply
     assert reply.response == "ok"
@@ -190,7 +207,11 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
             1,
             "HTTP 429: no money",
         ),
-        ((501, {"error": {"message": "no such method"}}, {}), 1, "HTTP 501: no such method"),
+        (
+            (501, {"error": {"message": "no such method"}}, {}),
+            1,
+            "HTTP 501: no such method",
+        ),
         ((400, b"", {}), 1, "HTTP 400: Bad Request"),
         (
             (200, {"error": {"message": "bad key", "code": 401}}, {}),
@@ -232,12 +253,18 @@ def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise():
         (0, "soon", 0.375, 0.5),
         (0, formatdate(time.time() + 30, usegmt=True), 20.0, 38.0),
         (0, formatdate(time.time() + 30), 20.0, 38.0),  # with -0000
-        (0, time.asctime(time.gmtime(time.time() + 30)), 20.0, 38.0),  # the third form of RFC 9110
+        # the third form of RFC 9110
+        (0, time.asctime(time.gmtime(time.time() + 30)), 20.0, 38.0),
         (0, formatdate(0), 0.375, 0.5),
     ):
         pauses = {http_client.pause_s(attempt, header) for _ in range(20)}
-        assert all(least <= pause <= most for pause in pauses), (attempt, header, pauses)
-        assert len(pauses) > 1 or least == most  # requests that failed together return apart
+        assert all(least <= pause <= most for pause in pauses), (
+            attempt,
+            header,
+            pauses,
+        )
+        # requests that failed together return apart
+        assert len(pauses) > 1 or least == most
 
 
 def too_long(limit: int) -> Callable[[dict, int], tuple]:
@@ -262,11 +289,16 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api):
     """And without history it is a failure."""
     api.answer = too_long(30)
     (reply,) = ask(
-        api, request(0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6)))
+        api,
+        request(
+            0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6))
+        ),
     )
     assert isinstance(reply, Reply)
     assert (reply.prompt, reply.cut_pairs) == ("x" * 30, 5)
-    (reply,) = ask(api, request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (50 + pairs)))
+    (reply,) = ask(
+        api, request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (50 + pairs))
+    )
     assert isinstance(reply, Failure)
     assert "maximum context length" in reply.message
     (reply,) = ask(api, request(0, "y" * 100, step=3), overflow="error")
@@ -274,7 +306,8 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api):
 
 
 @pytest.mark.parametrize(
-    ("finish", "tokens"), [("length", 0), ("length", 1), ("model_context_window_exceeded", 9)]
+    ("finish", "tokens"),
+    [("length", 0), ("length", 1), ("model_context_window_exceeded", 9)],
 )
 def test_a_window_that_the_prompt_fills_is_no_answer_of_the_model(api, finish, tokens):
     """Such servers cut the prompt to the window, and answer nothing with the status 200."""
@@ -286,7 +319,9 @@ def test_a_window_that_the_prompt_fills_is_no_answer_of_the_model(api, finish, t
         return status, {**full, "usage": {"completion_tokens": tokens}}
 
     api.answer = answer
-    (reply,) = ask(api, request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (10 * pairs)))
+    (reply,) = ask(
+        api, request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (10 * pairs))
+    )
     assert isinstance(reply, Reply)
     assert (reply.response, reply.cut_pairs) == ("ok", 1)
     (reply,) = ask(api, request(0, "x" * 100, step=0))
@@ -307,13 +342,16 @@ def test_a_limit_that_is_ignored_or_refused(api):
         match="counted 2000 tokens for a prompt of 90000 characters: the server probably cuts",
     ):
         ask(api, request(0, "x" * 90_000), max_response_tokens=4000)
-    reason = (
-        "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
-    )
+    reason = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
     refused = (400, {"error": {"message": reason}}, {})
     api.bodies.clear()
-    api.answer = lambda body, attempt: refused if "max_tokens" in body else completion("ok")
-    assert [reply.response for reply in ask(api, request(0), request(1, "again"))] == ["ok", "ok"]
+    api.answer = lambda body, attempt: (
+        refused if "max_tokens" in body else completion("ok")
+    )
+    assert [reply.response for reply in ask(api, request(0), request(1, "again"))] == [
+        "ok",
+        "ok",
+    ]
     assert all("max_completion_tokens" in body for body in api.bodies)
 
 
@@ -327,7 +365,11 @@ def test_a_limit_that_is_ignored_or_refused(api):
             {"temprature": 1.0},
             "unknown policy option 'temprature'; did you mean 'temperature'",
         ),
-        ("openai:tiny", {"top_p": 0.0}, "policy option top_p: expected float > 0.0, received 0.0"),
+        (
+            "openai:tiny",
+            {"top_p": 0.0},
+            "policy option top_p: expected float > 0.0, received 0.0",
+        ),
         (
             "openai:tiny",
             {"concurrency": 0},
@@ -376,7 +418,9 @@ def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api):
     (reply,) = ask(api, request(), timeout_s=0.3)
     assert reply == Reply("ok", cut_pairs=0)
     (reply,) = ask(api, request(1, "again"), timeout_s=0.3, retries=1)
-    assert reply == Failure("PolicyFailed", "timed out: no complete answer within 0.3 s")
+    assert reply == Failure(
+        "PolicyFailed", "timed out: no complete answer within 0.3 s"
+    )
     assert len(api.bodies) == 5
 
 
@@ -389,14 +433,19 @@ def test_an_endless_answer_fails_at_the_limit(api, monkeypatch):
 
 @pytest.mark.slow
 def test_a_compressed_answer_does_not_expand(api):
-    reply = asked_once(api, 200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"})
+    reply = asked_once(
+        api, 200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"}
+    )
     assert "is not a chat completion" in str(reply)
     assert api.headers[0]["accept-encoding"] == "identity"
 
 
 def test_the_list_of_models(api):
     for models, reason in (
-        ((200, b"<html>Hello</html>"), r"returned no list of models .*check_model=false"),
+        (
+            (200, b"<html>Hello</html>"),
+            r"returned no list of models .*check_model=false",
+        ),
         ((200, b'{"data": 3}'), r"returned no list of models .*check_model=false"),
         ((200, b"[" * 100_000), r"returned no list of models .*check_model=false"),
         ((401, {"error": {"message": "no"}}), "rejects the key in OPENAI_API_KEY"),
@@ -433,7 +482,10 @@ ODD_CHOICES = [
         "expected a message with a text or parts, received None",
     ),
     (
-        {"message": {"content": "", "error": {"message": "lost"}}, "finish_reason": "stop"},
+        {
+            "message": {"content": "", "error": {"message": "lost"}},
+            "finish_reason": "stop",
+        },
         "no reply: lost",
     ),
     (
@@ -459,7 +511,10 @@ ODD_BODIES = [
     (b"<html>Hello</html>", "is not a chat completion: Expecting value"),
     (b"null", "contains no reply"),
     (b'{"choices": []}', "contains no reply"),
-    (b'{"error": {"message": "no GPU is free", "code": 503}}', "contains no reply: no GPU is free"),
+    (
+        b'{"error": {"message": "no GPU is free", "code": 503}}',
+        "contains no reply: no GPU is free",
+    ),
     (
         b'[{"error": {"message": "no GPU is free", "code": 503}}]',
         "contains no reply: no GPU is free",
@@ -479,9 +534,15 @@ FORMS = [
         b'{"choices": [{"message": {"content": "ok"}, "logprobs": {"content": null}}], "error": {}}',
         "ok",
     ),
-    (b'{"choices": [{"message": {"content": null, "refusal": "no"}}], "usage": []}', "no"),
+    (
+        b'{"choices": [{"message": {"content": null, "refusal": "no"}}], "usage": []}',
+        "no",
+    ),
     (b'{"choices": [{"message": null, "finish_reason": "length"}]}', ""),
-    (b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}', ""),
+    (
+        b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}',
+        "",
+    ),
     (b'{"choices": [{"text": "ok", "finish_reason": "stop"}]}', "ok"),
     (
         b'{"choices": [null, {"index": 1, "message": {"content": "no"}}, {"index": 0, "message": "ok"}]}',
@@ -510,9 +571,12 @@ def test_the_forms_of_answers_that_servers_send(api):
 @pytest.mark.slow
 def test_an_invalid_answer_is_a_failure_with_its_reason(api):
     choices = [
-        ({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES
+        ({**completion("")[1], "choices": [choice]}, reason)
+        for choice, reason in ODD_CHOICES
     ]
-    with contextlib.closing(policy_of(api, logprobs=True, token_ids=True, retries=0)) as policy:
+    with contextlib.closing(
+        policy_of(api, logprobs=True, token_ids=True, retries=0)
+    ) as policy:
         for body, reason in (*ODD_BODIES, *choices):
             api.answer = lambda *_, body=body: (200, body)
             answer = checked(Reply, *asked.ask(policy, [request()]))
@@ -524,7 +588,9 @@ def test_an_invalid_answer_is_a_failure_with_its_reason(api):
 @pytest.mark.parametrize(
     "key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"]
 )
-def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(api, monkeypatch, key):
+def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(
+    api, monkeypatch, key
+):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(
         InputError, match="the key in OPENAI_API_KEY contains a character"
@@ -580,14 +646,16 @@ def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api):
             address = f"{other.url}/chat/completions"
             reply = asked_once(api, status, {}, {"Location": address})
             assert reply == Failure(
-                "PolicyFailed", f"HTTP {status}: redirected to {address}; use that address"
+                "PolicyFailed",
+                f"HTTP {status}: redirected to {address}; use that address",
             )
         assert not other.paths
 
 
 def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
     monkeypatch.setenv(
-        "http_proxy", api.url.replace("http://", "me:no-scheme-secret@").removesuffix("/v1")
+        "http_proxy",
+        api.url.replace("http://", "me:no-scheme-secret@").removesuffix("/v1"),
     )
     (reply,) = ask(api, request(), base_url="http://served.invalid/v1")
     assert isinstance(reply, Reply), reply
@@ -600,12 +668,15 @@ def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
     assert http_client.environment_proxy(URL("http://served.invalid:8000/v1")) is None
     monkeypatch.setenv("http_proxy", "socks5://me:proxy-secret@127.0.0.1:1")
     with pytest.raises(
-        InputError, match=r"expected an HTTP proxy in the environment, received socks5://\*\*\*@"
+        InputError,
+        match=r"expected an HTTP proxy in the environment, received socks5://\*\*\*@",
     ):
         ask(api, request(), base_url="http://served.invalid/v1")
 
 
-def test_certificates_are_verified_against_those_of_the_environment(api, tmp_path, monkeypatch):
+def test_certificates_are_verified_against_those_of_the_environment(
+    api, tmp_path, monkeypatch
+):
     if shutil.which("openssl") is None:
         pytest.skip("requires openssl")
     certificate = str(tmp_path / "certificate.pem")

@@ -119,7 +119,10 @@ def bodies(message: str) -> list[object]:
 def test_a_prompt_that_is_too_long_is_recognised_at_any_status_and_in_any_form(server):
     message = TOO_LONG[server]
     for status in (400, 413, 422, 500, 200):
-        for body in (message.encode(), *(json.dumps(body).encode() for body in bodies(message))):
+        for body in (
+            message.encode(),
+            *(json.dumps(body).encode() for body in bodies(message)),
+        ):
             error = read_error(body, status)
             assert error.too_long, (status, body)
             assert not error.transient
@@ -128,7 +131,10 @@ def test_a_prompt_that_is_too_long_is_recognised_at_any_status_and_in_any_form(s
 @pytest.mark.parametrize("message", OTHER)
 def test_other_limits_and_errors_are_not_taken_for_a_long_prompt(message):
     for status in (400, 422, 429, 500, 200):
-        for body in (message.encode(), *(json.dumps(body).encode() for body in bodies(message))):
+        for body in (
+            message.encode(),
+            *(json.dumps(body).encode() for body in bodies(message)),
+        ):
             assert not read_error(body, status).too_long, (status, body)
 
 
@@ -149,7 +155,8 @@ def test_the_code_says_it_alone_and_a_repeated_request_says_nothing():
         "prompt_too_long",
     ):
         assert read_error(
-            json.dumps({"error": {"message": "Shorten it.", "code": code}}).encode(), 400
+            json.dumps({"error": {"message": "Shorten it.", "code": code}}).encode(),
+            400,
         ).too_long
     repeated = {
         "detail": [
@@ -162,7 +169,10 @@ def test_the_code_says_it_alone_and_a_repeated_request_says_nothing():
     }
     assert not read_error(json.dumps(repeated).encode(), 422).too_long
     late = {
-        "error": {"message": "A proxy failed. " * 300 + "The prompt exceeds the context length."}
+        "error": {
+            "message": "A proxy failed. " * 300
+            + "The prompt exceeds the context length."
+        }
     }
     assert read_error(json.dumps(late).encode(), 500).too_long
 
@@ -190,7 +200,10 @@ def test_the_code_says_it_alone_and_a_repeated_request_says_nothing():
         ),
         (
             429,
-            {"message": "Your account balance is empty.", "type": "exceeded_current_quota_error"},
+            {
+                "message": "Your account balance is empty.",
+                "type": "exceeded_current_quota_error",
+            },
             False,
         ),
         (

@@ -15,7 +15,10 @@ from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.plan import RolloutSpec
 from hgpo_train.rollout.run import collect_groups
 
-FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+FIND = {
+    "type": "function",
+    "function": {"name": "find", "parameters": {"type": "object"}},
+}
 
 
 def call(arguments: str) -> dict:
@@ -43,9 +46,17 @@ MALFORMED = {
     "not a number": call('{"zip": NaN}'),
     "a number as arguments": call(5),
     "no name": {"id": "1", "type": "function", "function": {"arguments": "{}"}},
-    "null as name": {"id": "1", "type": "function", "function": {"name": None, "arguments": "{}"}},
+    "null as name": {
+        "id": "1",
+        "type": "function",
+        "function": {"name": None, "arguments": "{}"},
+    },
     "another type": {**call("{}"), "type": "retrieval"},
-    "a type of its own": {"id": "1", "type": "custom", "custom": {"name": "find", "input": "10"}},
+    "a type of its own": {
+        "id": "1",
+        "type": "custom",
+        "custom": {"name": "find", "input": "10"},
+    },
     "no function": {"id": "1", "name": "find", "arguments": {}},
     "nested in 101 levels": call('{"a": ' + "[" * 100 + "]" * 100 + "}"),
     "a text instead of a call": "find",
@@ -62,14 +73,21 @@ def played(
 ) -> tuple[list[dict], list[dict]]:
     """Play a rollout of three steps in the house of doors. Return its rows and the bodies of the requests."""
     handle = open_env(
-        "doors_env:HGPO-Test/Doors-v0", action_format="response", max_steps=3, prompt_style=style
+        "doors_env:HGPO-Test/Doors-v0",
+        action_format="response",
+        max_steps=3,
+        prompt_style=style,
     )
     settings = replace(
-        handle.settings, tools=tools, parse_response=parse_tool_calls if tools else parse
+        handle.settings,
+        tools=tools,
+        parse_response=parse_tool_calls if tools else parse,
     )
     with Api() as api:
         api.answer = answer
-        context = PolicyContext("Doors", "response", {"base_url": api.url, "retries": 0, **options})
+        context = PolicyContext(
+            "Doors", "response", {"base_url": api.url, "retries": 0, **options}
+        )
         with (
             StepWriter(path) as writer,
             contextlib.closing(make_policy("openai:tiny", context)) as policy,
@@ -94,10 +112,16 @@ def replying(message: dict, finish: str = "tool_calls") -> Callable[[dict, int],
     [
         ({"content": None, "tool_calls": [call('{"zip": "10"}')]}, WRITTEN),
         (
-            {"content": "", "tool_calls": [call('{"zip": "10"}'), call('{"zip":"10"}')]},
+            {
+                "content": "",
+                "tool_calls": [call('{"zip": "10"}'), call('{"zip":"10"}')],
+            },
             f"{WRITTEN}\n{WRITTEN}",
         ),
-        ({"content": "Wait.", "tool_calls": [call('{"zip": "10"}')]}, f"Wait.\n{WRITTEN}"),
+        (
+            {"content": "Wait.", "tool_calls": [call('{"zip": "10"}')]},
+            f"Wait.\n{WRITTEN}",
+        ),
         (
             {"content": "Hi", "reasoning_content": "A guest.", "tool_calls": None},
             "<think>\nA guest.\n</think>\n\nHi",
@@ -108,7 +132,9 @@ def replying(message: dict, finish: str = "tool_calls") -> Callable[[dict, int],
         ),
     ],
 )
-def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(tmp_path, message, expected):
+def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(
+    tmp_path, message, expected
+):
     """From the environment's tools to the request, and from the reply to the row."""
     rows, bodies = played(replying(message), tmp_path / "run")
     assert [(row["response"], row["finish_reason"]) for row in rows] == [
@@ -126,8 +152,12 @@ def test_a_malformed_call_is_an_invalid_action_and_later_requests_have_arguments
 ):
     """Servers refuse conversations with other arguments."""
     first = [call('{"zip": 1}'), MALFORMED[kind]]
-    rows, bodies = played(replying({"tool_calls": first}, "length"), tmp_path / "run", style="chat")
-    assert [(row["action_valid"], row["aborted"]) for row in rows] == [(False, False)] * 3
+    rows, bodies = played(
+        replying({"tool_calls": first}, "length"), tmp_path / "run", style="chat"
+    )
+    assert [(row["action_valid"], row["aborted"]) for row in rows] == [
+        (False, False)
+    ] * 3
     assert json.loads(rows[0]["message"])["tool_calls"] == first
     assert tool_calls(rows[0]["action"]) is None
     sent = [message for message in bodies[2]["messages"] if message["role"] != "user"]
@@ -143,7 +173,10 @@ def test_a_malformed_call_is_an_invalid_action_and_later_requests_have_arguments
 
 
 def test_a_call_of_a_tool_where_there_are_none_is_an_invalid_action(tmp_path):
-    message = {"content": None, "tool_calls": [call('{"zip": "<action>look</action>"}')]}
+    message = {
+        "content": None,
+        "tool_calls": [call('{"zip": "<action>look</action>"}')],
+    }
     rows, _ = played(replying(message), tmp_path / "run", tools=())
     assert [(row["action"], row["action_valid"], row["aborted"]) for row in rows] == [
         ("", False, False)
@@ -175,11 +208,18 @@ def test_tags_in_reasoning_are_not_read(tmp_path):
         {
             "content": None,
             "tool_calls": [
-                {**call("{}"), "id": "aB3dE6gH9", "extra_content": {"google": {"s": "x"}}}
+                {
+                    **call("{}"),
+                    "id": "aB3dE6gH9",
+                    "extra_content": {"google": {"s": "x"}},
+                }
             ],
         },
         {"content": None, "reasoning_content": "Hm.", "tool_calls": [call("{}")]},
-        {"content": [{"type": "text", "text": "Hi"}], "reasoning_details": [{"signature": "x"}]},
+        {
+            "content": [{"type": "text", "text": "Hi"}],
+            "reasoning_details": [{"signature": "x"}],
+        },
         {
             "content": [
                 {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]},
@@ -201,7 +241,9 @@ def test_after_a_message_with_reasoning_all_have_the_field(tmp_path):
 
     def answer(body: dict, attempt: int) -> tuple:
         is_first = len(body["messages"]) == 1
-        return replying({"content": "Hi", **({"reasoning_content": "Hm."} if is_first else {})})()
+        return replying(
+            {"content": "Hi", **({"reasoning_content": "Hm."} if is_first else {})}
+        )()
 
     _, bodies = played(answer, tmp_path / "run", style="chat")
     assert [message.get("reasoning_content") for message in bodies[2]["messages"]] == [
@@ -227,7 +269,12 @@ def test_an_empty_response_is_an_invalid_action(tmp_path):
     [
         {"tool_calls": [call(json.dumps({"note": "x" * 20_000}))]},
         {"tool_calls": [call({"note": "x" * 20_000})]},
-        {"function_call": {"name": "find", "arguments": json.dumps({"note": "x" * 20_000})}},
+        {
+            "function_call": {
+                "name": "find",
+                "arguments": json.dumps({"note": "x" * 20_000}),
+            }
+        },
         {"content": ToolCall("find", {"note": "x" * 20_000}).text()},
         {
             "content": ToolCall("find", {"note": "x" * 20_000})
@@ -245,7 +292,11 @@ def test_the_whole_call_is_the_command(tmp_path, message):
         20_000,
         True,
     )
-    assert [sent["role"] for sent in bodies[1]["messages"]] == ["user", "assistant", "tool"]
+    assert [sent["role"] for sent in bodies[1]["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+    ]
 
 
 @pytest.mark.parametrize("level", [2, 900])
@@ -262,6 +313,10 @@ def test_empty_texts_are_not_sent_back(tmp_path):
         for calls in ([], [call("{}")]):
             message = {"content": content, "tool_calls": calls}
             _, bodies = played(
-                replying(message, "stop"), tmp_path / f"{number}{len(calls)}", style="chat"
+                replying(message, "stop"),
+                tmp_path / f"{number}{len(calls)}",
+                style="chat",
             )
-            assert bodies[1]["messages"][1].get("content") == (None if calls else "(empty)")
+            assert bodies[1]["messages"][1].get("content") == (
+                None if calls else "(empty)"
+            )

@@ -22,10 +22,14 @@ from hgpo_train.rollout import collect
 
 torch = Lazy("torch")
 Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
-load_model, load_tokenizer = lazily("hgpo_train.models.loading", "load_model load_tokenizer")
-SamplingOptions, cache_argument, check_sampling, sample_responses, sample_tokens = lazily(
-    "hgpo_train.policies.token_sampling",
-    "SamplingOptions cache_argument check_sampling sample_responses sample_tokens",
+load_model, load_tokenizer = lazily(
+    "hgpo_train.models.loading", "load_model load_tokenizer"
+)
+SamplingOptions, cache_argument, check_sampling, sample_responses, sample_tokens = (
+    lazily(
+        "hgpo_train.policies.token_sampling",
+        "SamplingOptions cache_argument check_sampling sample_responses sample_tokens",
+    )
 )
 TransformersPolicy = Lazy("hgpo_train.policies.transformers:TransformersPolicy")
 
@@ -41,7 +45,10 @@ def tiny(tmp_path_factory):
         vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96
     )
     source = DoorsSource(10)
-    texts = [f"{source.task(name).instruction} open door, go on" for name in source.ids("train")]
+    texts = [
+        f"{source.task(name).instruction} open door, go on"
+        for name in source.ids("train")
+    ]
     return save_tiny(tmp_path_factory.mktemp("tiny"), texts * 3, shape, seed=1)
 
 
@@ -54,7 +61,10 @@ def tokenizer(tiny):
 def model(tiny):
     return load_model(
         ModelConfig(
-            path=str(tiny), compute_dtype="float32", gradient_checkpointing=False, device="cpu"
+            path=str(tiny),
+            compute_dtype="float32",
+            gradient_checkpointing=False,
+            device="cpu",
         )
     )
 
@@ -79,7 +89,9 @@ def test_logprobs_match_a_full_forward_pass(model, top_p):
             table = torch.log_softmax(
                 model(whole).logits[0, len(prompt) - 1 : -1].double() / 0.7, -1
             )
-        for row, token, logprob in zip(table, drawn.tokens, drawn.logprobs, strict=True):
+        for row, token, logprob in zip(
+            table, drawn.tokens, drawn.logprobs, strict=True
+        ):
             more_likely = row[row > row[token]].exp().sum()
             assert more_likely < top_p + 1e-6
             ordered = row.sort(descending=True).values.exp()
@@ -95,7 +107,9 @@ def test_a_response_does_not_depend_on_the_rest_of_the_batch(model):
     for one, drawn, apart in zip(
         range(17), together, sample_responses(model, asked, seeds, small), strict=True
     ):
-        alone = sample_responses(model, [asked[one]], [seeds[one]], SamplingOptions(**OPTIONS))[0]
+        alone = sample_responses(
+            model, [asked[one]], [seeds[one]], SamplingOptions(**OPTIONS)
+        )[0]
         assert drawn.tokens.tolist() == alone.tokens.tolist() == apart.tokens.tolist()
         np.testing.assert_allclose(drawn.logprobs, alone.logprobs, atol=1e-5)
 
@@ -124,18 +138,25 @@ ENDING = {"max_new_tokens": 24, "temperature": 1.0, "stop": tuple(range(360, 384
 
 def test_rows_that_have_ended_are_not_computed(model):
     forwards = Forwards(model)
-    drawn = sample_responses(model, prompts(40), list(range(40)), SamplingOptions(**ENDING))
+    drawn = sample_responses(
+        model, prompts(40), list(range(40)), SamplingOptions(**ENDING)
+    )
     lengths = [len(one.tokens) for one in drawn]
     assert len(set(lengths)) > 10
     # The last token of a response is drawn from the hidden state of the one before it.
-    assert sum(rows for rows, _ in forwards.decode) == sum(length - 1 for length in lengths)
+    assert sum(rows for rows, _ in forwards.decode) == sum(
+        length - 1 for length in lengths
+    )
 
 
 @pytest.mark.parametrize("memory", [10, 300])
 def test_a_batch_stays_within_memory(model, memory):
     forwards = Forwards(model)
     sample_responses(
-        model, prompts(30), list(range(30)), SamplingOptions(**ENDING, max_batch_tokens=memory)
+        model,
+        prompts(30),
+        list(range(30)),
+        SamplingOptions(**ENDING, max_batch_tokens=memory),
     )
     assert all(rows * width <= memory or rows == 1 for rows, width in forwards.decode)
 
@@ -145,7 +166,9 @@ def test_waiting_requests_take_the_place_of_ended_ones(model, seed):
     forwards = Forwards(model)
     asked = prompts(30, seed)
     places = 3
-    options = SamplingOptions(**ENDING, max_batch_tokens=places * (max(map(len, asked)) + 24))
+    options = SamplingOptions(
+        **ENDING, max_batch_tokens=places * (max(map(len, asked)) + 24)
+    )
     drawn = sample_responses(model, asked, list(range(30)), options)
     lengths = [len(one.tokens) for one in drawn]
     # Graham's bound on list scheduling (1966): no place is empty while a request waits.
@@ -160,7 +183,10 @@ def test_a_cache_has_the_name_that_the_decoder_gives_it():
         def forward(self, input_ids, past_key_values=None, **options): ...
 
     assert cache_argument(Renamed(), "keys") == {"cache": "keys", "use_cache": True}
-    assert cache_argument(Older(), "keys") == {"past_key_values": "keys", "use_cache": True}
+    assert cache_argument(Older(), "keys") == {
+        "past_key_values": "keys",
+        "use_cache": True,
+    }
 
 
 def test_equal_prompts_are_computed_once(model):
@@ -206,13 +232,15 @@ def test_a_model_whose_cache_is_not_what_it_computes_is_refused(model, monkeypat
     layer = model.model.layers[0]
     forward = layer.forward
 
-    def forgetful(hidden, *arguments, **options):  # forgets the prompt when single tokens follow it
+    # forgets the prompt when single tokens follow it
+    def forgetful(hidden, *arguments, **options):
         states = forward(hidden, *arguments, **options)
         return hidden if hidden.shape[1] == 1 else states
 
     monkeypatch.setattr(layer, "forward", forgetful)
     with pytest.raises(
-        InputError, match="received Qwen3ForCausalLM, which in-process sampling does not support"
+        InputError,
+        match="received Qwen3ForCausalLM, which in-process sampling does not support",
     ):
         check_sampling(model)
 
@@ -222,11 +250,12 @@ def test_greedy_sampling_matches_generate(model):
     for prompt in prompts(6):
         greedy = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": 2}
         mask = torch.ones(1, len(prompt))
-        expected = model.generate(torch.tensor([prompt]), attention_mask=mask, **greedy)[
-            0, len(prompt) :
-        ]
+        expected = model.generate(
+            torch.tensor([prompt]), attention_mask=mask, **greedy
+        )[0, len(prompt) :]
         assert (
-            sample_responses(model, [prompt], [0], options)[0].tokens.tolist() == expected.tolist()
+            sample_responses(model, [prompt], [0], options)[0].tokens.tolist()
+            == expected.tolist()
         )
 
 
@@ -248,17 +277,24 @@ def test_draw_inverts_the_cumulative_distribution(logits, uniform, top_p):
 
 
 def test_replies_contain_the_prompt_and_response_tokens(model, tokenizer):
-    policy = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=5))
+    policy = TransformersPolicy(
+        model, tokenizer, GenerationOptions(max_response_tokens=5)
+    )
     policy.submit([request(1, "open door"), request(2, "go on")])
-    for (_, reply), text in zip(policy.collect(None), ["open door", "go on"], strict=True):
+    for (_, reply), text in zip(
+        policy.collect(None), ["open door", "go on"], strict=True
+    ):
         prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         assert tokenizer.decode(reply.prompt_token_ids) == prompt
         assert (
-            tokenizer.decode(reply.response_token_ids, skip_special_tokens=True) == reply.response
+            tokenizer.decode(reply.response_token_ids, skip_special_tokens=True)
+            == reply.response
         )
         assert len(reply.response_logprobs) == len(reply.response_token_ids)
         assert reply.finish_reason == (
-            "stop" if reply.response_token_ids[-1] == tokenizer.eos_token_id else "length"
+            "stop"
+            if reply.response_token_ids[-1] == tokenizer.eos_token_id
+            else "length"
         )
 
 
@@ -285,14 +321,19 @@ def test_prompts_over_the_budget_are_truncated(model, tokenizer):
 
 def test_a_stop_text_can_begin_and_end_inside_of_tokens(model, tokenizer):
     def reply(*stop, ids):
-        sampled = SimpleNamespace(tokens=np.array(ids), logprobs=np.linspace(-1, -2, len(ids)))
+        sampled = SimpleNamespace(
+            tokens=np.array(ids), logprobs=np.linspace(-1, -2, len(ids))
+        )
         policy = TransformersPolicy(model, tokenizer, GenerationOptions(stop=stop))
         return policy._reply(FittedPrompt([1]), sampled)
 
     ids = tokenizer(["Go on, open door and go on"])["input_ids"][0]
     pieces = [tokenizer.decode([token]) for token in ids]
-    number = next(n for n in range(len(ids) - 1) if len(pieces[n]) > 1 < len(pieces[n + 1]))
-    stop = pieces[number][1:] + pieces[number + 1][:1]  # from within one token to within the next
+    number = next(
+        n for n in range(len(ids) - 1) if len(pieces[n]) > 1 < len(pieces[n + 1])
+    )
+    # from within one token to within the next
+    stop = pieces[number][1:] + pieces[number + 1][:1]
     stopped = reply(stop, ids=ids)
     count = len(stopped.response_token_ids)
     assert count <= number + 2
@@ -352,7 +393,12 @@ def test_a_rollout_is_not_resumed_with_another_chat_template(tiny, tmp_path):
             "policy_options": options,
             "progress": False,
         }
-        collect("doors_env:HGPO-Test/Doors-v0", f"transformers:{tiny}", tmp_path / "run", **game)
+        collect(
+            "doors_env:HGPO-Test/Doors-v0",
+            f"transformers:{tiny}",
+            tmp_path / "run",
+            **game,
+        )
 
     path.write_text("{{ messages[0].content }}")
     play()
@@ -364,11 +410,14 @@ def test_a_rollout_is_not_resumed_with_another_chat_template(tiny, tmp_path):
 
 def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):
     tools = ({"type": "function", "function": {"name": "find_user", "parameters": {}}},)
-    template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0]['content'] }}"
+    template = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0]['content'] }}"
+    )
     ours = copy.deepcopy(tokenizer)
     ours.chat_template = template
     requests = [
-        request(number, "look", tools=of) for number, of in enumerate(((), tools, tools, ()))
+        request(number, "look", tools=of)
+        for number, of in enumerate(((), tools, tools, ()))
     ]
     fitted = fit_prompts(ours, requests, GenerationOptions())
     texts = [ours.decode(prompt.tokens) for prompt in fitted]
@@ -376,7 +425,10 @@ def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):
     # A prompt that names the tools, or a template that renders the first alone, is not enough.
     two = (
         *tools,
-        {"type": "function", "function": {"name": "find_box", "description": "Find a box."}},
+        {
+            "type": "function",
+            "function": {"name": "find_box", "description": "Find a box."},
+        },
     )
     named = [request(0, "Call one of the tools: find_user, find_box.", tools=two)]
     for template, missing in (
@@ -388,7 +440,8 @@ def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):
     ):
         ours.chat_template = template
         with pytest.raises(
-            InputError, match=rf"the model's chat template does not render \({missing}\)"
+            InputError,
+            match=rf"the model's chat template does not render \({missing}\)",
         ):
             fit_prompts(ours, named, GenerationOptions())
     described = "find_user: Find a user.\nfind_box: Find a box."

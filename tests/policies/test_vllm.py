@@ -97,13 +97,17 @@ def gap(model: torch.nn.Module, replies: dict[int, Reply]) -> float:
     for reply in replies.values():
         tokens = torch.tensor([[*reply.prompt_token_ids, *reply.response_token_ids]])
         with torch.no_grad():
-            logits = model(tokens).logits[0, len(reply.prompt_token_ids) - 1 : -1].float()
+            logits = (
+                model(tokens).logits[0, len(reply.prompt_token_ids) - 1 : -1].float()
+            )
         own = (
             torch.log_softmax(logits, -1)
             .gather(-1, tokens[0, len(reply.prompt_token_ids) :, None])
             .squeeze(-1)
         )
-        widest = max(widest, (own - torch.tensor(reply.response_logprobs)).abs().max().item())
+        widest = max(
+            widest, (own - torch.tensor(reply.response_logprobs)).abs().max().item()
+        )
     return widest
 
 
@@ -114,7 +118,10 @@ def loaded(folder: Path) -> torch.nn.Module:
 def test_log_probabilities_agree_with_transformers(policy, requests, model_folder):
     replies = answers(policy, requests)
     assert all(isinstance(reply, Reply) for reply in replies.values())
-    assert all(len(r.response_logprobs) == len(r.response_token_ids) > 0 for r in replies.values())
+    assert all(
+        len(r.response_logprobs) == len(r.response_token_ids) > 0
+        for r in replies.values()
+    )
     assert gap(loaded(model_folder), replies) < 0.01
 
 
@@ -124,7 +131,9 @@ def test_a_stop_text_ends_a_response_after_the_token_that_completes_it(
     decode = AutoTokenizer.from_pretrained(model_folder).decode
     free = answers(policy, requests[:1])[0]
     pieces = [decode([token]) for token in free.response_token_ids]
-    number = next(n for n in range(1, len(pieces)) if len(pieces[n]) > 2 and pieces[n].isascii())
+    number = next(
+        n for n in range(1, len(pieces)) if len(pieces[n]) > 2 and pieces[n].isascii()
+    )
     stop = pieces[number][1:-1]
     policy.options = replace(OPTIONS, stop=(stop,))
     try:
@@ -145,7 +154,9 @@ def test_responses_depend_on_seeds_and_length_limits_are_reported(policy, reques
     second = answers(policy, requests[:4])
     assert [r.response for r in first.values()] == [r.response for r in second.values()]
     assert {r.finish_reason for r in first.values()} <= {"stop", "length"}
-    assert all(len(r.response_token_ids) <= OPTIONS.max_response_tokens for r in first.values())
+    assert all(
+        len(r.response_token_ids) <= OPTIONS.max_response_tokens for r in first.values()
+    )
 
 
 def test_new_weights_change_replies_and_clear_the_cache(
@@ -153,12 +164,14 @@ def test_new_weights_change_replies_and_clear_the_cache(
 ):
     before = answers(policy, requests[:6])
     model = loaded(model_folder)
-    monkeypatch.delattr(PreTrainedModel, "save_pretrained")  # weights are not written to files
+    # weights are not written to files
+    monkeypatch.delattr(PreTrainedModel, "save_pretrained")
     old = {name: weight.clone() for name, weight in model.state_dict().items()}
     with torch.no_grad():
         torch.manual_seed(3)
         for parameter in model.parameters():
-            parameter += 0.02 * torch.randn_like(parameter)  # as large as the weights themselves
+            # as large as the weights themselves
+            parameter += 0.02 * torch.randn_like(parameter)
     policy.publish(model, version=1)
     # the same prompts: a stale prefix cache would be used now
     after = answers(policy, requests[:6])
@@ -192,16 +205,22 @@ def adapted(model_folder: Path, seed: int) -> torch.nn.Module:
     from hgpo_train.models.config import LoraConfig
     from hgpo_train.models.loading import add_adapters
 
-    model = add_adapters(loaded(model_folder), LoraConfig(rank=4, alpha=16), seed).eval()
+    model = add_adapters(
+        loaded(model_folder), LoraConfig(rank=4, alpha=16), seed
+    ).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+                parameter.copy_(
+                    0.05 * torch.randn(parameter.shape, generator=generator)
+                )
     return model
 
 
-def test_adapters_are_merged_for_an_engine_without_adapters(policy, requests, model_folder):
+def test_adapters_are_merged_for_an_engine_without_adapters(
+    policy, requests, model_folder
+):
     before = answers(policy, requests[:6])
     model = adapted(model_folder, seed=1)
     policy.publish(model, version=3)
@@ -216,7 +235,8 @@ def test_adapters_are_served_as_adapters_and_replaced(model_folder, requests):
     policy = VLLMPolicy(str(model_folder), OPTIONS, {**ENGINE, **adapter_arguments(4)})
     try:
         assert gap(loaded(model_folder), answers(policy, requests[:6])) < 0.01
-        for version in (1, 2, 3):  # the same prompts: a stale prefix cache would be used
+        # the same prompts: a stale prefix cache would be used
+        for version in (1, 2, 3):
             model = adapted(model_folder, seed=version)
             policy.publish(model, version)
             assert gap(model, answers(policy, requests[:6])) < 0.02
@@ -229,13 +249,22 @@ def test_adapters_are_served_as_adapters_and_replaced(model_folder, requests):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ('{"peft_type": "PREFIX_TUNING"}', "expected the model's name as base_model_name_or_path"),
+        (
+            '{"peft_type": "PREFIX_TUNING"}',
+            "expected the model's name as base_model_name_or_path",
+        ),
         (
             '{"peft_type": "PREFIX_TUNING", "base_model_name_or_path": "base"}',
             "vLLM serves no adapters of rank None",
         ),
-        ('{"r": 4096, "base_model_name_or_path": "base"}', "vLLM serves no adapters of rank 4096"),
-        ('{"r": 4, "base_model_name_or_path": "/no/such/folder"}', "no folder '/no/such/folder'"),
+        (
+            '{"r": 4096, "base_model_name_or_path": "base"}',
+            "vLLM serves no adapters of rank 4096",
+        ),
+        (
+            '{"r": 4, "base_model_name_or_path": "/no/such/folder"}',
+            "no folder '/no/such/folder'",
+        ),
     ],
 )
 def test_a_folder_that_is_no_adapter_for_vllm_is_rejected(tmp_path, settings, expected):
@@ -266,7 +295,12 @@ def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
             "gradient_checkpointing": False,
             "lora": {"rank": rank},
         },
-        rollout={"engine": "vllm", "engine_options": ENGINE, "tasks": 2, "group_size": 3}
+        rollout={
+            "engine": "vllm",
+            "engine_options": ENGINE,
+            "tasks": 2,
+            "group_size": 3,
+        }
         | {"max_prompt_tokens": 900, "max_response_tokens": 8},
         advantage={"parameters": {"invalid_action_penalty": 0.0, "reward": "score"}},
         # nothing is won: entropy moves the weights
@@ -293,7 +327,10 @@ def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
     assert isinstance(trained, VLLMPolicy)
     try:
         assert (
-            gap(loaded(list_checkpoints(run / "checkpoints")[-1]), answers(trained, requests[:6]))
+            gap(
+                loaded(list_checkpoints(run / "checkpoints")[-1]),
+                answers(trained, requests[:6]),
+            )
             < 0.01
         )
     finally:
@@ -349,7 +386,12 @@ def server(model_folder, policy):
 
 
 def test_the_server_answers_like_transformers(server, requests, model_folder):
-    options = {"base_url": server, "max_response_tokens": 12, "logprobs": True, "token_ids": True}
+    options = {
+        "base_url": server,
+        "max_response_tokens": 12,
+        "logprobs": True,
+        "token_ids": True,
+    }
     policy = make_policy("openai:tiny", PolicyContext("ALFWorld", "response", options))
     policy.submit(requests[:8])
     replies: dict = {}
@@ -364,7 +406,9 @@ def test_the_server_reports_that_a_prompt_is_too_long(server, requests):
     from dataclasses import replace
 
     long = replace(requests[0], prompt=requests[0].prompt * 12, step=4)
-    context = PolicyContext("ALFWorld", "response", {"base_url": server, "max_response_tokens": 8})
+    context = PolicyContext(
+        "ALFWorld", "response", {"base_url": server, "max_response_tokens": 8}
+    )
     policy = make_policy("openai:tiny", context)
     policy.submit([long])
     ((_, reply),) = policy.collect(60)

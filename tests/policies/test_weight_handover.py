@@ -55,7 +55,8 @@ def test_another_process_receives_equal_tensors(model, device):
         shared(weights, by_device=True) as handle,
         multiprocessing.get_context("spawn").Pool(1) as pool,
     ):
-        assert bool(handle["layouts"]) == (device == "cpu")  # on a GPU nothing is staged
+        # on a GPU nothing is staged
+        assert bool(handle["layouts"]) == (device == "cpu")
         found = pool.apply(received, (handle,))
     assert found.keys() == weights.keys()
     for name, value in weights.items():
@@ -84,7 +85,8 @@ def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared():
     policy._llm = Engine()
     policy.by_device = True
     with pytest.warns(
-        RuntimeWarning, match="pidfd_getfd: Operation not permitted.*through the host's memory"
+        RuntimeWarning,
+        match="pidfd_getfd: Operation not permitted.*through the host's memory",
     ):
         policy._publish_weights({"weight": torch.ones(2)})
     policy._publish_weights({"weight": torch.ones(2)})
@@ -104,7 +106,9 @@ def test_the_names_and_values_are_those_of_a_checkpoint(model, tmp_path):
     assert all(torch.equal(weights[name], value) for name, value in saved.items())
     parameters = dict(model.named_parameters())
     # no copies
-    assert all(weights[name].data_ptr() == parameters[name].data_ptr() for name in weights)
+    assert all(
+        weights[name].data_ptr() == parameters[name].data_ptr() for name in weights
+    )
 
 
 def test_adapters_are_merged_in_float32_and_rounded_once(model):
@@ -114,15 +118,20 @@ def test_adapters_are_merged_in_float32_and_rounded_once(model):
     from hgpo_train.policies.weight_handover import checkpoint_weights
 
     plain = {
-        name: value.clone() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()
+        name: value.clone()
+        for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()
     }
-    adapted = add_adapters(model, LoraConfig(rank=4, alpha=8, targets=("q_proj", "down_proj")))
+    adapted = add_adapters(
+        model, LoraConfig(rank=4, alpha=8, targets=("q_proj", "down_proj"))
+    )
     generator = torch.Generator().manual_seed(0)
     factors = dict(adapted.named_parameters())
     with torch.no_grad():
         for name, parameter in factors.items():
             if "lora_B" in name:
-                parameter.copy_(1e-4 * torch.randn(parameter.shape, generator=generator))
+                parameter.copy_(
+                    1e-4 * torch.randn(parameter.shape, generator=generator)
+                )
     exact = checkpoint_weights(adapted)
     rounded = checkpoint_weights(adapted, torch.bfloat16)
     assert exact.keys() == rounded.keys() == plain.keys()
@@ -130,7 +139,8 @@ def test_adapters_are_merged_in_float32_and_rounded_once(model):
         layer = name.removesuffix(".weight")
         if layer.endswith(("q_proj", "down_proj")):
             a, b = (
-                factors[f"base_model.model.{layer}.lora_{part}.default.weight"] for part in "AB"
+                factors[f"base_model.model.{layer}.lora_{part}.default.weight"]
+                for part in "AB"
             )
             expected = old.float() + (8 / 4) * (b @ a)
             assert torch.allclose(exact[name], expected, rtol=0, atol=1e-9)

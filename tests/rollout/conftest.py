@@ -22,14 +22,24 @@ class Runs:
         self.folder = folder
 
     def handle(
-        self, factory: str = "doors:DoorsSource", max_steps: int = 20, **arguments: object
+        self,
+        factory: str = "doors:DoorsSource",
+        max_steps: int = 20,
+        **arguments: object,
     ) -> EnvHandle:
         shared = open_shared(factory, **{"count": 50, **arguments})
         settings = settings_for("Doors", action_format="response", max_steps=max_steps)
         return EnvHandle("HGPO-Test/Doors-v0", shared, settings, Split(shared, "train"))
 
     def collect(
-        self, name: str, policy="random", handle=None, *, spec=None, execution=None, **others
+        self,
+        name: str,
+        policy="random",
+        handle=None,
+        *,
+        spec=None,
+        execution=None,
+        **others,
     ):
         policy = make_policy(policy, CONTEXT) if isinstance(policy, str) else policy
         spec = spec or RolloutSpec(tasks=12, group_size=4, seed=3)

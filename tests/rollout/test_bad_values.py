@@ -34,9 +34,9 @@ class Nasty:
     def _fail(self, *_):
         raise RuntimeError("nasty")
 
-    __repr__ = __str__ = __len__ = __iter__ = __eq__ = __hash__ = __float__ = __index__ = (
-        __bool__
-    ) = _fail
+    __repr__ = __str__ = __len__ = __iter__ = __eq__ = __hash__ = __float__ = (
+        __index__
+    ) = __bool__ = _fail
 
 
 class Shouting(str):
@@ -53,7 +53,11 @@ class Shouting(str):
 
 def spoilt(value, garbage: dict):
     """Return a value with fields replaced by garbage; the field "whole" replaces the value."""
-    return garbage["whole"] if "whole" in garbage else dataclasses.replace(value, **garbage)
+    return (
+        garbage["whole"]
+        if "whole" in garbage
+        else dataclasses.replace(value, **garbage)
+    )
 
 
 class Wild(BatchPolicy):
@@ -86,7 +90,9 @@ class WildEngine(DoorsEngine):
 
     def act(self, command):
         self.taken += 1
-        return spoilt(super().act(command), self.garbage.get((self.task_id, self.taken), {}))
+        return spoilt(
+            super().act(command), self.garbage.get((self.task_id, self.taken), {})
+        )
 
 
 class WildSource(DoorsSource):
@@ -113,10 +119,14 @@ def handle(source) -> EnvHandle:
 def play(policy, source=None, execution=EXECUTION):
     with tempfile.TemporaryDirectory() as folder:
         with StepWriter(Path(folder) / "run", run="a run", config={}) as writer:
-            tally = collect_groups(handle(source or WildSource()), policy, writer, SPEC, execution)
+            tally = collect_groups(
+                handle(source or WildSource()), policy, writer, SPEC, execution
+            )
         report = verify(Path(folder) / "run")
         assert report.ok, report.problems
-        return tally, scan_steps(Path(folder) / "run").sort("trajectory", "step").collect()
+        return tally, scan_steps(Path(folder) / "run").sort(
+            "trajectory", "step"
+        ).collect()
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +155,23 @@ LEAVES = st.one_of(
     st.integers(),
     st.floats(),
     st.sampled_from(
-        [*ODD, np.bool_(True), np.array([math.nan]), np.array(["a"]), np.array(3), np.zeros((2, 2))]
+        [
+            *ODD,
+            np.bool_(True),
+            np.array([math.nan]),
+            np.array(["a"]),
+            np.array(3),
+            np.zeros((2, 2)),
+        ]
     ),
     TEXTS,
     st.binary(max_size=4),
     st.builds(Nasty),
     st.builds(Shouting, TEXTS),
 )
-GARBAGE = LEAVES | st.lists(LEAVES, max_size=4) | st.dictionaries(TEXTS, LEAVES, max_size=2)
+GARBAGE = (
+    LEAVES | st.lists(LEAVES, max_size=4) | st.dictionaries(TEXTS, LEAVES, max_size=2)
+)
 WHERE = st.tuples(st.sampled_from([f"train-{n}" for n in range(20)]), st.integers(0, 4))
 
 
@@ -163,7 +182,9 @@ def parts_of(kind: type) -> st.SearchStrategy[dict]:
     )
 
 
-def check_spared(tally, steps: pl.DataFrame, sound: pl.DataFrame, tasks: set[str]) -> None:
+def check_spared(
+    tally, steps: pl.DataFrame, sound: pl.DataFrame, tasks: set[str]
+) -> None:
     """Check that trajectories of other tasks equal those of a run without invalid values."""
     other = ~pl.col("task_id").is_in(sorted(tasks))
     assert steps.filter(other).equals(sound.filter(other))
@@ -213,7 +234,8 @@ class Odd(BatchPolicy):
 
 
 @pytest.mark.parametrize(
-    "collected", [Nasty(), 3, [(1,)], ["ab"], [([], Reply("x"))], [("x", Reply("x"))], [None]]
+    "collected",
+    [Nasty(), 3, [(1,)], ["ab"], [([], Reply("x"))], [("x", Reply("x"))], [None]],
 )
 def test_a_policy_that_collects_no_pairs_fails_its_requests(collected):
     tally, steps = play(Odd(collected))
@@ -222,7 +244,9 @@ def test_a_policy_that_collects_no_pairs_fails_its_requests(collected):
 
 
 def test_a_policy_that_never_answers_is_not_waited_for():
-    tally, steps = play(Odd([]), execution=dataclasses.replace(EXECUTION, policy_timeout_s=0.05))
+    tally, steps = play(
+        Odd([]), execution=dataclasses.replace(EXECUTION, policy_timeout_s=0.05)
+    )
     assert tally.aborted == 12
     assert set(steps["error"]) == {"PolicyTimedOut: no answer within 0.05 s"}
 
@@ -276,31 +300,44 @@ def test_invalid_replies_name_the_value():
 def test_invalid_states_name_the_value():
     for fields, line in (
         ({"text": None}, "state text: expected text, received None"),
-        ({"actions": "look"}, "admissible actions: expected a list of texts, received str 'look'"),
+        (
+            {"actions": "look"},
+            "admissible actions: expected a list of texts, received str 'look'",
+        ),
         ({"actions": ["look", 3]}, "admissible actions: expected text, received int 3"),
         ({"reward": 1e308}, "reward: expected a finite number, received float 1e+308"),
         ({"score": math.nan}, "score: expected a number in [0, 1], received float nan"),
         ({"score": 100}, "score: expected a number in [0, 1], received int 100"),
         ({"won": 1}, "won: expected true or false, received int 1"),
     ):
-        assert checked(State, State(**{"text": "here", "actions": [], **fields})) == Failure(
-            "EnvironmentFailed", line
-        )
+        assert checked(
+            State, State(**{"text": "here", "actions": [], **fields})
+        ) == Failure("EnvironmentFailed", line)
 
 
 def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_characters():
     reply = Reply("look", "p", [0, 2**31 - 1], [5], [-math.inf], None, 0, 3)
     assert checked(Reply, reply) == reply
-    numbers = Reply("look", None, np.arange(2), (np.int32(5),), np.array([-0.5], dtype=np.float32))
+    numbers = Reply(
+        "look", None, np.arange(2), (np.int32(5),), np.array([-0.5], dtype=np.float32)
+    )
     assert checked(Reply, numbers) == Reply("look", None, [0, 1], [5], [-0.5])
     state = State(
-        "here", ("look",), np.bool_(True), False, False, 1, np.float64(0.5), {"any": object()}
+        "here",
+        ("look",),
+        np.bool_(True),
+        False,
+        False,
+        1,
+        np.float64(0.5),
+        {"any": object()},
     )
     assert checked(State, state) == dataclasses.replace(state, reward=1.0)
     task = Task("t", "train", "do it", "kind", {"a": "1"})
     assert checked(Task, task) == task
     assert (
-        checked(Reply, Reply("a\ud800b\udfff \ud83d\ude00")).response == "a\ufffdb\ufffd \U0001f600"
+        checked(Reply, Reply("a\ud800b\udfff \ud83d\ude00")).response
+        == "a\ufffdb\ufffd \U0001f600"
     )
     state = checked(State, State("\udc80", ["go \udfff"]))
     assert (state.text, state.actions) == ("\ufffd", ("go \ufffd",))
@@ -311,7 +348,10 @@ def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):
         def add_group(self, steps, *, checked):
             raise InputError("this run is finished")
 
-    with Full(tmp_path / "run") as writer, pytest.raises(InputError, match="this run is finished"):
+    with (
+        Full(tmp_path / "run") as writer,
+        pytest.raises(InputError, match="this run is finished"),
+    ):
         collect_groups(handle(WildSource()), Wild({}), writer, SPEC, EXECUTION)
 
 

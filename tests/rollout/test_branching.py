@@ -21,13 +21,23 @@ QUIET = {"progress": False}
 @pytest.fixture
 def saved(tmp_path):
     return collect(
-        DOORS_ID, "random", tmp_path / "saved", tasks=4, group_size=3, max_steps=7, **QUIET
+        DOORS_ID,
+        "random",
+        tmp_path / "saved",
+        tasks=4,
+        group_size=3,
+        max_steps=7,
+        **QUIET,
     ).path
 
 
 def rows_of(run):
     assert verify(run).ok
-    return scan_steps(run).sort("iteration", "task_id", "group", "trajectory", "step").collect()
+    return (
+        scan_steps(run)
+        .sort("iteration", "task_id", "group", "trajectory", "step")
+        .collect()
+    )
 
 
 def test_a_branch_continues_its_parent_in_a_run_that_stands_alone(saved):
@@ -38,11 +48,16 @@ def test_a_branch_continues_its_parent_in_a_run_that_stands_alone(saved):
     assert roots.drop("run").equals(rows_of(saved).drop("run"))
     starts = rows.filter(IS_BRANCH).unique("trajectory", maintain_order=True)
     assert starts.height == run.branches == 3 * run.points
-    assert starts.group_by("parent", "branch_step").len()["len"].unique().to_list() == [3]
+    assert starts.group_by("parent", "branch_step").len()["len"].unique().to_list() == [
+        3
+    ]
     assert starts["branch_step"].min() > 0
     # Prompts show the parent's steps, and continuations differ from each other.
     first = starts.join(
-        roots, left_on=["parent", "branch_step"], right_on=["trajectory", "step"], suffix="_parent"
+        roots,
+        left_on=["parent", "branch_step"],
+        right_on=["trajectory", "step"],
+        suffix="_parent",
     )
     assert first.height == starts.height
     assert first["prompt"].equals(first["prompt_parent"], check_names=False)
@@ -53,12 +68,18 @@ def test_a_branch_continues_its_parent_in_a_run_that_stands_alone(saved):
         > 1
     )
     # A rate is of rollouts.
-    assert run.rollouts.height == 12 < rollout_table(run.steps, branches=True).collect().height
+    assert (
+        run.rollouts.height
+        == 12
+        < rollout_table(run.steps, branches=True).collect().height
+    )
     assert run.tally.steps == rows.filter(IS_BRANCH).height
 
 
 @pytest.mark.parametrize("change", ["slots", "fork", "again"])
-def test_rows_do_not_depend_on_how_branches_are_played(saved, tmp_path, monkeypatch, change):
+def test_rows_do_not_depend_on_how_branches_are_played(
+    saved, tmp_path, monkeypatch, change
+):
     # every point, so that replays do not change the choice
     wanted = {"width": 2, "budget": 10_000, "seed": 1, **QUIET}
     expected = rows_of(branch_run(saved, out=tmp_path / "branched", **wanted))
@@ -75,7 +96,10 @@ def test_rows_do_not_depend_on_how_branches_are_played(saved, tmp_path, monkeypa
         kept = scan_steps(tmp_path / "other" / "branched").collect()
         assert 0 < kept.height < expected.height
     run = branch_run(
-        saved, out=tmp_path / "other" / "branched", slots=2 if change == "slots" else None, **wanted
+        saved,
+        out=tmp_path / "other" / "branched",
+        slots=2 if change == "slots" else None,
+        **wanted,
     )
     assert rows_of(run).equals(expected)
 
@@ -94,13 +118,26 @@ class Interrupted:
 @pytest.mark.parametrize("after", [4, 18, None])
 def test_rollouts_branch_in_their_own_run(saved, tmp_path, after):
     """Half of a group are the rollouts that a run without branches has, and the branches are those of `branch_run`."""
-    wanted = {"tasks": 4, "group_size": 6, "max_steps": 7, "branch": "first-visits", "width": 2}
+    wanted = {
+        "tasks": 4,
+        "group_size": 6,
+        "max_steps": 7,
+        "branch": "first-visits",
+        "width": 2,
+    }
     if after is not None:  # while rollouts are played, and while branches are
         with pytest.raises(KeyboardInterrupt):
             collect(
-                DOORS_ID, "random", tmp_path / "run", **wanted, slots=4, progress=Interrupted(after)
+                DOORS_ID,
+                "random",
+                tmp_path / "run",
+                **wanted,
+                slots=4,
+                progress=Interrupted(after),
             )
-        assert (scan_steps(tmp_path / "run").filter(IS_BRANCH).collect().height > 0) == (after > 12)
+        assert (
+            scan_steps(tmp_path / "run").filter(IS_BRANCH).collect().height > 0
+        ) == (after > 12)
     run = collect(DOORS_ID, "random", tmp_path / "run", **wanted, **QUIET)
     expected = rows_of(branch_run(saved, "first-visits", width=2, **QUIET))
     assert rows_of(run).drop("run").equals(expected.drop("run"))
@@ -142,12 +179,20 @@ def test_failed_branches_are_played_again(saved, tmp_path):
     assert verify(tmp_path / "run").ok
     broken.clear()
     run = branch_run(saved, out=tmp_path / "run", **wanted)
-    assert rows_of(run).equals(rows_of(branch_run(saved, out=tmp_path / "whole" / "run", **wanted)))
+    assert rows_of(run).equals(
+        rows_of(branch_run(saved, out=tmp_path / "whole" / "run", **wanted))
+    )
 
 
 def test_an_expert_takes_over_in_branches_of_branches(tmp_path):
     run = collect(
-        "HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=2, group_size=2, max_steps=12, **QUIET
+        "HGPO/ALFWorld-v0",
+        "random",
+        tmp_path / "run",
+        tasks=2,
+        group_size=2,
+        max_steps=12,
+        **QUIET,
     )
     once = branch_run(run, width=2, budget=60, **QUIET)
     twice = branch_run(
@@ -157,7 +202,9 @@ def test_an_expert_takes_over_in_branches_of_branches(tmp_path):
     assert nested.height > 0
     assert nested["admissible_actions"].list.contains(nested["action"]).all()
     whole = with_prefixes(twice.steps).sort("trajectory", "step")
-    lengths = whole.group_by("trajectory").agg(pl.len(), pl.col("episode_length").first())
+    lengths = whole.group_by("trajectory").agg(
+        pl.len(), pl.col("episode_length").first()
+    )
     assert lengths["len"].to_list() == lengths["episode_length"].to_list()
 
 
@@ -192,8 +239,12 @@ STEPS = table(("p", "sabx", 1.0), ("q", "sbby", 0.0), ("r", "sa", 1.0))
         # a and b at step 1; s is the start of the task
         ("first-visits", {("p", 1), ("q", 1), ("p", 3), ("q", 3)}),
         ("mixed-outcomes", {("q", 1)}),  # b was reached with both returns
-        ("entropy", {("p", 1), ("p", 2), ("q", 1), ("q", 2), ("q", 3), ("r", 1)}),  # x has no score
-        ("uniform", {("p", 1), ("p", 2), ("p", 3), ("q", 1), ("q", 2), ("q", 3), ("r", 1)}),
+        # x has no score
+        ("entropy", {("p", 1), ("p", 2), ("q", 1), ("q", 2), ("q", 3), ("r", 1)}),
+        (
+            "uniform",
+            {("p", 1), ("p", 2), ("p", 3), ("q", 1), ("q", 2), ("q", 3), ("r", 1)},
+        ),
     ],
 )
 def test_rules(rule, expected):
@@ -209,7 +260,12 @@ def test_a_budget_counts_the_steps_that_rollouts_take_on_average():
     first = branch_rules.BranchRule(
         "b", lambda steps: steps.filter(step=1).with_columns(priority=pl.lit(1))
     )
-    for budget, replays, points in ((7, False, 1), (8, False, 2), (10, True, 1), (11, True, 2)):
+    for budget, replays, points in (
+        (7, False, 1),
+        (8, False, 2),
+        (10, True, 1),
+        (11, True, 2),
+    ):
         found = branch_rules.choose_points(
             STEPS, first, width=3, budget=budget, seed=0, replays=replays
         )
@@ -236,7 +292,11 @@ def test_wrong_input_is_named(saved, tmp_path):
             collect(DOORS_ID, "random", tmp_path / "new", tasks=1, **arguments, **QUIET)
     assert not (tmp_path / "new").exists()
     config = {"env": {"id": DOORS_ID, "split": "train"}, "policy": {"name": "random"}}
-    wrong = rows_of(saved).drop("run", "state_hash").with_columns(state=pl.col("state") + " ")
+    wrong = (
+        rows_of(saved)
+        .drop("run", "state_hash")
+        .with_columns(state=pl.col("state") + " ")
+    )
     wrong = wrong.drop([name for name in wrong.columns if "_hash" in name])
     with StepWriter(tmp_path / "wrong", config=config) as writer:
         writer.add_group(wrong.with_columns(next_state=pl.lit(None, pl.String)))
@@ -256,7 +316,9 @@ def test_code_that_a_run_names_needs_permission(tmp_path, hgpo):
     line = "names the memory 'strangers_code:memory', which would run as code; if you trust it, add --allow"
     with pytest.raises(InputError, match=line):
         branch_run(tmp_path / "saved", **QUIET)
-    _, _, errors = hgpo("branch", tmp_path / "saved", "--allow", "strangers_code:memory")
+    _, _, errors = hgpo(
+        "branch", tmp_path / "saved", "--allow", "strangers_code:memory"
+    )
     assert "No module named 'strangers_code'" in errors
 
 
@@ -281,6 +343,8 @@ def test_advantages_that_a_choice_by_outcomes_biases_are_named(hgpo, tmp_path):
             ("tree_loo:fresh=true", False),
             ("grpo", False),
         ):
-            code, output, errors = hgpo("advantages", run, "-e", estimator, "--overwrite")
+            code, output, errors = hgpo(
+                "advantages", run, "-e", estimator, "--overwrite"
+            )
             assert code == 0, errors
             assert ("which biases tree_loo" in output) == named

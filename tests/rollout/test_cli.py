@@ -21,12 +21,18 @@ def test_a_run_and_its_resumption(tmp_path, hgpo, monkeypatch):
     command = [*DOORS, "--group-size", "4", "--seed", "1", "--out", str(out)]
     code, _, told = hgpo(*command, "--tasks", "10")
     assert (code, "warning" in told) == (0, False), told
-    for part in ("40, 40 of them new", "admissible actions   100.0%", f"Next: hgpo stats {out}"):
+    for part in (
+        "40, 40 of them new",
+        "admissible actions   100.0%",
+        f"Next: hgpo stats {out}",
+    ):
         assert part in told
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 40
     assert "60, 20 of them new" in hgpo(*command, "--tasks", "15", "--slots", "3")[2]
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 60
-    assert "was written with seed = 1, not 2" in hgpo(*command[:-3], "2", *command[-2:])[2]
+    assert (
+        "was written with seed = 1, not 2" in hgpo(*command[:-3], "2", *command[-2:])[2]
+    )
 
 
 @pytest.mark.slow
@@ -34,10 +40,21 @@ def test_a_run_and_its_resumption(tmp_path, hgpo, monkeypatch):
 def test_interrupted_and_resumed(tmp_path, how):
     out = tmp_path / "run"
     straight = tmp_path / "straight"
-    command = [*DOORS, "--tasks", "500", "--group-size", "8", "--seed", "5", "--max-steps", "40"]
+    command = [
+        *DOORS,
+        "--tasks",
+        "500",
+        "--group-size",
+        "8",
+        "--seed",
+        "5",
+        "--max-steps",
+        "40",
+    ]
     process = start(*command, "--out", str(out))
     until = time.monotonic() + 60
-    manifest = out / "manifest.jsonl"  # a line for the run, then one for each committed shard
+    # a line for the run, then one for each committed shard
+    manifest = out / "manifest.jsonl"
     while (
         not (manifest.exists() and manifest.read_bytes().count(b"\n") > 1)
         and time.monotonic() < until
@@ -56,7 +73,8 @@ def test_interrupted_and_resumed(tmp_path, how):
     assert finished(*command, "--out", str(straight))[0] == 0
     order = ["trajectory", "step"]
     one, other = (
-        scan_steps(folder).sort(order).drop("run").collect() for folder in (out, straight)
+        scan_steps(folder).sort(order).drop("run").collect()
+        for folder in (out, straight)
     )
     assert one.equals(other)
     assert one.group_by("task_id", "group").agg(pl.col("trajectory").n_unique())[
@@ -90,7 +108,9 @@ def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, com
     assert code == 1
     (line,) = [line for line in error.splitlines() if "error" in line.lower()]
     assert line.startswith("error: ")
-    assert "No space left on device; free some space; the same command continues" in line
+    assert (
+        "No space left on device; free some space; the same command continues" in line
+    )
     assert "Traceback" not in error
     assert not list(out.glob("steps/*.parquet")) or verify(out).ok
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
@@ -105,9 +125,15 @@ def test_a_read_only_disk_is_one_line(small_disk):
     for command in ("rollout", "eval", "quickstart"):
         env = DOORS[1:] if command != "quickstart" else []
         split = ["--split", "train"] if command == "eval" else []
-        code, _, error = finished(command, *env, *split, "--out", str(small_disk / "run"))
+        code, _, error = finished(
+            command, *env, *split, "--out", str(small_disk / "run")
+        )
         assert code in (1, 2)
-        assert (error.startswith("error: "), "read-only" in error, error.count("\n")) == (
+        assert (
+            error.startswith("error: "),
+            "read-only" in error,
+            error.count("\n"),
+        ) == (
             True,
             True,
             1,
@@ -125,13 +151,18 @@ def play(hgpo, tmp_path):
     def run(*flags: object) -> tuple[pl.DataFrame, dict]:
         out = tmp_path / f"run {next(runs)}"
         small = [
-            part for name, value in SMALL.items() if name not in flags for part in (name, value)
+            part
+            for name, value in SMALL.items()
+            if name not in flags
+            for part in (name, value)
         ]
         code, _, error = hgpo("rollout", *small, *flags, "--out", out)
         assert code == 0, error
         assert verify(out).ok
         header = manifest.read(out).header
-        return scan_steps(out).drop("run").sort("trajectory", "step").collect(), dict(header.config)
+        return scan_steps(out).drop("run").sort("trajectory", "step").collect(), dict(
+            header.config
+        )
 
     return run
 
@@ -154,13 +185,23 @@ def test_every_flag_has_its_effect(play, tmp_path, hgpo):
     assert size(play("--tasks", 3)[0]) == (3, 6)
     assert size(play("--group-size", 3)[0]) == (2, 6)
     assert not play("--seed", 2)[0].equals(base)
-    assert play("--env", "HGPO/WebShop-v0")[0]["env_id"].unique().to_list() == ["HGPO/WebShop-v0"]
-    assert play("--split", "valid_unseen")[0]["split"].unique().to_list() == ["valid_unseen"]
+    assert play("--env", "HGPO/WebShop-v0")[0]["env_id"].unique().to_list() == [
+        "HGPO/WebShop-v0"
+    ]
+    assert play("--split", "valid_unseen")[0]["split"].unique().to_list() == [
+        "valid_unseen"
+    ]
     assert play("--order", "sweep")[1]["order"] == "sweep"
-    assert play("--data", data, "--split", "valid_seen")[0]["task_id"].unique().to_list() == [task]
+    assert play("--data", data, "--split", "valid_seen")[0][
+        "task_id"
+    ].unique().to_list() == [task]
     assert not play("--history-length", 0)[0]["prompt"].equals(base["prompt"])
     assert play("--max-steps", 5)[0]["step"].max() == 4
-    assert not play("--action-format", "command")[0]["response"].str.contains("<action>").any()
+    assert (
+        not play("--action-format", "command")[0]["response"]
+        .str.contains("<action>")
+        .any()
+    )
     assert play("--env-option", "history_depth=3")[1]["env"]["history_depth"] == 3
     assert play("--policy", "expert")[1]["policy"] == {"name": "expert"}
     assert play("--dynamic", 4, "--tasks", 2)[1]["dynamic"]
@@ -181,4 +222,6 @@ def test_every_flag_has_its_effect(play, tmp_path, hgpo):
 def test_every_flag_is_in_the_test():
     text = inspect.getsource(test_every_flag_has_its_effect) + " ".join(SMALL)
     for argument in arguments_of(every_command()["rollout",]):
-        assert argument.name in text or argument.name in ("--out", "--retry-failed"), argument.name
+        assert argument.name in text or argument.name in ("--out", "--retry-failed"), (
+            argument.name
+        )

@@ -82,11 +82,16 @@ KINDS = (
     Batched(),
     Concurrent(),
 )
-KINDS += (PolicySpec(lambda argument, context: Batched()), "test_collect_policies:first")
+KINDS += (
+    PolicySpec(lambda argument, context: Batched()),
+    "test_collect_policies:first",
+)
 
 
 @pytest.mark.parametrize(
-    "policy", KINDS, ids=lambda policy: getattr(policy, "__qualname__", type(policy).__name__)
+    "policy",
+    KINDS,
+    ids=lambda policy: getattr(policy, "__qualname__", type(policy).__name__),
 )
 def test_every_kind_of_policy_plays_the_same(tmp_path, monkeypatch, policy):
     monkeypatch.chdir(tmp_path)
@@ -110,7 +115,12 @@ def test_the_sessions_of_a_run_are_recorded(tmp_path):
     play(first, tmp_path / "run", tasks=2)
     play(first, tmp_path / "run", tasks=3, slots=2)
     one, two = read_sessions(tmp_path / "run")
-    assert (one.groups_before, one.rollouts, two.groups_before, two.rollouts) == (0, 4, 2, 2)
+    assert (one.groups_before, one.rollouts, two.groups_before, two.rollouts) == (
+        0,
+        4,
+        2,
+        2,
+    )
     assert (one.ended, two.ended, two.slots) == ("complete", "complete", 2)
 
 
@@ -135,16 +145,25 @@ def test_a_function_receives_the_documented_fields(tmp_path):
 
 
 def test_actions_are_commands_for_functions_and_responses_for_names(tmp_path):
-    assert "<action>" not in play(first, tmp_path / "function").steps.collect()["prompt"][0]
+    assert (
+        "<action>"
+        not in play(first, tmp_path / "function").steps.collect()["prompt"][0]
+    )
     assert "<action>" in play("random", tmp_path / "name").steps.collect()["prompt"][0]
     assert (
         "<action>"
-        in play(first, tmp_path / "asked", action_format="response").steps.collect()["prompt"][0]
+        in play(first, tmp_path / "asked", action_format="response").steps.collect()[
+            "prompt"
+        ][0]
     )
 
 
 @pytest.mark.parametrize(
-    "env", [lambda: open_env(DOORS, max_steps=4), lambda: gymnasium.make("HGPO-Test/Doors-v0")]
+    "env",
+    [
+        lambda: open_env(DOORS, max_steps=4),
+        lambda: gymnasium.make("HGPO-Test/Doors-v0"),
+    ],
 )
 def test_an_open_environment_is_an_environment(tmp_path, env):
     open_env(DOORS)  # registers it
@@ -156,7 +175,11 @@ def test_the_run_is_a_path_and_is_resumed(tmp_path):
     run = play(first, tmp_path / "run")
     assert scan_steps(run).collect().equals(run.steps.collect())
     again = play(first, tmp_path / "run", tasks=5)
-    assert (again.summary["groups"], again.summary["rollouts"], again.tally.trajectories) == (
+    assert (
+        again.summary["groups"],
+        again.summary["rollouts"],
+        again.tally.trajectories,
+    ) == (
         5,
         10,
         4,
@@ -185,7 +208,9 @@ def test_a_bug_is_raised_with_its_traceback_and_committed_groups_stay(tmp_path):
         play(fails_late, tmp_path / "run", tasks=12, slots=2)
     assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "fails_late"
     (note,) = caught.value.__notes__
-    assert note.startswith(f"Raised by the policy fails_late at step 0 of task {LATE[0]}")
+    assert note.startswith(
+        f"Raised by the policy fails_late at step 0 of task {LATE[0]}"
+    )
     steps = scan_steps(tmp_path / "run").collect()
     assert not steps["aborted"].any()
     assert 0 < steps["task_id"].n_unique() <= 11
@@ -294,7 +319,11 @@ def test_transient_errors_fail_their_rollout_only(tmp_path, error):
 
     run = play(sometimes, tmp_path / "run", tasks=20, max_failed=1)
     assert 0 < run.summary["failed"] < run.summary["rollouts"]
-    errors = run.steps.select(pl.col("error").drop_nulls().unique()).collect()["error"].to_list()
+    errors = (
+        run.steps.select(pl.col("error").drop_nulls().unique())
+        .collect()["error"]
+        .to_list()
+    )
     assert errors == [f"PolicyFailed: {type(error).__name__}: {error}"]
 
 
@@ -320,7 +349,11 @@ def test_slow_groups_are_committed_as_they_finish(tmp_path):
         with StepWriter(tmp_path / f"{shard_s}") as writer:
             execution = ExecutionOptions(slots=1, shard_s=shard_s)
             collect_groups(
-                env, own_policy(first), writer, RolloutSpec(tasks=3, group_size=2), execution
+                env,
+                own_policy(first),
+                writer,
+                RolloutSpec(tasks=3, group_size=2),
+                execution,
             )
         assert len(list((tmp_path / f"{shard_s}" / "steps").iterdir())) == shards
 
@@ -370,9 +403,18 @@ def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
             warnings.simplefilter("always")
             options = {"base_url": api.url}
             collect(
-                DOORS, "openai:tiny", tmp_path / "run", tasks=1, max_steps=3, policy_options=options
+                DOORS,
+                "openai:tiny",
+                tmp_path / "run",
+                tasks=1,
+                max_steps=3,
+                policy_options=options,
             )
-        reported = [warning for warning in caught if "is now resumed with" in str(warning.message)]
+        reported = [
+            warning
+            for warning in caught
+            if "is now resumed with" in str(warning.message)
+        ]
         assert [warning.filename for warning in reported] == [__file__] * again
 
 
@@ -383,11 +425,26 @@ def responder(respond):
 @pytest.mark.parametrize(
     ("policy", "line"),
     [
-        (lambda request: None, r"policy .*: expected a text \(str\) or a Reply, received None"),
-        (lambda request: 3, r"policy .*: expected a text \(str\) or a Reply, received int 3"),
-        (lambda request: Reply("x", cut_pairs=-1), r"policy .*: cut_pairs: expected an integer"),
-        (3, "policy: expected a PolicySpec, a function of one request, .* received int 3"),
-        (None, "policy: expected a PolicySpec, a function of one request, .* received None"),
+        (
+            lambda request: None,
+            r"policy .*: expected a text \(str\) or a Reply, received None",
+        ),
+        (
+            lambda request: 3,
+            r"policy .*: expected a text \(str\) or a Reply, received int 3",
+        ),
+        (
+            lambda request: Reply("x", cut_pairs=-1),
+            r"policy .*: cut_pairs: expected an integer",
+        ),
+        (
+            3,
+            "policy: expected a PolicySpec, a function of one request, .* received int 3",
+        ),
+        (
+            None,
+            "policy: expected a PolicySpec, a function of one request, .* received None",
+        ),
         (int, "policy: expected a PolicySpec, .* received type <class 'int'>"),
         ("randm", "unknown policy 'randm'; did you mean 'random'"),
         (
@@ -417,7 +474,10 @@ def test_wrong_policies_are_one_line(tmp_path, policy, line):
 
 def test_wrong_arguments_are_one_line(tmp_path):
     for arguments, line in (
-        ({"env": 3}, "env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received 3"),
+        (
+            {"env": 3},
+            "env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received 3",
+        ),
         ({"env": DOORS, "task": 1}, "unknown argument 'task'; did you mean 'tasks'?"),
     ):
         with pytest.raises(InputError, match=f"^.*{re.escape(line)}.*$"):
@@ -427,12 +487,16 @@ def test_wrong_arguments_are_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkeypatch):
-    estimator = "def late(steps):\n    return steps.with_columns(advantage={}['scale'])\n"
+    estimator = (
+        "def late(steps):\n    return steps.with_columns(advantage={}['scale'])\n"
+    )
     (tmp_path / "mine.py").write_text(
         f"def bug(request):\n    return request.observation[10**6]\n{estimator}"
     )
     monkeypatch.chdir(tmp_path)
-    code, _, error = finished("rollout", "--env", DOORS, "--policy", "mine:bug", "--out", "run")
+    code, _, error = finished(
+        "rollout", "--env", DOORS, "--policy", "mine:bug", "--out", "run"
+    )
     assert code == 1
     lines = error.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
@@ -451,10 +515,14 @@ def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkey
     )
 
 
-def test_progress_in_a_file_is_a_line_now_and_then(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_progress_in_a_file_is_a_line_now_and_then(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
     play(first, tmp_path / "quick", progress=True)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress_line, "INTERVAL_S", 0.0)
     play(first, tmp_path / "slow", progress=True)
     lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"6 of 6 rollouts, \S+ steps/s · \d of 6 finished solved", lines[-1]), lines
+    assert re.fullmatch(
+        r"6 of 6 rollouts, \S+ steps/s · \d of 6 finished solved", lines[-1]
+    ), lines

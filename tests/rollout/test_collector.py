@@ -40,18 +40,27 @@ class Slow(AsyncPolicy):
 
 
 @pytest.mark.slow
-def test_the_same_rows_from_any_number_of_environments_and_in_any_order_of_replies(runs):
+def test_the_same_rows_from_any_number_of_environments_and_in_any_order_of_replies(
+    runs,
+):
     spec = RolloutSpec(tasks=40, group_size=4, seed=1)
     for slots in (1, 13, 1024):
         runs.collect(
-            f"{slots}", spec=spec, execution=ExecutionOptions(slots=slots, groups_per_shard=16)
+            f"{slots}",
+            spec=spec,
+            execution=ExecutionOptions(slots=slots, groups_per_shard=16),
         )
         # of 16, 16 and 8 groups
         assert len(list((runs.folder / f"{slots}/steps").glob("*.parquet"))) == 3
     slow = Slow()
     runs.collect("slow", slow, spec=spec)
     slow.close()
-    assert runs.content("1") == runs.content("13") == runs.content("1024") == runs.content("slow")
+    assert (
+        runs.content("1")
+        == runs.content("13")
+        == runs.content("1024")
+        == runs.content("slow")
+    )
     assert slow.most_at_once > 8
 
 
@@ -72,7 +81,11 @@ def test_finished_groups_are_committed_while_another_hangs(runs):
 
     spec = RolloutSpec(tasks=12, group_size=2, order="sweep")
     runs.collect(
-        "run", policy, spec=spec, execution=ExecutionOptions(groups_per_shard=3), progress=progress
+        "run",
+        policy,
+        spec=spec,
+        execution=ExecutionOptions(groups_per_shard=3),
+        progress=progress,
     )
     policy.close()
     assert runs.steps("run").select("task_id").n_unique() == 12
@@ -99,9 +112,10 @@ def test_rows_are_what_was_played(runs):
         engine = handle.shared.source.engine()
         state = engine.start(rows["task_id"][0])
         for row in rows.sort("step").iter_rows(named=True):
-            assert (row["state"], row["admissible_actions"]) == (state.text, list(state.actions)), (
-                trajectory
-            )
+            assert (row["state"], row["admissible_actions"]) == (
+                state.text,
+                list(state.actions),
+            ), trajectory
             assert row["response"] == f"<think></think><action>{row['action']}</action>"
             assert row["state"] in row["prompt"]
             state = engine.act(row["action"])
@@ -123,7 +137,11 @@ def test_rows_are_what_was_played(runs):
 def test_members_of_a_group_differ_and_seeds_count(runs):
     runs.collect("one", spec=RolloutSpec(tasks=3, group_size=6, seed=1))
     runs.collect("two", spec=RolloutSpec(tasks=3, group_size=6, seed=2))
-    actions = runs.steps("one").group_by("trajectory").agg(pl.col("action").str.join("|"))["action"]
+    actions = (
+        runs.steps("one")
+        .group_by("trajectory")
+        .agg(pl.col("action").str.join("|"))["action"]
+    )
     assert actions.n_unique() > 12
     assert runs.content("one") != runs.content("two")
 
@@ -138,7 +156,11 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
                 "cut_pairs": 2,
             }
             return Reply(
-                answer.response, "as it was read", [1, 2], finish_reason="length", **tokens
+                answer.response,
+                "as it was read",
+                [1, 2],
+                finish_reason="length",
+                **tokens,
             )
 
     policy = Talking(reproducible=False)
@@ -155,7 +177,9 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
     assert steps["policy_version"].unique().to_list() == [7]
 
 
-@pytest.mark.parametrize(("how", "slots"), [("said so", 1), (ConnectionError("no\nroute"), 48)])
+@pytest.mark.parametrize(
+    ("how", "slots"), [("said so", 1), (ConnectionError("no\nroute"), 48)]
+)
 def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     runs.collect("sound", "random")
     policy = Failing(lambda request: how if request.seed % 11 == 0 else None)
@@ -167,7 +191,9 @@ def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     assert broken["action"].null_count() == broken.height
     assert broken["prompt"].null_count() == 0
     line = (
-        "PolicyFailed: said so" if how == "said so" else "PolicyFailed: ConnectionError: no route"
+        "PolicyFailed: said so"
+        if how == "said so"
+        else "PolicyFailed: ConnectionError: no route"
     )
     assert broken["error"].unique().to_list() == [line]
     whole = faulty.join(broken, on="trajectory", how="anti")
@@ -211,7 +237,10 @@ def test_a_failing_environment_aborts_only_its_trajectory(runs):
     broken = fragile.filter("aborted").sort("task_id")
     assert broken["task_id"].to_list() == ["train-3"] * 2 + ["train-5"] * 2
     assert broken["step"].to_list() == [0, 0, 0, 0]
-    assert broken["error"][0] == "EnvironmentFailed: RuntimeError: the house burns (task train-3)"
+    assert (
+        broken["error"][0]
+        == "EnvironmentFailed: RuntimeError: the house burns (task train-3)"
+    )
     assert broken["action"].is_null().to_list() == [False, False, True, True]
     spared = ~pl.col("task_id").is_in(["train-3", "train-5"])
     assert fragile.filter(spared).equals(sound.filter(spared))
@@ -222,9 +251,12 @@ def test_the_run_stops_after_consecutive_failures(runs):
     calls = iter(range(10_000))
     policy = Failing(lambda _: "said so" if next(calls) > 400 else None)
     spec = RolloutSpec(40, 4, seed=3)
-    execution = ExecutionOptions(slots=4, max_consecutive_failures=20, groups_per_shard=3)
+    execution = ExecutionOptions(
+        slots=4, max_consecutive_failures=20, groups_per_shard=3
+    )
     with pytest.raises(
-        RolloutError, match=r"stopped after 2[0-3] failures in a row: .* × PolicyFailed: sa"
+        RolloutError,
+        match=r"stopped after 2[0-3] failures in a row: .* × PolicyFailed: sa",
     ):
         runs.collect("run", policy, spec=spec, execution=execution)
     assert runs.steps("run")["task_id"].n_unique() > 5  # what was whole is there
@@ -305,13 +337,24 @@ def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs)
 @pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
 def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
     for action_format in ACTION_FORMATS:
-        handle = open_env(env_id, split="train", action_format=action_format, max_steps=12)
+        handle = open_env(
+            env_id, split="train", action_format=action_format, max_steps=12
+        )
         context = PolicyContext(handle.shared.source.name, action_format)
         policy = make_policy("mixture:explorer=0.5,random=0.3,outdated=0.2", context)
         runs.collect(action_format, policy, handle, spec=RolloutSpec(tasks=8, seed=1))
-    played = {name: runs.steps(name).sort("trajectory", "step") for name in ACTION_FORMATS}
+    played = {
+        name: runs.steps(name).sort("trajectory", "step") for name in ACTION_FORMATS
+    }
     # responses are lowered
-    same = ("trajectory", "step", "state", pl.col("action").str.to_lowercase(), "score", "won")
+    same = (
+        "trajectory",
+        "step",
+        "state",
+        pl.col("action").str.to_lowercase(),
+        "score",
+        "won",
+    )
     assert played["number"].select(same).equals(played["command"].select(same))
     assert played["response"].select(same).equals(played["command"].select(same))
     written = played["number"]["response"]
@@ -324,9 +367,15 @@ def test_bad_collections():
     for values, line in (
         ({"tasks": 0}, "tasks: expected int >= 1, received 0"),
         ({"tasks": 2, "group_size": 0}, "group_size: expected int >= 1, received 0"),
-        ({"tasks": 5, "dynamic": 4}, "dynamic: expected at least 5 wanted groups, received 4"),
+        (
+            {"tasks": 5, "dynamic": 4},
+            "dynamic: expected at least 5 wanted groups, received 4",
+        ),
         ({"tasks": 5, "outcome": "won"}, "unknown outcome 'won'"),
-        ({"tasks": 1, "order": "shufled"}, "unknown task order 'shufled'; did you mean 'shuffled'"),
+        (
+            {"tasks": 1, "order": "shufled"},
+            "unknown task order 'shufled'; did you mean 'shuffled'",
+        ),
     ):
         with pytest.raises(InputError, match=line):
             RolloutSpec(**values)
@@ -337,12 +386,16 @@ def test_bad_collections():
 @pytest.mark.parametrize(("tasks", "slots"), [(10, 1), (10, 100), (40, 5), (400, 2)])
 def test_a_collection_against_a_dead_policy_stops_after_few_tries(runs, tasks, slots):
     """Beyond the smallest number of failures, at most as many rollouts are tried as run concurrently, twice."""
-    policy = Failing(lambda _: "down", batch_size=slots)  # as a server that answers a few at a time
+    # as a server that answers a few at a time
+    policy = Failing(lambda _: "down", batch_size=slots)
     spec = RolloutSpec(tasks=tasks, group_size=1, seed=1)
     handle = runs.handle(count=2 * tasks)
     execution = ExecutionOptions(slots=slots)
     if 2 * slots >= tasks:  # the second rollout of each slot is the last
-        assert runs.collect("run", policy, handle, spec=spec, execution=execution).aborted == tasks
+        assert (
+            runs.collect("run", policy, handle, spec=spec, execution=execution).aborted
+            == tasks
+        )
         return
     with pytest.raises(RolloutError, match="failures in a row"):
         runs.collect("run", policy, handle, spec=spec, execution=execution)
@@ -356,7 +409,9 @@ def test_a_task_that_always_fails_does_not_stop_a_collection(runs, slots):
     sound = runs.collect("sound", "random", spec=spec)
     failing = runs.steps("sound")["task_id"][0]
     policy = Failing(lambda request: request.task.id == failing)
-    tally = runs.collect("run", policy, spec=spec, execution=ExecutionOptions(slots=slots))
+    tally = runs.collect(
+        "run", policy, spec=spec, execution=ExecutionOptions(slots=slots)
+    )
     assert tally.trajectories == sound.trajectories
     assert tally.aborted == 8
 

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_train.rollout.groups import GroupScheduler
-from hgpo_train.rollout.plan import ExecutionOptions, FailedGroup, Key, PlannedGroup, RolloutSpec
+from hgpo_train.rollout.plan import (
+    ExecutionOptions,
+    FailedGroup,
+    Key,
+    PlannedGroup,
+    RolloutSpec,
+)
 
 SIZE = 3
 END = st.sampled_from([0.0, 0.0, 1.0])
@@ -47,7 +53,9 @@ class Table:
     def commit(self, new: list[PlayedRow], again: list[PlayedRow]) -> None:
         for row in new + again:
             position, member = row.at
-            self.ends.setdefault(position, {})[member] = None if row.aborted else row.reward
+            self.ends.setdefault(position, {})[member] = (
+                None if row.aborted else row.reward
+            )
 
     def failed(self) -> set[tuple[int, int]]:
         return {
@@ -86,13 +94,23 @@ def group(position: int) -> PlannedGroup:
 
 
 def play(
-    table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5
+    table,
+    ends,
+    wanted,
+    most,
+    *,
+    failing=frozenset(),
+    choose=lambda _: 0,
+    turns=10_000,
+    slots=5,
 ) -> None:
     """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
     spec = RolloutSpec(wanted, SIZE, dynamic=most)
     execution = ExecutionOptions(groups_per_shard=2)
-    groups = GroupScheduler(map(group, count()), spec, execution, table.commit, done, failed)
+    groups = GroupScheduler(
+        map(group, count()), spec, execution, table.commit, done, failed
+    )
     members: list[tuple[PlannedGroup, int]] = []
     going: list[tuple[PlannedGroup, int]] = []
     for _ in range(turns):
@@ -107,11 +125,15 @@ def play(
             break
         one, member = going.pop(choose(len(going)))
         at = (one.position, member)
-        groups.finish(Played(one, member, ends[one.position % len(ends)][member], at in failing))
+        groups.finish(
+            Played(one, member, ends[one.position % len(ends)][member], at in failing)
+        )
     groups.flush()
 
 
-FAILING = st.frozensets(st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)), max_size=12)
+FAILING = st.frozensets(
+    st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)), max_size=12
+)
 CUT = st.one_of(st.just(10_000), st.integers(0, 30))
 
 
@@ -135,7 +157,9 @@ def test_a_retried_run_contains_what_an_undisturbed_one_does(
     assert {at: run.ends[at] for at in sound.ends} == sound.ends
     assert len(run.ends) <= most
     hurt = {at for at, _ in failing if at in run.ends and run.says(at)}
-    assert sum(map(run.says, run.ends)) <= max(sum(map(sound.says, sound.ends)), wanted) + len(hurt)
+    assert sum(map(run.says, run.ends)) <= max(
+        sum(map(sound.says, sound.ends)), wanted
+    ) + len(hurt)
     if not failing:
         assert run.ends.keys() == sound.ends.keys()
     before = dict(run.ends)

@@ -11,7 +11,12 @@ from hgpo_envs.engine import State
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.proportions import wilson_interval
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.outcomes import OUTCOMES, groups_with_mixed_outcomes, rollout_table, success
+from hgpo_train.rollout.outcomes import (
+    OUTCOMES,
+    groups_with_mixed_outcomes,
+    rollout_table,
+    success,
+)
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 
 SPEC = RolloutSpec(tasks=10, group_size=4, seed=3)
@@ -24,7 +29,9 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("ends", ["state", "raise", pytest.param("die", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ends", ["state", "raise", pytest.param("die", marks=pytest.mark.slow)]
+)
 def test_a_world_that_the_agents_action_ends_is_lost_and_not_aborted(runs, ends):
     """A policy cannot raise its measured success by ending the worlds in which it would fail."""
     execution = ExecutionOptions(slots=4, workers=ends == "die")
@@ -49,7 +56,10 @@ def test_a_world_that_the_agents_action_ends_is_lost_and_not_aborted(runs, ends)
 def test_an_engine_that_fails_for_an_unknown_reason_aborts(runs):
     handle = runs.handle("mortal:MortalSource", ends="unknown")
     tally = runs.collect(
-        "run", handle=handle, spec=SPEC, execution=ExecutionOptions(max_consecutive_failures=40)
+        "run",
+        handle=handle,
+        spec=SPEC,
+        execution=ExecutionOptions(max_consecutive_failures=40),
     )
     assert tally.aborted > 5
 
@@ -61,10 +71,14 @@ def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hol
     policy = Failing(lambda request: request.seed % 20 == 0)
     runs.collect("sound", spec=spec)
     runs.collect(
-        "flaky", policy, spec=spec, execution=ExecutionOptions(max_consecutive_failures=400)
+        "flaky",
+        policy,
+        spec=spec,
+        execution=ExecutionOptions(max_consecutive_failures=400),
     )
     truth, flaky = (
-        success(rollout_table(runs.steps(name).lazy()).collect()) for name in ("sound", "flaky")
+        success(rollout_table(runs.steps(name).lazy()).collect())
+        for name in ("sound", "flaky")
     )
     assert (truth.aborted, truth.if_aborted_lost, truth.if_aborted_won) == (
         0,
@@ -84,10 +98,16 @@ def test_the_bounds_by_hand():
     won = [True, True, False, None, False, False]
     aborted = [False] * 4 + [True] * 2
     tasks = {"env_id": "e", "task_id": [*"aabbcd"]}
-    table = pl.DataFrame({**tasks, "won": won, "aborted": aborted, "length": [3, 8, 9, 16, 17, 40]})
+    table = pl.DataFrame(
+        {**tasks, "won": won, "aborted": aborted, "length": [3, 8, 9, 16, 17, 40]}
+    )
     found = success(table)
     assert (found.rollouts, found.aborted, found.unknown) == (6, 2, 1)
-    assert (found.share, found.if_aborted_lost, found.if_aborted_won) == (2 / 3, 2 / 6, 5 / 6)
+    assert (found.share, found.if_aborted_lost, found.if_aborted_won) == (
+        2 / 3,
+        2 / 6,
+        5 / 6,
+    )
     assert found.interval == wilson_interval(2 / 3, 2), "results are known of two tasks"
     assert found.aborted_by_length == (
         ("1–5", 1, 0),
@@ -96,7 +116,12 @@ def test_the_bounds_by_hand():
         ("21–50", 1, 1),
     )
     aborted = success(table.filter("aborted"))
-    assert (aborted.share, aborted.interval, aborted.if_aborted_lost, aborted.if_aborted_won) == (
+    assert (
+        aborted.share,
+        aborted.interval,
+        aborted.if_aborted_lost,
+        aborted.if_aborted_won,
+    ) == (
         None,
         None,
         0.0,
@@ -110,10 +135,15 @@ def test_the_bounds_by_hand():
 def test_outcomes_of_rows_and_of_tables_are_the_same(runs):
     """In WebShop a rollout without success can have a score: by success alone its group is not informative."""
     handle = open_env(
-        "HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human"
+        "HGPO/WebShop-v0",
+        split="train",
+        action_format="command",
+        max_steps=12,
+        goals="human",
     )
     policy = make_policy(
-        "mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command")
+        "mixture:explorer=0.6,random=0.4",
+        PolicyContext(handle.shared.source.name, "command"),
     )
     runs.collect("run", policy, handle, spec=RolloutSpec(tasks=6, group_size=3, seed=2))
     steps = runs.steps("run")
@@ -122,7 +152,12 @@ def test_outcomes_of_rows_and_of_tables_are_the_same(runs):
         ends = defaultdict(set)
         for (task, _), rows in steps.group_by("task_id", "trajectory"):
             ends[task].add(
-                outcome([SimpleNamespace(**row) for row in rows.sort("step").iter_rows(named=True)])
+                outcome(
+                    [
+                        SimpleNamespace(**row)
+                        for row in rows.sort("step").iter_rows(named=True)
+                    ]
+                )
             )
         informative[name] = {task for task, values in ends.items() if len(values) > 1}
         found = groups_with_mixed_outcomes(steps.lazy(), name).collect()["task_id"]

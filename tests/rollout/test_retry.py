@@ -39,11 +39,14 @@ def test_only_failed_rollouts_are_retried(runs, share):
     runs.collect("sound", Failing(), **ASKED)
     sound = content(runs, "sound")
     first = runs.collect(
-        "run", Failing(lambda request: request.step == 1 and request.seed % share == 0), **ASKED
+        "run",
+        Failing(lambda request: request.step == 1 and request.seed % share == 0),
+        **ASKED,
     )
     before = content(runs, "run")
     assert first.aborted == before.filter("aborted").height > 3
-    assert runs.collect("run", Failing(), **ASKED).trajectories == 0  # unless it is asked for
+    # unless it is asked for
+    assert runs.collect("run", Failing(), **ASKED).trajectories == 0
     policy = Failing()
     second = runs.collect("run", policy, **ASKED, retry_failed=True)
     assert second.trajectories == first.aborted
@@ -60,7 +63,9 @@ def test_a_rollout_that_fails_again_stores_the_new_reason_and_is_retried(runs):
     runs.collect("sound", Failing(), **more)
     runs.collect("run", Failing(a_fifth), **ASKED)
     failed = content(runs, "run").filter("aborted")["trajectory"].to_list()
-    tally = runs.collect("run", Failing(lambda _: "still down"), **ASKED, retry_failed=True)
+    tally = runs.collect(
+        "run", Failing(lambda _: "still down"), **ASKED, retry_failed=True
+    )
     assert tally.aborted == len(failed)
     after = content(runs, "run").filter("aborted")
     assert sorted(after["trajectory"]) == sorted(failed)
@@ -71,13 +76,24 @@ def test_a_rollout_that_fails_again_stores_the_new_reason_and_is_retried(runs):
 
 
 def test_the_share_of_failures_from_which_a_run_fails():
-    for rollouts, failed, most in ((0, 0, 0.0), (10, 0, 0.0), (10, 1, MAX_FAILED), (10, 9, 1.0)):
+    for rollouts, failed, most in (
+        (0, 0, 0.0),
+        (10, 0, 0.0),
+        (10, 1, MAX_FAILED),
+        (10, 9, 1.0),
+    ):
         raise_if_too_many(FailureSummary(rollouts, failed, (("x.", failed),)), most)
     # all is always too much
-    for rollouts, failed, most in ((10, 2, MAX_FAILED), (1, 1, MAX_FAILED), (10, 10, 1.0)):
+    for rollouts, failed, most in (
+        (10, 2, MAX_FAILED),
+        (1, 1, MAX_FAILED),
+        (10, 10, 1.0),
+    ):
         line = rf"^{failed} of {rollouts} rollouts failed \(.*%\): {failed} × x\. A"
         with pytest.raises(RolloutError, match=line):
-            raise_if_too_many(FailureSummary(rollouts, failed, (("x.", failed),)), most, "Advice.")
+            raise_if_too_many(
+                FailureSummary(rollouts, failed, (("x.", failed),)), most, "Advice."
+            )
 
 
 def test_failures_of_a_table_and_of_a_tally(runs):
@@ -87,7 +103,11 @@ def test_failures_of_a_table_and_of_a_tally(runs):
     assert (told.rollouts, told.failed, times) == (40, tally.aborted, tally.aborted)
     assert reason.startswith("PolicyFailed: no answer to request ")
     now = tally.failures
-    assert (now.rollouts, now.failed, now.reasons[0][1]) == (40, tally.aborted, tally.aborted)
+    assert (now.rollouts, now.failed, now.reasons[0][1]) == (
+        40,
+        tally.aborted,
+        tally.aborted,
+    )
 
 
 # As a user has it: processes, a server that is down for a while.
@@ -145,9 +165,12 @@ def test_a_short_outage_is_reported_and_does_not_fail_the_run(tmp_path, undistur
         assert code == 0, told
         line = "2 of 40 rollouts failed (5%): 2 × PolicyFailed: HTTP 500: one moment. Run the same command again"
         assert line in told
-        code, told = run(server_command(api, out, "--no-retry-failed", "--max-failed", "0.04"))
+        code, told = run(
+            server_command(api, out, "--no-retry-failed", "--max-failed", "0.04")
+        )
         assert code == 1  # nothing is played, and still the table has too many failures
-        assert "if the 2 aborted rollouts are lost" in told  # what there is is shown, with bounds
+        # what there is is shown, with bounds
+        assert "if the 2 aborted rollouts are lost" in told
         code, told = run(server_command(api, out, "--retry-failed"))
         assert code == 0, told
     assert table(out).equals(undisturbed)
@@ -165,7 +188,9 @@ def test_a_killed_retry_is_resumed(tmp_path, undisturbed):
             process = hgpo(*server_command(api, out))
             until = time.monotonic() + 60
             while (
-                len(api.bodies) < requests and process.poll() is None and time.monotonic() < until
+                len(api.bodies) < requests
+                and process.poll() is None
+                and time.monotonic() < until
             ):
                 time.sleep(0.002)
             process.send_signal(signal.SIGKILL)

@@ -48,7 +48,9 @@ def searched(folder: Path, printed: str) -> dict[str, bytes]:
                 found[f"{path}, rows"] = json.dumps(
                     pl.read_parquet(path).to_dicts(), default=str
                 ).encode()
-                found[f"{path}, metadata"] = json.dumps(pl.read_parquet_metadata(path)).encode()
+                found[f"{path}, metadata"] = json.dumps(
+                    pl.read_parquet_metadata(path)
+                ).encode()
     return found
 
 
@@ -70,11 +72,14 @@ def echo(api: Api, kind: str):
             return 400, {"error": {"message": "no"}}, {"x-request-id": quote(decoded)}
         if kind == "text":
             return completion(
-                f"<think></think><action>go {decoded}</action> {told}", finish=token or "stop"
+                f"<think></think><action>go {decoded}</action> {told}",
+                finish=token or "stop",
             )
         if kind == "type":
             return 200, {
-                "choices": [{"message": {"content": {"key": told}}, "finish_reason": [token]}]
+                "choices": [
+                    {"message": {"content": {"key": told}}, "finish_reason": [token]}
+                ]
             }
         return by_seed(body)
 
@@ -136,7 +141,8 @@ def test_an_option_of_a_server_is_nowhere(tmp_path, hgpo, monkeypatch, option, s
 def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
     draw = random.Random(f"{kind} {where}")
     secret = "".join(
-        draw.choice(AWKWARD if where in ("key", "password") else PLAIN) for _ in range(24)
+        draw.choice(AWKWARD if where in ("key", "password") else PLAIN)
+        for _ in range(24)
     )
     environment = {"OPENAI_API_KEY": "none", "OPENAI_LOG": "debug"}
     with Api() as api:
@@ -174,7 +180,8 @@ def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
 
 
 @pytest.mark.parametrize(
-    "fault", ["config", "unknown option", "crash", "chained crash", "warning", "log", "thread"]
+    "fault",
+    ["config", "unknown option", "crash", "chained crash", "warning", "log", "thread"],
 )
 def test_a_secret_in_an_error_of_the_program_itself_is_not_printed(tmp_path, fault):
     """The last door: tracebacks, warnings, logs, threads, whatever holds the key by then."""

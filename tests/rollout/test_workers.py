@@ -33,9 +33,21 @@ SPEC = RolloutSpec(tasks=50, group_size=2, seed=3)
 def test_a_crash_at_any_step_aborts_only_its_trajectory(runs):
     """The engines of four tasks are killed, exit, raise, and return what cannot be pickled."""
     reasons = {
-        ("train-1", 0, "kill"): "WorkerDied: the environment's process ended with signal SIGKILL",
-        ("train-2", 1, "exit"): "WorkerDied: the environment's process ended with exit code 3",
-        ("train-3", 1, "raise"): "EnvironmentFailed: RuntimeError: the house burns (task train-3)",
+        (
+            "train-1",
+            0,
+            "kill",
+        ): "WorkerDied: the environment's process ended with signal SIGKILL",
+        (
+            "train-2",
+            1,
+            "exit",
+        ): "WorkerDied: the environment's process ended with exit code 3",
+        (
+            "train-3",
+            1,
+            "raise",
+        ): "EnvironmentFailed: RuntimeError: the house burns (task train-3)",
         (
             "train-4",
             1,
@@ -45,7 +57,10 @@ def test_a_crash_at_any_step_aborts_only_its_trajectory(runs):
     runs.collect("sound", spec=SPEC)
     handle = runs.handle("fragile:FragileSource", plan=tuple(reasons))
     tally = runs.collect(
-        "run", handle=handle, spec=SPEC, execution=ExecutionOptions(slots=4, workers=True)
+        "run",
+        handle=handle,
+        spec=SPEC,
+        execution=ExecutionOptions(slots=4, workers=True),
     )
     sound = runs.steps("sound")
     run = runs.steps("run")
@@ -92,7 +107,9 @@ def test_workers_that_hang_stop_or_die_are_replaced_and_block_no_other(slots):
     assert "You are in the hall" in outcome(slots, 1, "start", "train-2")
     slots.ahead[0] += 3601
     (late,) = slots.collect(0)
-    assert late.outcome == Failure("WorkerTimedOut", "no answer from the environment within 3600 s")
+    assert late.outcome == Failure(
+        "WorkerTimedOut", "no answer from the environment within 3600 s"
+    )
     assert "You are in the hall" in outcome(slots, 0, "start", "train-2")
     os.kill(slots._workers[0].process.pid, signal.SIGSTOP)
     slots.call(0, "act", "look")
@@ -145,7 +162,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes with their parent")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux ends processes with their parent"
+)
 def test_no_worker_outlives_a_killed_parent(tmp_path):
     """A worker that hangs in its engine, a stopped one and an idle one all end."""
     script = tmp_path / "script.py"
@@ -196,14 +215,25 @@ def test_a_source_that_cannot_be_pickled_is_refused_before_the_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", [*SHIPPED, "foreign:Foreign/Guess-v0"])
 def test_the_command_plays_every_environment_in_workers(tmp_path, env_id):
-    command = ["rollout", "--env", env_id, "--tasks", "3", "--group-size", "2", "--max-steps", "6"]
+    command = [
+        "rollout",
+        "--env",
+        env_id,
+        "--tasks",
+        "3",
+        "--group-size",
+        "2",
+        "--max-steps",
+        "6",
+    ]
     for name, more in (("there", ["--workers", "2"]), ("here", [])):
         code, out, error = finished(*command, "--out", tmp_path / name, *more)
         assert code == 0, out + error
         assert verify(tmp_path / name).ok
     order = ["trajectory", "step"]
     here, there = (
-        scan_steps(tmp_path / name).drop("run").sort(order).collect() for name in ("here", "there")
+        scan_steps(tmp_path / name).drop("run").sort(order).collect()
+        for name in ("here", "there")
     )
     assert there.equals(here)
     assert not there["aborted"].any()
@@ -284,7 +314,9 @@ def test_an_engine_that_fails_or_waits_holds_up_no_other() -> None:
         found |= {result.slot: result for result in slots.collect(30)}
     assert found[2].outcome == State("look", ())
     assert isinstance(found[1].outcome, Failure)
-    assert str(found[1].outcome) == "EnvironmentFailed: RuntimeError: the world has died"
+    assert (
+        str(found[1].outcome) == "EnvironmentFailed: RuntimeError: the world has died"
+    )
     assert slots.busy == 1
     slots.close()
 
@@ -299,11 +331,16 @@ def test_closing_ends_calls_that_wait() -> None:
 
 
 @pytest.mark.parametrize("asked", [2, 200])
-def test_rollouts_play_at_most_as_many_as_the_source_allows(asked: int, tmp_path: Path) -> None:
+def test_rollouts_play_at_most_as_many_as_the_source_allows(
+    asked: int, tmp_path: Path
+) -> None:
     source = WaitingSource()
     shared = SharedSource(source)
     handle = EnvHandle(
-        "Waiting-v0", shared, settings_for("Waiting", max_steps=2), Split(shared, "train")
+        "Waiting-v0",
+        shared,
+        settings_for("Waiting", max_steps=2),
+        Split(shared, "train"),
     )
     run = collect(
         handle,

@@ -31,7 +31,10 @@ def texts() -> list[str]:
     found = []
     for task in source.ids("train"):
         engine: DoorsEngine = source.engine()
-        states = [engine.start(task), *(engine.act(command) for command in solution(task))]
+        states = [
+            engine.start(task),
+            *(engine.act(command) for command in solution(task)),
+        ]
         found += [
             f"{source.task(task).instruction} {state.text} {', '.join(state.actions)}"
             for state in states
@@ -58,7 +61,11 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def config(tiny, template):
-    environment = {"id": "doors_env:HGPO-Test/Doors-v0", "action_format": "command", "max_steps": 6}
+    environment = {
+        "id": "doors_env:HGPO-Test/Doors-v0",
+        "action_format": "command",
+        "max_steps": 6,
+    }
     return replace(
         Config(),
         name="doors",
@@ -70,7 +77,12 @@ def config(tiny, template):
             "gradient_checkpointing": False,
             "device": "cpu",
         },
-        rollout={"tasks": 3, "group_size": 4, "max_prompt_tokens": 200, "max_response_tokens": 6},
+        rollout={
+            "tasks": 3,
+            "group_size": 4,
+            "max_prompt_tokens": 200,
+            "max_response_tokens": 6,
+        },
         update={"mini_batch_size": 20, "logit_chunk": 0, "kl_weight": 0.01},
         optimiser={"learning_rate": 1e-3},
         evaluation={"every": 2, "split": "test", "tasks": 4},
@@ -84,10 +96,14 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def trainer(self, config: Config, name: str = "run", *, resume: bool = False, display=None):
+    def trainer(
+        self, config: Config, name: str = "run", *, resume: bool = False, display=None
+    ):
         from hgpo_train.training.trainer import Trainer
 
-        display = display or Display(Console(file=io.StringIO(), width=200), config.iterations)
+        display = display or Display(
+            Console(file=io.StringIO(), width=200), config.iterations
+        )
         return Trainer(config, self.folder / name, display, resume=resume)
 
     def train(self, config: Config, name: str = "run", *, resume: bool = False):
@@ -97,7 +113,10 @@ class Runs:
 
     def weights(self, name: str) -> dict[str, bytes]:
         newest = list_checkpoints(self.folder / name / "checkpoints")[-1]
-        return {path.name: path.read_bytes() for path in sorted(newest.rglob("*.safetensors"))}
+        return {
+            path.name: path.read_bytes()
+            for path in sorted(newest.rglob("*.safetensors"))
+        }
 
 
 @pytest.fixture

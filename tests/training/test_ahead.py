@@ -27,7 +27,9 @@ def served(model, tokenizer, context):
 
 @pytest.fixture
 def ahead(config, monkeypatch):
-    monkeypatch.setattr(trainer_module._target(), "trainable_factory", lambda *_: served)
+    monkeypatch.setattr(
+        trainer_module._target(), "trainable_factory", lambda *_: served
+    )
     rollout = {
         "tasks": 2,
         "group_size": 2,
@@ -63,7 +65,8 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
     monkeypatch.setattr(module.stages, "collect", announced)
     monkeypatch.setattr(module.stages, "update", waits)
     trainer = runs.train(ahead)
-    assert overlaps == [True, True, False]  # nothing is collected after the last iteration
+    # nothing is collected after the last iteration
+    assert overlaps == [True, True, False]
     steps = scan_steps(trainer.folder / "steps").collect()
     assert sorted(steps.select("iteration", "policy_version").unique().rows()) == [
         (0, 0),
@@ -74,14 +77,20 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
     assert [line["training/policy_lag"] for line in lines] == [0, 1, 1]
     assert ["timing_s/gen_wait" in line for line in lines] == [True, True, False]
     assert all(
-        line["timing_s/gen"] > 0 and "rollout_corr/rollout_is_mean" in line for line in lines
+        line["timing_s/gen"] > 0 and "rollout_corr/rollout_is_mean" in line
+        for line in lines
     )
-    assert (trainer.state.tasks_drawn, trainer.state.environment_steps) == (6, steps.height)
+    assert (trainer.state.tasks_drawn, trainer.state.environment_steps) == (
+        6,
+        steps.height,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", ["update", "collect"])
-def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monkeypatch, failing):
+def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(
+    ahead, runs, monkeypatch, failing
+):
     """The rollouts end before the folder is unlocked, and a resumed run trains on each group once."""
     module = trainer_module._target()
     collect = module.stages.collect

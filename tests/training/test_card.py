@@ -21,9 +21,14 @@ evaluation_result = Lazy("hgpo_train.training.evaluations:evaluation_result")
 def run(config, runs):
     """Two iterations with an evaluation each; whatever it measured, the first one is the best."""
     config = replace(
-        config, iterations=2, evaluation={"every": 1}, checkpoint={"every": 1, "keep": 0}
+        config,
+        iterations=2,
+        evaluation={"every": 1},
+        checkpoint={"every": 1, "keep": 0},
     )
-    config = replace(config, rollout={"tasks": 2, "group_size": 2, "max_response_tokens": 3})
+    config = replace(
+        config, rollout={"tasks": 2, "group_size": 2, "max_response_tokens": 3}
+    )
     folder = runs.train(config).folder
     for checkpoint in list_checkpoints(folder / "checkpoints"):
         state = json.loads((checkpoint / STATE).read_text())
@@ -35,7 +40,9 @@ def run(config, runs):
 def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
     run, config, hgpo, tmp_path
 ):
-    best = json.loads((list_checkpoints(run / "checkpoints")[-1] / STATE).read_text())["best"]
+    best = json.loads((list_checkpoints(run / "checkpoints")[-1] / STATE).read_text())[
+        "best"
+    ]
     trained = run / "checkpoints" / f"{best:06d}"
     code, output, errors = hgpo("card", run, "-o", tmp_path / "card.md")
     assert code == 0, errors
@@ -59,7 +66,11 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
     ):
         assert line in text, line
     played = scan_steps(run / "evaluation").filter(pl.col("iteration") == best)
-    won = played.group_by("task_id").agg(pl.col("episode_won").mean()).collect()["episode_won"]
+    won = (
+        played.group_by("task_id")
+        .agg(pl.col("episode_won").mean())
+        .collect()["episode_won"]
+    )
     low, high = wilson_interval(won.mean(), len(won))
     size = counted(len(won), "task")
     assert (
@@ -76,7 +87,9 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
     assert changed.startswith("-| its parameters")
     assert changed[1:].replace("alpha = 2.0", "alpha = 1.0") == expected[1:]
 
-    command = next(line for line in text.splitlines() if "hgpo eval" in line).partition(" #")[0]
+    command = next(line for line in text.splitlines() if "hgpo eval" in line).partition(
+        " #"
+    )[0]
     names = {
         "FOLDER": trained,
         "runs/eval": tmp_path / "eval",
@@ -87,9 +100,11 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
     code, _, errors = hgpo(*shlex.split(command)[1:])
     assert code == 0, errors
     prompts = [
-        scan_steps(path).select("prompt").collect().item(0, 0) for path in (run, tmp_path / "eval")
+        scan_steps(path).select("prompt").collect().item(0, 0)
+        for path in (run, tmp_path / "eval")
     ]
-    assert all(prompt.startswith("light the lamp") for prompt in prompts)  # as the template does
+    # as the template does
+    assert all(prompt.startswith("light the lamp") for prompt in prompts)
 
     assert (
         f"{run}/checkpoints/000001"
@@ -114,7 +129,9 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
 
 def evaluation_of(won: int, tasks: int) -> EvaluationReport:
     success = [1.0] * won + [0.0] * (tasks - won)
-    episodes = pl.DataFrame({"task_id": [str(task) for task in range(tasks)], "success": success})
+    episodes = pl.DataFrame(
+        {"task_id": [str(task) for task in range(tasks)], "success": success}
+    )
     columns = {
         "env_id": "",
         "seed": 0,
@@ -124,15 +141,22 @@ def evaluation_of(won: int, tasks: int) -> EvaluationReport:
         "score": 0.0,
         "invalid": 0,
     }
-    table = episodes.with_columns(*(pl.lit(value).alias(name) for name, value in columns.items()))
+    table = episodes.with_columns(
+        *(pl.lit(value).alias(name) for name, value in columns.items())
+    )
     return evaluation_reports(
         table.with_columns(admissible=3, judged=3, won=pl.col("success") == 1)
     )[0]
 
 
-def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_given(config):
+def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_given(
+    config,
+):
     """Wilson's intervals of 6, 9 and 7 of 12, and of 1 of 1 evaluation."""
-    found = {iteration: evaluation_of(won, 12) for iteration, won in ((0, 6), (5, 9), (10, 7))}
+    found = {
+        iteration: evaluation_of(won, 12)
+        for iteration, won in ((0, 6), (5, 9), (10, 7))
+    }
     split = config.evaluation.split
     assert evaluation_result(config, found, 5) == (
         f"Iteration 5: success 75.0% (46.8% to 91.1%) on 12 tasks of split {split}. It is the highest of 3 "
@@ -140,5 +164,8 @@ def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_giv
     )
     last = f"Iteration 10: success 58.3% (32.0% to 80.7%) on 12 tasks of split {split}."
     assert evaluation_result(config, found, 10) == last
-    assert evaluation_result(config, found, 7) == "Iteration 7 was not evaluated on held-out tasks."
+    assert (
+        evaluation_result(config, found, 7)
+        == "Iteration 7 was not evaluated on held-out tasks."
+    )
     assert "highest" not in evaluation_result(config, {5: found[5]}, 5)

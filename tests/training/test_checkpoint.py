@@ -33,7 +33,8 @@ from hgpo_train.training.config import CheckpointConfig, OptimiserConfig
 torch = Lazy("torch")
 load_tokenizer = Lazy("hgpo_train.models.loading:load_tokenizer")
 load_checkpoint, resume_checkpoint, save_checkpoint = lazily(
-    "hgpo_train.training.checkpoint", "load_checkpoint resume_checkpoint save_checkpoint"
+    "hgpo_train.training.checkpoint",
+    "load_checkpoint resume_checkpoint save_checkpoint",
 )
 make_optimiser = Lazy("hgpo_train.training.update.optimiser:make_optimiser")
 
@@ -95,7 +96,9 @@ def contents(folder):
     }
 
 
-def test_the_newest_checkpoints_are_kept_and_the_last_can_be_resumed_from(save, tmp_path):
+def test_the_newest_checkpoints_are_kept_and_the_last_can_be_resumed_from(
+    save, tmp_path
+):
     last = save(1, 2, 3, optimiser="last")
     checkpoints = list_checkpoints(tmp_path / "checkpoints")
     assert [(path / OPTIMISER).exists() for path in checkpoints] == [False, False, True]
@@ -117,7 +120,13 @@ def test_files_that_training_did_not_write_are_never_removed(save, tmp_path):
     """Neither files with a checkpoint's name nor files inside a checkpoint are removed."""
     (save(1) / "notes.md").write_text("the best one")
     folder = tmp_path / "checkpoints"
-    for name in ("000002.part", "000003", "12", "000004.damaged", ".hgpo-0123456789abcdef.tmp"):
+    for name in (
+        "000002.part",
+        "000003",
+        "12",
+        "000004.damaged",
+        ".hgpo-0123456789abcdef.tmp",
+    ):
         (folder / name).mkdir()
         (folder / name / "precious").write_text("1")
     (folder / "000005").write_text("a file")
@@ -142,14 +151,19 @@ def test_another_model_is_refused_and_unchanged(save, tokenizer, tmp_path):
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(InputError, match="000001 belongs to another model"):
             load_checkpoint(folder, model, optimiser)
-        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert all(
+            torch.equal(value, before[name])
+            for name, value in model.state_dict().items()
+        )
     with pytest.raises(InputError, match="contains no weights"):
         load_checkpoint(tmp_path, *trained(tokenizer))
 
 
 def test_changed_package_versions_are_warned_about(save, tokenizer, tmp_path):
     save(3)
-    with pytest.warns(CheckpointWarning, match="computed with torch 1 and is resumed with 2"):
+    with pytest.warns(
+        CheckpointWarning, match="computed with torch 1 and is resumed with 2"
+    ):
         state = resume_checkpoint(
             tmp_path / "checkpoints", *trained(tokenizer), CheckpointConfig(keep=1)
         )
@@ -206,7 +220,9 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(pair, tmp_path,
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.data())
 def test_a_flipped_bit_in_any_file_is_detected(pair, tmp_path_factory, data):
@@ -215,7 +231,9 @@ def test_a_flipped_bit_in_any_file_is_detected(pair, tmp_path_factory, data):
     bits = data.draw(st.integers(1, 255))
     folder = tmp_path_factory.mktemp("flipped") / "checkpoints"
     shutil.copytree(pair, folder)
-    (folder / "000002" / name).write_bytes(whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :])
+    (folder / "000002" / name).write_bytes(
+        whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :]
+    )
     assert resumed_from(folder) == ("000001", True)
     shutil.rmtree(folder)
 
@@ -227,7 +245,8 @@ def test_without_a_valid_checkpoint_resuming_fails_and_changes_nothing(pair, tmp
         (folder / f"00000{iteration}" / "model.safetensors").write_bytes(b"")
     before = contents(folder)
     with pytest.raises(
-        InputError, match=r"no checkpoint that can be used: .*000002.*model\.safetensors.*000001"
+        InputError,
+        match=r"no checkpoint that can be used: .*000002.*model\.safetensors.*000001",
     ):
         newest_valid_checkpoint(folder, to_resume=True)
     with pytest.raises(InputError, match="no checkpoint that can be used"):

@@ -62,7 +62,9 @@ def test_every_field_has_a_docstring(cls):
     def walk(settings):
         docs = field_docs(type(settings))
         for field in dataclasses.fields(settings):
-            assert docs.get(field.name), f"{type(settings).__name__}.{field.name} has no docstring"
+            assert docs.get(field.name), (
+                f"{type(settings).__name__}.{field.name} has no docstring"
+            )
             value = getattr(settings, field.name)
             if dataclasses.is_dataclass(value):
                 walk(value)
@@ -162,14 +164,23 @@ def test_engine_options_of_the_engine_alone_are_accepted():
         "max_batch_tokens": 9,
         "request_seeds": True,
     }
-    assert replace(Config(), rollout={"engine_options": options}).rollout.engine_options == options
+    assert (
+        replace(Config(), rollout={"engine_options": options}).rollout.engine_options
+        == options
+    )
 
 
 def test_invalid_values_are_rejected_in_python_as_well():
     get_hgpo = get("hgpo").with_parameters
     for make, line in (
-        (lambda: Config(iterations=-1), "setting iterations: expected int >= 1, received -1"),
-        (lambda: Config(iterations="x"), "setting iterations: expected int, received 'x'"),
+        (
+            lambda: Config(iterations=-1),
+            "setting iterations: expected int >= 1, received -1",
+        ),
+        (
+            lambda: Config(iterations="x"),
+            "setting iterations: expected int, received 'x'",
+        ),
         (
             lambda: dataclasses.replace(Config().update, epochs=0),
             "setting epochs: expected int >= 1, received 0",
@@ -187,7 +198,10 @@ def test_invalid_values_are_rejected_in_python_as_well():
             lambda: GenerationOptions(temperature=float("inf")),
             "policy option temperature: expected float <= 1.7",
         ),
-        (lambda: get_hgpo(gamma=1.5), "parameter gamma: expected float <= 1.0, received 1.5"),
+        (
+            lambda: get_hgpo(gamma=1.5),
+            "parameter gamma: expected float <= 1.0, received 1.5",
+        ),
         (
             lambda: get_hgpo(alpha=math.nan),
             "parameter alpha: expected a finite number, received nan",
@@ -200,18 +214,24 @@ def test_invalid_values_are_rejected_in_python_as_well():
 def test_a_configuration_extends_another(tmp_path):
     (tmp_path / "base.toml").write_text("[update]\nepochs = 2\nclip_high = 0.3\n")
     (tmp_path / "run.toml").write_text('extends = "base.toml"\n[update]\nepochs = 4\n')
-    assert read_toml(tmp_path / "run.toml") == {"update": {"epochs": 4, "clip_high": 0.3}}
+    assert read_toml(tmp_path / "run.toml") == {
+        "update": {"epochs": 4, "clip_high": 0.3}
+    }
     content = (tmp_path / "run.toml").read_bytes()
     # a byte order mark, as editors on Windows write it
     (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf" + content)
-    assert read_toml(tmp_path / "run.toml") == {"update": {"epochs": 4, "clip_high": 0.3}}
+    assert read_toml(tmp_path / "run.toml") == {
+        "update": {"epochs": 4, "clip_high": 0.3}
+    }
     (tmp_path / "base.toml").write_text('extends = "run.toml"\n')
     with pytest.raises(InputError, match="extends itself"):
         read_toml(tmp_path / "run.toml")
 
 
 def test_the_printed_configuration_can_be_loaded(tmp_path, hgpo):
-    code, shown, _ = hgpo("train", "alfworld-7b-gigpo", "--set", "seed=5", "--print-config")
+    code, shown, _ = hgpo(
+        "train", "alfworld-7b-gigpo", "--set", "seed=5", "--print-config"
+    )
     assert code == 0
     path = tmp_path / "shown.toml"
     path.write_text(shown)
@@ -240,7 +260,11 @@ def test_files_that_are_not_configurations_are_reported(tmp_path):
         read_toml(tmp_path)
 
 
-ON_PURPOSE = {"checkpoint.every", "advantage: step_weight", "model.gradient_checkpointing"}
+ON_PURPOSE = {
+    "checkpoint.every",
+    "advantage: step_weight",
+    "model.gradient_checkpointing",
+}
 """Values in which configurations differ from the scripts; the page explains them."""
 
 
@@ -264,19 +288,29 @@ def test_there_are_28_configurations_and_nothing_differs_by_accident():
         name.split("-")[2] in ("grpo", "gigpo", "g2po", "graphgpo")
         for name in different["checkpoint.every"]
     )
-    assert different["advantage: step_weight"] == ["webshop-1.5b-g2po", "webshop-7b-g2po"]
+    assert different["advantage: step_weight"] == [
+        "webshop-1.5b-g2po",
+        "webshop-7b-g2po",
+    ]
 
 
 def test_configurations_without_an_official_script_say_so():
     for name in configurations_page.configurations():
         path = Path(configurations_page.shipped()[name])
-        parts = (path.parent / "parts" / "lora.toml").read_text() if name.endswith("lora") else ""
+        parts = (
+            (path.parent / "parts" / "lora.toml").read_text()
+            if name.endswith("lora")
+            else ""
+        )
         says = "no official script" in path.read_text() + parts
-        assert says is not configurations_page.script_of(*name.split("-", 2)).exact, name
+        assert says is not configurations_page.script_of(*name.split("-", 2)).exact, (
+            name
+        )
 
 
 @pytest.mark.parametrize(
-    ("world", "command"), [("alfworld", "hgpo data fetch alfworld"), ("webshop", "hgpo data build")]
+    ("world", "command"),
+    [("alfworld", "hgpo data fetch alfworld"), ("webshop", "hgpo data build")],
 )
 def test_without_the_official_data_a_run_stops_with_the_command(
     world, command, tmp_path, monkeypatch
@@ -290,7 +324,10 @@ def test_without_the_official_data_a_run_stops_with_the_command(
         env_options(config, config.environment.split)
     bundled = load_config(f"{world}-1.5b-grpo", ["environment.data=bundled"])
     assert "data" not in env_options(bundled, "train")
-    for override in ("environment.data=/some/where", "environment.options.data=/some/where"):
+    for override in (
+        "environment.data=/some/where",
+        "environment.options.data=/some/where",
+    ):
         named = load_config(f"{world}-1.5b-grpo", [override])
         assert env_options(named, "train")["data"] == "/some/where"
 
@@ -318,12 +355,21 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
     own = tmp_path / "own.toml"
     own.write_text('extends = ["tiny-alfworld"]\n[advantage]\nestimator = "rloo"\n')
     assert "history_length" not in load_config(own).advantage.parameters
-    for override in ("advantage.parameters.history_length=1", "advantage.parameters.gama=1"):
-        with pytest.raises(InputError, match=r"advantage\.parameters of rloo: unknown parameter"):
+    for override in (
+        "advantage.parameters.history_length=1",
+        "advantage.parameters.gama=1",
+    ):
+        with pytest.raises(
+            InputError, match=r"advantage\.parameters of rloo: unknown parameter"
+        ):
             configured_estimator(load_config(own, [override]))
-    penalty = ["advantage.parameters.overlong_penalty=1", "rollout.max_response_tokens=8"]
+    penalty = [
+        "advantage.parameters.overlong_penalty=1",
+        "rollout.max_response_tokens=8",
+    ]
     with pytest.raises(
-        InputError, match=r"expected overlong_limit = 8, the value of rollout.max_response_tokens"
+        InputError,
+        match=r"expected overlong_limit = 8, the value of rollout.max_response_tokens",
     ):
         configured_estimator(load_config(own, penalty))
     # a run of another machine can be read
@@ -340,7 +386,10 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
         ('[advantage]\nparameters = { state_key = "evil:key" }', "evil:key"),
         ("[rollout]\nengine_options = { trust_remote_code = true }", "True"),
         ('[rollout]\nengine_options = { worker_cls = "evil.Worker" }', "evil.Worker"),
-        ('extends = "other.toml"\n[advantage]\nestimator = "evil:estimate"', "evil:estimate"),
+        (
+            'extends = "other.toml"\n[advantage]\nestimator = "evil:estimate"',
+            "evil:estimate",
+        ),
     ],
 )
 def test_the_configuration_of_a_run_of_others_runs_no_code(
@@ -348,10 +397,14 @@ def test_the_configuration_of_a_run_of_others_runs_no_code(
 ):
     """Whether the run is resumed or its configuration is named: one line says what to add, and nothing is imported."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('started').touch()\n")
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path('started').touch()\n"
+    )
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.toml").write_text(settings)
-    (tmp_path / "run/other.toml").write_text("[advantage]\nparameters = { gamma = 0.5 }")
+    (tmp_path / "run/other.toml").write_text(
+        "[advantage]\nparameters = { gamma = 0.5 }"
+    )
     expected = f"if you trust it, add --allow {name}"
     code, _, error = hgpo("train", "--resume", "--out", "run", "--print-config")
     assert code == 2
@@ -363,4 +416,7 @@ def test_the_configuration_of_a_run_of_others_runs_no_code(
     assert not (tmp_path / "started").exists()
     if name == "evil:ENV":
         for given in (["--allow", name], ["--set", f"environment.id={name}"]):
-            assert hgpo("train", "--resume", "--out", "run", "--print-config", *given)[0] == 0
+            assert (
+                hgpo("train", "--resume", "--out", "run", "--print-config", *given)[0]
+                == 0
+            )

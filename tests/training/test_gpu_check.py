@@ -30,12 +30,18 @@ def test_the_command_runs_on_a_cpu(config, tmp_path, hgpo):
     path.write_text(to_toml(replace(config, update={"micro_batch_tokens": 1024})))
     code, output, errors = hgpo("check", "gpu", path, "--json")
     findings = {finding["check"]: finding for finding in json.loads(output)}
-    failed = {name: finding for name, finding in findings.items() if finding["verdict"] == "fail"}
+    failed = {
+        name: finding
+        for name, finding in findings.items()
+        if finding["verdict"] == "fail"
+    }
     # containers often have 64 MB of it
     expected = {"/dev/shm"} | ({"device"} if torch.version.cuda else set())
     assert failed.keys() <= expected, errors
     assert code == bool(failed)
-    passed = {name for name, finding in findings.items() if finding["verdict"] == "pass"}
+    passed = {
+        name for name, finding in findings.items() if finding["verdict"] == "pass"
+    }
     assert passed >= {
         "KL and ratio, 64 tokens",
         "KL and ratio, 4096 tokens",
@@ -61,7 +67,9 @@ def test_a_wrong_reference_is_found(monkeypatch):
 
 
 def test_an_exception_is_a_finding_and_the_other_checks_run():
-    raises = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access\nmore"))
+    raises = Mock(
+        side_effect=RuntimeError("CUDA error: an illegal memory access\nmore")
+    )
     skips = Mock(side_effect=gpu_check.Skipped("needs CUDA"))
     checks = [
         ("first", "update", raises),
@@ -122,7 +130,9 @@ def test_training_on_a_gpu_begins_with_the_short_part(config, runs, monkeypatch)
         lambda *_, short: iter(findings) if short else None,
     )
     shown = Console(record=True, width=200, quiet=False, file=io.StringIO())
-    with pytest.raises(InputError, match=r"free memory.*repair it; check_memory = false"):
+    with pytest.raises(
+        InputError, match=r"free memory.*repair it; check_memory = false"
+    ):
         runs.trainer(config, display=Display(shown, 1))
     runs.trainer(replace(config, check_memory=False), display=Display(shown, 1)).close()
     assert shown.export_text().count("/dev/shm") == 2

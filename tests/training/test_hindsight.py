@@ -69,7 +69,9 @@ class Context:
 
 
 def prompts(steps, tokenizer, context=None, every=None):
-    return hindsight_prompts(ScoredRows(steps, Context(context), every, lambda: tokenizer))
+    return hindsight_prompts(
+        ScoredRows(steps, Context(context), every, lambda: tokenizer)
+    )
 
 
 def test_the_note_is_at_the_end_of_the_last_message(steps, tokenizer):
@@ -96,14 +98,19 @@ def test_a_state_cannot_end_the_message(steps, tokenizer):
 
 def test_a_long_note_is_cut_and_a_long_prompt_loses_its_start(steps, tokenizer):
     long = steps.with_columns(
-        next_state=pl.when(pl.col("next_state") == "won").then(pl.lit("room " * 4 * MOST))
+        next_state=pl.when(pl.col("next_state") == "won").then(
+            pl.lit("room " * 4 * MOST)
+        )
     )
     found = prompts(long, tokenizer)
     assert found[0].len() == steps["prompt_token_ids"][0].len() + MOST
     whole = prompts(steps, tokenizer)
     short = prompts(steps, tokenizer, context=20)
     assert [len(one) for one in short] == [20 - length for length in (3, 1, 2, 3)]
-    assert all(one.equals(other.tail(len(one))) for one, other in zip(short, whole, strict=True))
+    assert all(
+        one.equals(other.tail(len(one)))
+        for one, other in zip(short, whole, strict=True)
+    )
 
 
 def test_the_last_state_is_that_of_the_whole_trajectory(steps, tokenizer):
@@ -117,24 +124,33 @@ def test_the_last_state_is_that_of_the_whole_trajectory(steps, tokenizer):
 def test_prompts_of_another_chat_template_are_refused(steps, tokenizer):
     strange = steps.with_columns(prompt_token_ids=pl.Series([[9, 9, 9]] * 4))
     with pytest.raises(
-        InputError, match=r"hindsight: expected prompts with the tokens \[.*\], .* \(--model\)"
+        InputError,
+        match=r"hindsight: expected prompts with the tokens \[.*\], .* \(--model\)",
     ):
         prompts(strange, tokenizer)
-    with pytest.raises(InputError, match="expected a model with a tokenizer for this score"):
+    with pytest.raises(
+        InputError, match="expected a model with a tokenizer for this score"
+    ):
         hindsight_prompts(ScoredRows(steps, Context()))
 
 
-def test_the_score_is_the_mean_log_probability_after_that_prompt(steps, tokenizer, config):
+def test_the_score_is_the_mean_log_probability_after_that_prompt(
+    steps, tokenizer, config
+):
     """Of all logits, one row at a time, at the temperature of the scorer."""
     model = load_model(config.model, 0).eval()
-    rows = ScoredRows(steps, TokenScorer(model, config, temperature=0.5), steps, lambda: tokenizer)
+    rows = ScoredRows(
+        steps, TokenScorer(model, config, temperature=0.5), steps, lambda: tokenizer
+    )
     found = get("hindsight")(rows)["hindsight"]
     for row, value in enumerate(found):
         prompt = hindsight_prompts(rows)[row].to_list()
         response = steps["response_token_ids"][row].to_list()
         with torch.no_grad():
             logits = (
-                model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+                model(torch.tensor([prompt + response]))
+                .logits[0, len(prompt) - 1 : -1]
+                .double()
                 / 0.5
             )
         logprobs = logits.log_softmax(-1)[range(len(response)), response]
@@ -148,7 +164,11 @@ def test_the_score_is_the_mean_log_probability_after_that_prompt(steps, tokenize
 def small(config):
     rollout = {"tasks": 2, "group_size": 3, "max_response_tokens": 3}
     return replace(
-        config, iterations=1, environment={"max_steps": 3}, rollout=rollout, evaluation={"every": 0}
+        config,
+        iterations=1,
+        environment={"max_steps": 3},
+        rollout=rollout,
+        evaluation={"every": 0},
     )
 
 
@@ -157,7 +177,11 @@ def test_hcapo_is_trained_on_what_is_computed_from_the_stored_scores(
     small, runs, hgpo, tiny, tmp_path
 ):
     """In one iteration; `hgpo advantages` reads the stored scores, and `hgpo score` computes them again."""
-    runs.train(replace(small, advantage={"estimator": "hcapo", "parameters": {"smoothing": True}}))
+    runs.train(
+        replace(
+            small, advantage={"estimator": "hcapo", "parameters": {"smoothing": True}}
+        )
+    )
     run = runs.folder / "run"
     trained = read_table(files_of(run, "advantages")[0]).sort("trajectory", "step")
     scores = read_table(files_of(run, "scores")[0]).sort("trajectory", "step")
@@ -165,30 +189,49 @@ def test_hcapo_is_trained_on_what_is_computed_from_the_stored_scores(
     assert "timing_s/score_hindsight" in read_metrics(run / "metrics.jsonl")[-1]
     assert trained["advantage_ratio"].min() < 1 < trained["advantage_ratio"].max()
     out = tmp_path / "table.parquet"
-    code, _, errors = hgpo("advantages", run, "-e", "hcapo:smoothing=true", "--out", out)
+    code, _, errors = hgpo(
+        "advantages", run, "-e", "hcapo:smoothing=true", "--out", out
+    )
     assert code == 0, errors
     stored = pl.read_parquet(out).sort("trajectory", "step")
     assert stored["advantage"].equals(trained["advantage"])
 
     # The model of the first iteration is the one that it started from.
-    command = ("score", run, "--model", tiny, "-s", "hindsight", "--set", "model.device=cpu")
+    command = (
+        "score",
+        run,
+        "--model",
+        tiny,
+        "-s",
+        "hindsight",
+        "--set",
+        "model.device=cpu",
+    )
     code, _, errors = hgpo(*command)
     assert (
         code,
-        "hindsight of the policy at temperature 1.0; replace it with --overwrite" in errors,
+        "hindsight of the policy at temperature 1.0; replace it with --overwrite"
+        in errors,
     ) == (2, True)
     code, output, errors = hgpo(*command, "--overwrite")
     assert code == 0, errors
     assert f"Next: hgpo advantages {run} -e hcapo" in output.replace("\n", " ")
     again = read_table(files_of(run, "scores")[0]).sort("trajectory", "step")
-    assert again["hindsight"].to_list() == pytest.approx(scores["hindsight"].to_list(), abs=1e-5)
+    assert again["hindsight"].to_list() == pytest.approx(
+        scores["hindsight"].to_list(), abs=1e-5
+    )
 
 
 @pytest.mark.slow
-def test_progress_compares_with_the_model_that_training_started_from(small, runs, tiny, tmp_path):
+def test_progress_compares_with_the_model_that_training_started_from(
+    small, runs, tiny, tmp_path
+):
     """In the first iteration policy and reference are one model: all advantages are exactly 0."""
     config = replace(
-        small, iterations=2, advantage={"estimator": "progress"}, update={"clip_high": 0.3}
+        small,
+        iterations=2,
+        advantage={"estimator": "progress"},
+        update={"clip_high": 0.3},
     )
     runs.train(config)
     run = runs.folder / "run"
@@ -196,20 +239,30 @@ def test_progress_compares_with_the_model_that_training_started_from(small, runs
     assert (first["advantage"] == 0).all()
     about = read_metadata(files_of(run, "scores")[1], METADATA)
     models = {name: about[name]["model"] for name in ("logprobs", "reference_logprobs")}
-    assert models == {"logprobs": "the policy", "reference_logprobs": "the first policy"}
+    assert models == {
+        "logprobs": "the policy",
+        "reference_logprobs": "the first policy",
+    }
     expected = read_table(files_of(run, "scores")[1]).select(
         pl.col("logprobs").list.mean() - pl.col("reference_logprobs").list.mean()
     )
-    assert second["advantage"].to_list() == pytest.approx(expected.to_series().to_list(), abs=1e-6)
+    assert second["advantage"].to_list() == pytest.approx(
+        expected.to_series().to_list(), abs=1e-6
+    )
 
 
 def test_progress_without_a_reference_is_refused_before_training(small, runs):
-    config = replace(small, advantage={"estimator": "progress"}, update={"kl_weight": 0.0})
+    config = replace(
+        small, advantage={"estimator": "progress"}, update={"kl_weight": 0.0}
+    )
     with pytest.raises(
-        InputError, match=r"kl_weight: expected more than 0 for the estimator 'progress', .*=0\.01"
+        InputError,
+        match=r"kl_weight: expected more than 0 for the estimator 'progress', .*=0\.01",
     ):
         configured_estimator(config)
-    with pytest.raises(InputError, match="reads the log-probabilities of the reference model"):
+    with pytest.raises(
+        InputError, match="reads the log-probabilities of the reference model"
+    ):
         runs.train(config)
     assert not (runs.folder / "run").exists()
 

@@ -62,7 +62,8 @@ def planned(config):
         config, memory_plan.meta_model(config.model.path), memory_plan.CARDS[0]
     )
     return plan.config, sum(
-        plan.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations")
+        plan.parts[name][1]
+        for name in ("weights", "gradients", "optimiser", "activations")
     )
 
 
@@ -80,7 +81,8 @@ def test_a_multimodal_model_has_the_plan_and_flops_of_its_text(tmp_path):
     for config in (both, both.text_config):
         config.save_pretrained(tmp_path)
         of_it = replace(
-            Config(), model={"path": str(tmp_path), "lora": {"rank": 2, "targets": "all-linear"}}
+            Config(),
+            model={"path": str(tmp_path), "lora": {"rank": 2, "targets": "all-linear"}},
         )
         plans.append(
             memory_plan.plan_memory(
@@ -95,9 +97,16 @@ def test_a_multimodal_model_has_the_plan_and_flops_of_its_text(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rank", "checkpointing"),
-    [("bfloat16", 0, True), ("bfloat16", 16, True), ("bfloat16", 0, False), ("float32", 16, False)],
+    [
+        ("bfloat16", 0, True),
+        ("bfloat16", 16, True),
+        ("bfloat16", 0, False),
+        ("float32", 16, False),
+    ],
 )
-def test_planned_peaks_are_those_of_fake_tensors(fake_peak, tmp_path, dtype, rank, checkpointing):
+def test_planned_peaks_are_those_of_fake_tensors(
+    fake_peak, tmp_path, dtype, rank, checkpointing
+):
     model = {
         "compute_dtype": dtype,
         "gradient_checkpointing": checkpointing,
@@ -114,7 +123,9 @@ def test_planned_peaks_are_those_of_fake_tensors(fake_peak, tmp_path, dtype, ran
 @pytest.mark.parametrize("chunk", [128, 1024, 0])
 def test_a_plan_covers_the_output_layer(fake_peak, tmp_path, tied, chunk):
     """A few tokens of a large vocabulary: the output layer decides the peak."""
-    config = small(tmp_path, tie_word_embeddings=tied, vocab_size=150_000, num_hidden_layers=1)
+    config = small(
+        tmp_path, tie_word_embeddings=tied, vocab_size=150_000, num_hidden_layers=1
+    )
     config, expected = planned(
         replace(config, update={"logit_chunk": chunk, "micro_batch_tokens": 1024})
     )
@@ -134,7 +145,9 @@ def test_weights_and_adapters_are_counted(tmp_path):
     config = replace(config, model={"lora": {"rank": 8}})
     with torch.device("meta"):
         adapted = add_adapters(memory_plan.meta_model(str(tmp_path)), config.model.lora)
-    trained = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+    trained = sum(
+        weight.numel() for weight in adapted.parameters() if weight.requires_grad
+    )
     planned = memory_plan.plan_memory(
         config, memory_plan.meta_model(str(tmp_path)), memory_plan.CARDS[0]
     )
@@ -153,11 +166,15 @@ def test_layers_are_recomputed_only_where_their_activations_do_not_fit_beside_th
     for card, tokens, sleep, expected in (
         ("A100-80", 8192, False, (True, 1024)),
         ("H200-141", 8192, False, (False, 1024)),
-        ("A100-80", 8192, True, (False, 1024)),  # the engine's memory is free during the update
+        # the engine's memory is free during the update
+        ("A100-80", 8192, True, (False, 1024)),
         ("A100-80", 32768, True, (True, 1024)),
         ("4090-24", 32768, True, (True, 128)),
     ):
-        changes = {"update": {"micro_batch_tokens": tokens}, "rollout": {"sleep": sleep}}
+        changes = {
+            "update": {"micro_batch_tokens": tokens},
+            "rollout": {"sleep": sleep},
+        }
         chosen = plan("alfworld-1.5b-hgpo-k2", card, **changes)
         assert (
             chosen.config.model.gradient_checkpointing,
@@ -165,7 +182,10 @@ def test_layers_are_recomputed_only_where_their_activations_do_not_fit_beside_th
         ) == expected
         changes["update"]["logit_chunk"] = 128
         slowest = plan(
-            "alfworld-1.5b-hgpo-k2", card, **changes, model={"gradient_checkpointing": True}
+            "alfworld-1.5b-hgpo-k2",
+            card,
+            **changes,
+            model={"gradient_checkpointing": True},
         )
         assert slowest.config.model.gradient_checkpointing is True
         assert (chosen.share, chosen.fits) == (slowest.share, slowest.fits)
@@ -173,11 +193,15 @@ def test_layers_are_recomputed_only_where_their_activations_do_not_fit_beside_th
 
 def test_a_configured_share_is_used_as_it_is():
     options = {"gpu_memory_utilization": 0.5, "enforce_eager": True}
-    configured = plan("alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": options})
+    configured = plan(
+        "alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": options}
+    )
     assert configured.engine_options() == options
     assert configured.share == int(0.5 * configured.card.memory)
     fixed = plan(
-        "alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": {"kv_cache_memory_bytes": 1}}
+        "alfworld-1.5b-hgpo-k2",
+        "A100-80",
+        rollout={"engine_options": {"kv_cache_memory_bytes": 1}},
     )
     assert fixed.engine_options() == {"kv_cache_memory_bytes": 1}
 
@@ -187,10 +211,21 @@ def test_hgpo_train_prints_the_plan(hgpo):
     assert code == 1
     assert "does not fit on H200-141" in output
     assert "model.lora.rank = 64" in output
-    assert "with verl, which shards the weights: `hgpo-verl alfworld-7b-grpo --gpus 4`" in output
-    code, output, _ = hgpo("train", "alfworld-1.5b-grpo", "--plan", "--card", "H200-141")
+    assert (
+        "with verl, which shards the weights: `hgpo-verl alfworld-7b-grpo --gpus 4`"
+        in output
+    )
+    code, output, _ = hgpo(
+        "train", "alfworld-1.5b-grpo", "--plan", "--card", "H200-141"
+    )
     assert code == 0
-    for part in ("fits on H200-141", "gradients", "optimiser", "reference", "the cache holds"):
+    for part in (
+        "fits on H200-141",
+        "gradients",
+        "optimiser",
+        "reference",
+        "the cache holds",
+    ):
         assert part in output
     code, output, _ = hgpo("train", "alfworld-7b-grpo", "--plan")
     assert code == 0
@@ -199,10 +234,13 @@ def test_hgpo_train_prints_the_plan(hgpo):
 
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr(
-        "hgpo_train.training.memory_plan.choose_device", lambda name: torch.device("cpu")
+        "hgpo_train.training.memory_plan.choose_device",
+        lambda name: torch.device("cpu"),
     )
     card = memory_plan.Card("stand-in", int(79.1 * memory_plan.GIB))
-    monkeypatch.setattr("hgpo_train.training.memory_plan.this_card", lambda device: card)
+    monkeypatch.setattr(
+        "hgpo_train.training.memory_plan.this_card", lambda device: card
+    )
     config = load_config("webshop-7b-hgpo-k4")
     shown = Console(record=True, width=200)
     message = (
@@ -213,7 +251,8 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatc
         memory_plan.check_memory(config, Display(shown, 1))
     assert "activations" in shown.export_text()
     assert (
-        memory_plan.check_memory(replace(config, check_memory=False), Display(shown, 1)) is not None
+        memory_plan.check_memory(replace(config, check_memory=False), Display(shown, 1))
+        is not None
     )
 
 
@@ -230,7 +269,10 @@ def test_a_configuration_for_gpus_is_refused_without_one(monkeypatch):
             InputError, match=f"alfworld-1.5b-grpo needs a GPU, and torch .*{reason}"
         ):
             memory_plan.check_memory(config, display)
-    assert memory_plan.check_memory(replace(config, model={"device": "cpu"}), display) is None
+    assert (
+        memory_plan.check_memory(replace(config, model={"device": "cpu"}), display)
+        is None
+    )
 
 
 def test_the_engine_sleeps_and_the_state_returns_for_the_update(monkeypatch):
@@ -242,11 +284,20 @@ def test_the_engine_sleeps_and_the_state_returns_for_the_update(monkeypatch):
     )
     learner = SimpleNamespace(optimiser=None, device=torch.device("cuda"))
     moved = "hgpo_train.training.trainer.move_state"
-    monkeypatch.setattr(moved, lambda optimiser, device: calls.append(f"state to {device}"))
+    monkeypatch.setattr(
+        moved, lambda optimiser, device: calls.append(f"state to {device}")
+    )
     trainer.free_gpu(rollout, None)
     with trainer.gpu_for_update(rollout, policy, learner):
         calls.append("update")
-    assert calls == ["state to cpu", "sleep", "state to cuda", "update", "state to cpu", "wake_up"]
+    assert calls == [
+        "state to cpu",
+        "sleep",
+        "state to cuda",
+        "update",
+        "state to cpu",
+        "wake_up",
+    ]
     calls.clear()
     with trainer.gpu_for_update(plain, policy, learner):
         assert calls == []
@@ -261,7 +312,9 @@ def test_an_engine_that_does_not_start_names_its_share(monkeypatch):
     monkeypatch.setattr(vllm, "check_vllm", lambda: None)
     monkeypatch.setattr(vllm, "VLLMPolicy", Mock(side_effect=full))
     model = replace(Config(), model={"path": "tiny"}).model
-    context = TrainableContext(model, GenerationOptions(), {"gpu_memory_utilization": 0.27})
+    context = TrainableContext(
+        model, GenerationOptions(), {"gpu_memory_utilization": 0.27}
+    )
     message = r"gpu_memory_utilization = 0.27 \(Engine core .*rollout.sleep = true"
     with pytest.raises(InputError, match=message) as caught:
         vllm.make_trainable(None, None, context)

@@ -18,11 +18,18 @@ from hgpo_train.training.tracking import Trackers, read_metrics
 def steps():
     """Return three trajectories of two task types: won in two steps, lost in one step, aborted."""
     rows = [("x", "put", False, False, 0.0, True), ("x", "put", True, False, 1.0, True)]
-    rows += [("y", "heat", False, False, 0.5, False), ("z", "heat", False, True, 0.0, True)]
+    rows += [
+        ("y", "heat", False, False, 0.5, False),
+        ("z", "heat", False, True, 0.0, True),
+    ]
     table = pl.DataFrame(
-        rows, ["trajectory", "task_type", "won", "aborted", "score", "action_valid"], orient="row"
+        rows,
+        ["trajectory", "task_type", "won", "aborted", "score", "action_valid"],
+        orient="row",
     )
-    return table.with_columns(task_id=pl.Series(["a", "a", "b", "b"]), group=0, reward="score")
+    return table.with_columns(
+        task_id=pl.Series(["a", "a", "b", "b"]), group=0, reward="score"
+    )
 
 
 def test_episode_metrics_match_values_by_hand(steps):
@@ -32,11 +39,17 @@ def test_episode_metrics_match_values_by_hand(steps):
         "heat_success_rate": 0.0,
         "reward/mean": 0.75,
     }
-    expected |= {"length/mean": 1.5, "valid_action_ratio": 0.75, "trajectories": 3, "aborted": 1}
+    expected |= {
+        "length/mean": 1.5,
+        "valid_action_ratio": 0.75,
+        "trajectories": 3,
+        "aborted": 1,
+    }
     found = episode_metrics(steps)
     assert {name: found[f"episode/{name}"] for name in expected} == expected
     interval = [found["episode/success_95_low"], found["episode/success_95_high"]]
-    assert interval == pytest.approx([0.0945, 0.9055], abs=1e-4)  # Wilson's, of one of two tasks
+    # Wilson's, of one of two tasks
+    assert interval == pytest.approx([0.0945, 0.9055], abs=1e-4)
     assert episode_metrics(steps.clear()) == {}
 
 
@@ -65,9 +78,9 @@ def test_batch_metrics_match_values_by_hand(steps):
         "groups/k1/weight_mean": 0.125,
     }
     found = batch_metrics(rows, max_prompt_tokens=3, max_response_tokens=2)
-    assert {name: found[name] for name in (*expected, "training/groups")} == expected | {
-        "training/groups": 2
-    }
+    assert {
+        name: found[name] for name in (*expected, "training/groups")
+    } == expected | {"training/groups": 2}
 
 
 @pytest.fixture
@@ -144,7 +157,8 @@ def test_the_display_shows_the_available_metrics(tmp_path, monkeypatch):
     path = tmp_path / "shown.txt"
     with path.open("w") as file:
         display = Display(
-            Console(file=file, width=200, force_terminal=True, force_interactive=True), 3
+            Console(file=file, width=200, force_terminal=True, force_interactive=True),
+            3,
         )
         with display.live(), display.stage("collect"):
             display.row(1, {"episode/success_rate": 0.25, "actor/kl_loss": math.nan})

@@ -55,7 +55,11 @@ CHOICES = {
 
 def changed(config, name, value):
     """Return the configuration with another value of one setting."""
-    other = {bool: lambda: not value, int: lambda: value + 3, float: lambda: value * 0.5 + 0.125}
+    other = {
+        bool: lambda: not value,
+        int: lambda: value + 3,
+        float: lambda: value * 0.5 + 0.125,
+    }
     other[dict] = lambda: {"other": 1}
     new = (
         CHOICES.get(name, CHOICES.get(name.rpartition(".")[2]))
@@ -82,13 +86,17 @@ FREE_OF_BOTH = (
 IN_TURNS = replace(Config(), rollout={"engine": "vllm"}, update={"rollout_is": "token"})
 
 
-@pytest.mark.parametrize("config", [Config(), IN_TURNS, SftConfig()], ids=["train", "ahead", "sft"])
+@pytest.mark.parametrize(
+    "config", [Config(), IN_TURNS, SftConfig()], ids=["train", "ahead", "sft"]
+)
 def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
     is_training = isinstance(config, Config)
     open_run(tmp_path, config, {}).close()
     before = contents(tmp_path)
     for name, value in leaves(config):
-        if is_training and (name in ("rollout.ahead", "model.compile")) != (config is IN_TURNS):
+        if is_training and (name in ("rollout.ahead", "model.compile")) != (
+            config is IN_TURNS
+        ):
             continue
         other = changed(config, name, value)
         assert other != config
@@ -96,7 +104,9 @@ def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
             open_run(tmp_path, other, {}).close()
         else:
             expected = (
-                "contains the run" if name == "name" else rf"was written with training\.{name}"
+                "contains the run"
+                if name == "name"
+                else rf"was written with training\.{name}"
             )
             with pytest.raises(InputError, match=expected) as caught:
                 open_run(tmp_path, other, {})
@@ -111,7 +121,10 @@ def test_a_run_is_not_resumed_with_another_prompt_template_at_its_path(
     edited = tmp_path / "edited.j2"
     edited.write_text(template.read_text())
     config = replace(
-        config, iterations=1, evaluation={"every": 0}, environment={"prompt_template": str(edited)}
+        config,
+        iterations=1,
+        evaluation={"every": 0},
+        environment={"prompt_template": str(edited)},
     )
     runs.train(config)
     edited.write_text(template.read_text() + " Go.")
@@ -130,15 +143,21 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
     monkeypatch.setattr(
         DoorsSource,
         "task",
-        lambda self, name: dataclasses.replace(task(self, name), task_type=f"opensesame-{name}"),
+        lambda self, name: dataclasses.replace(
+            task(self, name), task_type=f"opensesame-{name}"
+        ),
     )
     secret = {"api_key": "hunter-two", "base_url": "http://me:pass-word@host/v1"}
     environment = {"id": "doors_env:HGPO-Test/Locked-v0", "options": secret}
-    config = replace(config, iterations=1, evaluation={"every": 0}, environment=environment)
+    config = replace(
+        config, iterations=1, evaluation={"every": 0}, environment=environment
+    )
     config = replace(config, tracking={"tensorboard": True})
     runs.train(config)
     other = replace(
-        config, iterations=2, environment={"options": {**secret, "api_key": "another-one"}}
+        config,
+        iterations=2,
+        environment={"options": {**secret, "api_key": "another-one"}},
     )
     assert runs.train(other, resume=True).state.iteration == 2
     files = [path for path in (runs.folder / "run").rglob("*") if path.is_file()]
@@ -151,7 +170,8 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", [*FOLDERS, METRICS, CONFIG, "checkpoints/000001", "checkpoints/000001/trainer"]
+    "name",
+    [*FOLDERS, METRICS, CONFIG, "checkpoints/000001", "checkpoints/000001/trainer"],
 )
 def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kind):
     """A stranger's run that is resumed: no checkpoint and no other file outside of it changes or disappears."""
@@ -177,7 +197,9 @@ def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kin
             (1, CheckpointConfig(keep=1)),
             (0, CheckpointConfig(keep=1, optimiser="last")),
         ):
-            _remove_superseded(run / "checkpoints", run / "checkpoints/000002", kept, best)
+            _remove_superseded(
+                run / "checkpoints", run / "checkpoints/000002", kept, best
+            )
     assert contents(outside) == before
 
 
@@ -204,12 +226,16 @@ def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
             changed[place] ^= 1 << place % 8
             (run / name).write_bytes(changed)
             assert [
-                problem.file for report in verify_run(run, 0) for problem in report.problems
+                problem.file
+                for report in verify_run(run, 0)
+                for problem in report.problems
             ] == [str(run / name)]
         (run / name).write_bytes(data)
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"iteration":2')
-    assert [problem for report in verify_run(run, 0) for problem in report.problems] == []
+    assert [
+        problem for report in verify_run(run, 0) for problem in report.problems
+    ] == []
 
 
 @pytest.mark.parametrize("folder", ["", "evaluation"])
@@ -217,5 +243,9 @@ def test_a_missing_manifest_of_a_training_run_is_found(tmp_path, folder):
     """Without it, the shards beside it would be passed over."""
     write_config(tmp_path, Config())
     (tmp_path / folder / "steps").mkdir(parents=True)
-    problems = [problem for report in verify_run(tmp_path, 0) for problem in report.problems]
-    assert [problem.file for problem in problems] == [str(tmp_path / folder / "manifest.jsonl")]
+    problems = [
+        problem for report in verify_run(tmp_path, 0) for problem in report.problems
+    ]
+    assert [problem.file for problem in problems] == [
+        str(tmp_path / folder / "manifest.jsonl")
+    ]

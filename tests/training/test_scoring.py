@@ -57,7 +57,9 @@ def settings(tiny):
         "gradient_checkpointing": False,
         "device": "cpu",
     }
-    return replace(Config(), model=model, update={"micro_batch_tokens": 64, "logit_chunk": 2})
+    return replace(
+        Config(), model=model, update={"micro_batch_tokens": 64, "logit_chunk": 2}
+    )
 
 
 NAMES = (
@@ -81,7 +83,9 @@ def run(tmp_path):
                     "aborted": number == 2, "prompt_token_ids": prompt, "response_token_ids": response,
                 }
             )  # fmt: skip
-    with StepWriter(tmp_path / "run", config={"policy": {"temperature": 0.5}}) as writer:
+    with StepWriter(
+        tmp_path / "run", config={"policy": {"temperature": 0.5}}
+    ) as writer:
         for iteration in range(2):
             writer.add_group([row for row in rows if row["iteration"] == iteration])
     return tmp_path / "run"
@@ -89,7 +93,10 @@ def run(tmp_path):
 
 def test_scores_are_those_of_all_logits(run, settings):
     """log softmax(logits / temperature), one row at a time, without batches and chunks."""
-    assert score_run(run, ["logprobs", "entropy", "entropies", "mean_logprob"], settings) == 4
+    assert (
+        score_run(run, ["logprobs", "entropy", "entropies", "mean_logprob"], settings)
+        == 4
+    )
     model = load_model(settings.model, 0).eval()
     first, second = map(read_table, files_of(run, "scores"))
     assert (first["trajectory"].to_list(), second["trajectory"].to_list()) == (
@@ -99,7 +106,9 @@ def test_scores_are_those_of_all_logits(run, settings):
     for row, (prompt, response) in zip(first.iter_rows(named=True), ROWS, strict=False):
         with torch.no_grad():
             logits = (
-                model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+                model(torch.tensor([prompt + response]))
+                .logits[0, len(prompt) - 1 : -1]
+                .double()
                 / 0.5
             )
         expected = logits.log_softmax(-1)
@@ -110,7 +119,10 @@ def test_scores_are_those_of_all_logits(run, settings):
         assert row["entropy"] == pytest.approx(entropies.mean().item(), abs=1e-5)
         assert row["mean_logprob"] == pytest.approx(logprobs.mean().item(), abs=1e-5)
     about = read_metadata(path_of(run, "scores", 1), METADATA)
-    assert (about["entropy"]["temperature"], about["entropies"]["score"]) == (0.5, "entropies")
+    assert (about["entropy"]["temperature"], about["entropies"]["score"]) == (
+        0.5,
+        "entropies",
+    )
 
 
 def test_scores_are_added_kept_and_replaced(run, settings, tiny, tmp_path):
@@ -123,7 +135,8 @@ def test_scores_are_added_kept_and_replaced(run, settings, tiny, tmp_path):
     after = read_table(path_of(run, "scores", 2))
     assert after.select(before.columns).equals(before)
     with pytest.raises(
-        InputError, match=r"entropy of .* at temperature 0.5; replace it with --overwrite"
+        InputError,
+        match=r"entropy of .* at temperature 0.5; replace it with --overwrite",
     ):
         score_run(run, ["entropy"], settings, temperature=2.0)
     assert score_run(run, ["entropy"], settings, temperature=2.0, overwrite=True) == 4
@@ -137,18 +150,25 @@ def test_scores_are_added_kept_and_replaced(run, settings, tiny, tmp_path):
 
 def test_an_estimator_finds_the_scores_of_a_run(run, settings, hgpo):
     with pytest.raises(
-        InputError, match=r"no scores mean_logprob; add them with: hgpo score .* -s mean_logprob"
+        InputError,
+        match=r"no scores mean_logprob; add them with: hgpo score .* -s mean_logprob",
     ):
         compute(run, "likely")
     score_run(run, ["mean_logprob"], settings)
     expected = pl.concat(map(read_table, files_of(run, "scores")))["mean_logprob"]
     for source in (run, run / "steps", [run], run / "steps" / "steps-000000.parquet"):
-        found = compute(source, "likely").filter(pl.col("advantage").is_not_null()).collect()
+        found = (
+            compute(source, "likely")
+            .filter(pl.col("advantage").is_not_null())
+            .collect()
+        )
         assert found["advantage"].to_list() == expected.to_list()[: found.height]
         assert found.height in (2, 4)
     table = with_scores(scan_steps(run), run, ["mean_logprob"])
     assert compute(table.collect(), "likely").collect()["advantage"].null_count() == 2
-    with pytest.raises(InputError, match="the table has no `mean_logprob`, which likely reads"):
+    with pytest.raises(
+        InputError, match="the table has no `mean_logprob`, which likely reads"
+    ):
         compute(scan_steps(run).collect(), "likely").collect()
     code, output, errors = hgpo(
         "advantages", run, "-e", "likely", "--out", run.parent / "table.parquet"
@@ -167,7 +187,8 @@ def test_steps_that_were_added_after_a_score_are_scored(run, settings):
     )
     with StepWriter(run) as writer:
         writer.add_group(new.sort("trajectory", "step").collect().to_dicts())
-    assert score_run(run, ["entropy"], settings) == 4  # of iteration 1, and none of iteration 2
+    # of iteration 1, and none of iteration 2
+    assert score_run(run, ["entropy"], settings) == 4
     first, second = map(read_table, files_of(run, "scores"))
     assert (first.height, second.height, first["entropy"].null_count()) == (4, 2, 0)
 
@@ -181,10 +202,16 @@ def test_iterations_may_have_different_scores(run, settings):
     path.write_bytes(before)
     second = scan_steps(run).filter(iteration=1)
     # the aborted one
-    assert with_scores(second, run, ["mean_logprob"]).collect()["mean_logprob"].null_count() == 1
+    assert (
+        with_scores(second, run, ["mean_logprob"])
+        .collect()["mean_logprob"]
+        .null_count()
+        == 1
+    )
     for steps in (scan_steps(run), scan_steps(run).filter(iteration=0)):
         with pytest.raises(
-            InputError, match=r"add them with: hgpo score .*run --model MODEL -s mean_logprob"
+            InputError,
+            match=r"add them with: hgpo score .*run --model MODEL -s mean_logprob",
         ):
             with_scores(steps, run, ["mean_logprob"])
 
@@ -194,8 +221,12 @@ def test_rows_that_are_there_twice_and_missing_steps_are_refused(run, settings):
     score_run(run, ["mean_logprob"], settings)
     path = path_of(run, "scores", 1)
     table = read_table(path)
-    write_table(path, pl.concat([table, table]), {METADATA: read_metadata(path, METADATA)})
-    with pytest.raises(InputError, match=r"scores: expected each step once, found some twice"):
+    write_table(
+        path, pl.concat([table, table]), {METADATA: read_metadata(path, METADATA)}
+    )
+    with pytest.raises(
+        InputError, match=r"scores: expected each step once, found some twice"
+    ):
         compute(run, "likely")
     write_table(path, table.head(1), {METADATA: read_metadata(path, METADATA)})
     with pytest.raises(
@@ -203,7 +234,9 @@ def test_rows_that_are_there_twice_and_missing_steps_are_refused(run, settings):
         match=r"1 step with a response has no score; add it with: hgpo score .*mean_logprob",
     ):
         compute(run, "likely")
-    without = scan_steps(run).with_columns(response_token_ids=pl.lit(None, pl.List(pl.Int32)))
+    without = scan_steps(run).with_columns(
+        response_token_ids=pl.lit(None, pl.List(pl.Int32))
+    )
     found = with_scores(without, run, ["mean_logprob"]).collect()
     assert found.filter(~pl.col("aborted"))["mean_logprob"].null_count() == 1
 
@@ -213,9 +246,13 @@ def test_what_is_planted_among_scores_is_refused(run, settings, kind, tmp_path):
     """Opening a pipe would wait forever."""
     score_run(run, ["mean_logprob"], settings)
     plant(path_of(run, "scores", 2), kind, tmp_path)
-    with pytest.raises(InputError, match=r"cannot read .*000002.parquet: expected a file"):
+    with pytest.raises(
+        InputError, match=r"cannot read .*000002.parquet: expected a file"
+    ):
         compute(run, "likely")
-    with pytest.raises(InputError, match=r"cannot read .*000002.parquet: expected a file"):
+    with pytest.raises(
+        InputError, match=r"cannot read .*000002.parquet: expected a file"
+    ):
         score_run(run, ["mean_logprob"], settings)
     report = VerifyReport(str(run))
     verify_tables(run, "scores", report)
@@ -225,13 +262,22 @@ def test_what_is_planted_among_scores_is_refused(run, settings, kind, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scores": ["nothing"]}, "unknown score 'nothing'. Known: .*logprobs, entropy"),
-        ({"scores": ["wrong"]}, "score wrong: expected 2 values of wrong, one per row, received 1"),
+        (
+            {"scores": ["nothing"]},
+            "unknown score 'nothing'. Known: .*logprobs, entropy",
+        ),
+        (
+            {"scores": ["wrong"]},
+            "score wrong: expected 2 values of wrong, one per row, received 1",
+        ),
         (
             {"scores": ["words"]},
             "score words: expected columns of Float64 .conversion from `str` to `f64` failed",
         ),
-        ({"scores": ["reference_logprobs"]}, "expected a reference model for reference_logprobs"),
+        (
+            {"scores": ["reference_logprobs"]},
+            "expected a reference model for reference_logprobs",
+        ),
         (
             {"scores": ["hgpo_train.advantages:hgpo"]},
             "expected a function with the decorator `score`",
@@ -239,9 +285,13 @@ def test_what_is_planted_among_scores_is_refused(run, settings, kind, tmp_path):
         ({"run": "steps/steps-000000.parquet"}, "expected the folder of a run"),
     ],
 )
-def test_what_cannot_be_scored_is_an_error_and_leaves_nothing(run, settings, change, message):
+def test_what_cannot_be_scored_is_an_error_and_leaves_nothing(
+    run, settings, change, message
+):
     with pytest.raises(InputError, match=message):
-        score_run(run / change.get("run", ""), change.get("scores", ["entropy"]), settings)
+        score_run(
+            run / change.get("run", ""), change.get("scores", ["entropy"]), settings
+        )
     assert not (run / "scores").exists()
     assert {"logprobs", "entropy", "reference_logprobs"} <= set(names())
     assert get("entropy").summary.startswith("Score each response by the mean entropy")
@@ -254,7 +304,10 @@ def test_what_cannot_be_scored_is_an_error_and_leaves_nothing(run, settings, cha
             {"policy": {"temperature": -0.5}},
             "--temperature: expected a positive number, received -0.5",
         ),
-        ({"policy": {"temperature": 0}}, "--temperature: expected a positive number, received 0"),
+        (
+            {"policy": {"temperature": 0}},
+            "--temperature: expected a positive number, received 0",
+        ),
         (
             {"policy": ["x"], "training": {"rollout.temperature": "hot"}},
             "expected a number as temperature, .*'hot'",
@@ -276,26 +329,40 @@ def test_temperatures_and_tables_are_checked_before_a_model_is_loaded(
     with StepWriter(tmp_path / "run", config=config) as writer:
         writer.add_group([row])
     with pytest.raises(InputError, match=message):
-        score_run(tmp_path / "run", ["entropy"], replace(settings, model={"path": "no/such/model"}))
+        score_run(
+            tmp_path / "run",
+            ["entropy"],
+            replace(settings, model={"path": "no/such/model"}),
+        )
 
 
 def test_the_command_scores_and_says_what_is_next(run, tiny, hgpo):
     settings = ("--set", "model.compute_dtype=float32", "--set", "model.device=cpu")
-    code, output, errors = hgpo("score", run, "--model", tiny, "-s", "entropy", *settings)
+    code, output, errors = hgpo(
+        "score", run, "--model", tiny, "-s", "entropy", *settings
+    )
     assert code == 0, errors
     assert "4 scored steps" in output
     assert f"Next: hgpo advantages {run} -e empg" in " ".join(output.split())
     code, output, _ = hgpo("score", run, "--model", tiny, *settings)
-    assert (code, "Next: hgpo advantages --list" in " ".join(output.split())) == (0, True)
+    assert (code, "Next: hgpo advantages --list" in " ".join(output.split())) == (
+        0,
+        True,
+    )
     code, output, _ = hgpo("score", run, "--model", tiny, "--list")
     assert (code, "reference_logprobs" in output) == (0, True)
 
 
 def test_every_flipped_byte_of_a_table_is_found(tmp_path):
     path = path_of(tmp_path, "scores", 1)
-    rows = pl.DataFrame({"run": ["r"], "trajectory": ["t"], "step": [0], "entropy": [0.5]})
+    rows = pl.DataFrame(
+        {"run": ["r"], "trajectory": ["t"], "step": [0], "entropy": [0.5]}
+    )
     write_table(path, rows, {"about": {"a": 1}})
-    assert (read_metadata(path, "about"), read_metadata(path, "other")) == ({"a": 1}, None)
+    assert (read_metadata(path, "about"), read_metadata(path, "other")) == (
+        {"a": 1},
+        None,
+    )
     for file in (path, path.with_name(path.name + ".sha256")):
         data = file.read_bytes()
         for place in range(0, len(data), 7):
@@ -309,5 +376,7 @@ def test_every_flipped_byte_of_a_table_is_found(tmp_path):
                 read_table(path)
         file.write_bytes(data)
     path.write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=r"cannot be read .* delete it, and it is computed again"):
+    with pytest.raises(
+        InputError, match=r"cannot be read .* delete it, and it is computed again"
+    ):
         read_table(path)

@@ -51,7 +51,9 @@ def play(folder, template, tasks):
                 }
                 row |= {"prompt": episode.prompt(), "action": command}
                 episode.act(command)
-                rows.append(row | {"reward": episode.state.reward, "won": episode.state.won})
+                rows.append(
+                    row | {"reward": episode.state.reward, "won": episode.state.won}
+                )
             writer.add_group(rows)
     return folder
 
@@ -79,29 +81,47 @@ def sft(tiny):
 
 
 def train(sft, demos, folder):
-    return run_sft(sft, demos, folder, Display(Console(file=io.StringIO()), sft.update.epochs))
+    return run_sft(
+        sft, demos, folder, Display(Console(file=io.StringIO()), sft.update.epochs)
+    )
 
 
 def test_failed_trajectories_are_not_imitated(demos, sft):
     rows = demonstrations(demos, sft)
     assert "run/failed" not in set(rows["trajectory"])
     assert rows["trajectory"].n_unique() == 10
-    assert "run/failed" in set(demonstrations(demos, replace(sft, rows="all"))["trajectory"])
+    assert "run/failed" in set(
+        demonstrations(demos, replace(sft, rows="all"))["trajectory"]
+    )
 
 
 def test_invalid_actions_are_not_imitated(tmp_path, sft):
     row = {"task_id": "t", "state": "a room", "prompt": "?", "trajectory": "same"}
     for name in ("first", "second"):  # trajectories of two runs have the same ids
         with StepWriter(tmp_path / name) as writer:
-            slip = row | {"step": 0, "action": "slip", "action_valid": False, "reward": 0.0}
+            slip = row | {
+                "step": 0,
+                "action": "slip",
+                "action_valid": False,
+                "reward": 0.0,
+            }
             writer.add_group(
                 [
                     slip,
                     row
-                    | {"step": 1, "action": "win", "reward": 1.0, "won": True, "terminated": True},
+                    | {
+                        "step": 1,
+                        "action": "win",
+                        "reward": 1.0,
+                        "won": True,
+                        "terminated": True,
+                    },
                 ]
             )
-    assert demonstrations(tmp_path, sft).filter("imitated")["response"].to_list() == ["win", "win"]
+    assert demonstrations(tmp_path, sft).filter("imitated")["response"].to_list() == [
+        "win",
+        "win",
+    ]
     assert (
         demonstrations(tmp_path, replace(sft, rows="all"))["response"].to_list()
         == ["slip", "win"] * 2
@@ -110,15 +130,22 @@ def test_invalid_actions_are_not_imitated(tmp_path, sft):
 
 def test_rows_of_a_conversation_are_what_its_policy_reads(demos, sft, tiny):
     tokenizer = load_tokenizer(str(tiny))
-    single = tokenise(demonstrations(demos, sft).head(1), tokenizer, 4096, {}).row(0, named=True)
-    assert tokenizer.decode(single["response_token_ids"]) == single["response"] + "<|im_end|>"
+    single = tokenise(demonstrations(demos, sft).head(1), tokenizer, 4096, {}).row(
+        0, named=True
+    )
+    assert (
+        tokenizer.decode(single["response_token_ids"])
+        == single["response"] + "<|im_end|>"
+    )
     chat = {"prompt_style": "chat", "system_prompt": "Be brief."}
     rows = tokenise(demonstrations(demos, sft), tokenizer, 4096, chat)
     for _, trajectory in rows.group_by("trajectory"):
         text = "<|im_start|>system\nBe brief.<|im_end|>\n"
         before = 1
         for row in trajectory.sort("step").iter_rows(named=True):
-            text += f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+            text += (
+                f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+            )
             assert tokenizer.decode(row["prompt_token_ids"]) == text
             assert row["context_tokens"] == before
             text += f"{row['response']}<|im_end|>\n"
@@ -131,7 +158,12 @@ def test_the_tools_of_a_run_are_in_its_prompts(sft, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
     collect(
-        "box_taught:BOX_TAUGHT", "expert", tmp_path / "run", tasks=2, group_size=2, progress=False
+        "box_taught:BOX_TAUGHT",
+        "expert",
+        tmp_path / "run",
+        tasks=2,
+        group_size=2,
+        progress=False,
     )
     monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
     with pytest.raises(InputError, match=r"does not render \(read_note, open_box\)"):
@@ -153,7 +185,8 @@ def test_responses_end_as_the_template_ends_a_turn(demos, sft, tiny):
             made = tokenise(rows, tokenizer, 4096, {"prompt_style": style})
             for row in made.iter_rows(named=True):
                 prompt, response = (
-                    tokenizer.decode(row[f"{name}_token_ids"]) for name in ("prompt", "response")
+                    tokenizer.decode(row[f"{name}_token_ids"])
+                    for name in ("prompt", "response")
                 )
                 assert prompt.endswith(f"assistant\n{tag}")
                 assert response == row["response"].removeprefix(tag) + "<|im_end|>"
@@ -170,9 +203,9 @@ def test_the_chat_template_and_its_arguments_are_settings(demos, sft, tiny, tmp_
         train(replace(sft, chat_template=str(path)), demos, tmp_path / "run")
     path.write_text("{{ messages[0].content }}{% if short %}.{% endif %}")
     tokenizer = load_tokenizer(str(tiny), str(path))
-    row = tokenise(demonstrations(demos, sft).head(1), tokenizer, 4096, {}, {"short": True}).row(
-        0, named=True
-    )
+    row = tokenise(
+        demonstrations(demos, sft).head(1), tokenizer, 4096, {}, {"short": True}
+    ).row(0, named=True)
     assert tokenizer.decode(row["prompt_token_ids"]) == f"{row['prompt']}."
 
 
@@ -182,7 +215,9 @@ def test_held_out_trajectories_are_not_trained_on(demos, sft):
     assert held_out["trajectory"].n_unique() == 3
     assert not set(train_rows["trajectory"]) & set(held_out["trajectory"])
     assert len(train_rows) + len(held_out) == len(rows)
-    assert [part["trajectory"].n_unique() for part in split_held_out(rows, 0.99, seed=1)] == [1, 9]
+    assert [
+        part["trajectory"].n_unique() for part in split_held_out(rows, 0.99, seed=1)
+    ] == [1, 9]
 
 
 @pytest.mark.slow
@@ -190,12 +225,17 @@ def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(
     demos, sft, tmp_path, monkeypatch
 ):
     whole = train(sft, demos, tmp_path / "whole")
-    losses = [line["train/loss"] for line in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
+    losses = [
+        line["train/loss"]
+        for line in read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    ]
     assert losses[-1] < 0.8 * losses[0]
 
-    with monkeypatch.context() as patch:  # the first checkpoint is superseded by the second
+    # the first checkpoint is superseded by the second
+    with monkeypatch.context() as patch:
         patch.setattr(
-            "hgpo_train.training.checkpoint.remove_folder", Mock(side_effect=KeyboardInterrupt)
+            "hgpo_train.training.checkpoint.remove_folder",
+            Mock(side_effect=KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):
             train(sft, demos, tmp_path / "broken")
@@ -222,7 +262,10 @@ def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
     }
     for changes, message in (
         ({"seed": 1}, r"written with training\.seed = 0, not 1"),
-        ({"optimiser": {"learning_rate": 1.0}}, r"optimiser\.learning_rate = 0.003, not 1.0"),
+        (
+            {"optimiser": {"learning_rate": 1.0}},
+            r"optimiser\.learning_rate = 0.003, not 1.0",
+        ),
         ({"update": {"epochs": 2}}, r"with training\.update\.epochs"),
     ):
         with pytest.raises(InputError, match=message):
@@ -247,7 +290,9 @@ def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
     }
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(demos, sft, tiny, tmp_path):
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
+    demos, sft, tiny, tmp_path
+):
     """The error is one line, where the embedding would raise an IndexError."""
     tokenizer = load_tokenizer(str(tiny))
     small = TinyShape(
@@ -256,7 +301,9 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(demos, sft, tiny
     make_model(tokenizer, small).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     sft = replace(sft, model={"path": str(tmp_path / "model")})
-    with pytest.raises(InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+"):
+    with pytest.raises(
+        InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+"
+    ):
         train(sft, demos, tmp_path / "run")
 
 
@@ -283,7 +330,9 @@ def test_tables_without_prompts_or_successes_are_refused(tmp_path, sft):
 def test_reinforcement_learning_improves_a_weak_start(sft, template, config, runs):
     """Supervised training stops at two thirds of the tasks; the rest has to be learnt from reward."""
     few = play(runs.folder / "few", template, 6)
-    train(replace(sft, update={"epochs": 40}, prompt_loss=True), few, runs.folder / "sft")
+    train(
+        replace(sft, update={"epochs": 40}, prompt_loss=True), few, runs.folder / "sft"
+    )
     sizes = {
         "environment": {"max_steps": 14},
         "rollout": {"tasks": 8, "group_size": 8},
@@ -292,7 +341,11 @@ def test_reinforcement_learning_improves_a_weak_start(sft, template, config, run
     update = {"kl_weight": 0.0, "entropy_weight": 0.0, "mini_batch_size": 128}
     every = {"evaluation": {"every": 20}, "checkpoint": {"every": 20}}
     config = replace(
-        config, **sizes, **every, update=update, advantage={"parameters": {"reward_scale": 10.0}}
+        config,
+        **sizes,
+        **every,
+        update=update,
+        advantage={"parameters": {"reward_scale": 10.0}},
     )
     runs.train(replace(config, model={"path": str(runs.folder / "sft")}))
     lines = read_metrics(runs.folder / "run" / "metrics.jsonl")

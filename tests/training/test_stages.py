@@ -31,9 +31,15 @@ ORDER = ("collect", "score", "estimate", "update", "evaluate")
 def small(config):
     rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3}
     evaluation = {"every": 1, "tasks": 2, "before_training": False}
-    changes = {"environment": {"max_steps": 3}, "rollout": rollout, "evaluation": evaluation}
+    changes = {
+        "environment": {"max_steps": 3},
+        "rollout": rollout,
+        "evaluation": evaluation,
+    }
     advantage = {"estimator": "entropy_grpo", "parameters": {}}
-    return replace(config, iterations=2, advantage=advantage, checkpoint={"every": 2}, **changes)
+    return replace(
+        config, iterations=2, advantage=advantage, checkpoint={"every": 2}, **changes
+    )
 
 
 @pytest.fixture
@@ -68,10 +74,14 @@ def test_a_run_killed_at_a_stages_boundary_ends_in_the_same_bytes(
             files_of(run, name), files_of(whole.folder / "run", name), strict=True
         ):
             assert read_table(one).equals(read_table(other))
-    lines = [read_metrics(folder / "metrics.jsonl") for folder in (run, whole.folder / "run")]
+    lines = [
+        read_metrics(folder / "metrics.jsonl") for folder in (run, whole.folder / "run")
+    ]
     for one, other in zip(*lines, strict=True):
         names = [name for name in one if not name.startswith(("timing_s", "perf"))]
-        assert {name: one[name] for name in names} == {name: other[name] for name in names}
+        assert {name: one[name] for name in names} == {
+            name: other[name] for name in names
+        }
     assert not [problem for report in verify_run(run) for problem in report.problems]
 
 
@@ -105,7 +115,9 @@ def test_what_a_stage_left_is_read_again(small, runs, monkeypatch):
     """A run that is killed in its first update scores and estimates nothing again, and repeats no failed rollout."""
     config = replace(small, iterations=1, evaluation={"every": 0})
     with monkeypatch.context() as patched:
-        patched.setattr(stages._target(), "update", lambda *_: (_ for _ in ()).throw(Killed))
+        patched.setattr(
+            stages._target(), "update", lambda *_: (_ for _ in ()).throw(Killed)
+        )
         with pytest.raises(Killed):
             runs.train(config)
     folder = runs.folder / "run"
@@ -127,9 +139,13 @@ def test_what_a_stage_left_is_read_again(small, runs, monkeypatch):
 @pytest.fixture
 def interrupted(small, runs, monkeypatch):
     """The configuration and the folder of a run that is killed in its first update."""
-    config = replace(small, iterations=1, advantage={"estimator": "grpo"}, evaluation={"every": 0})
+    config = replace(
+        small, iterations=1, advantage={"estimator": "grpo"}, evaluation={"every": 0}
+    )
     with monkeypatch.context() as patched:
-        patched.setattr(stages._target(), "update", lambda *_: (_ for _ in ()).throw(Killed))
+        patched.setattr(
+            stages._target(), "update", lambda *_: (_ for _ in ()).throw(Killed)
+        )
         with pytest.raises(Killed):
             runs.train(config)
     return config, runs.folder / "run"
@@ -161,7 +177,8 @@ def test_tables_of_other_rows_are_not_trained_on(interrupted, runs, name):
     (path,) = files_of(folder, name)
     table = read_table(path)
     stored = pl.read_parquet_metadata(path)
-    path.with_name(f"{path.name}.sha256").unlink()  # otherwise it is damaged whatever its rows
+    # otherwise it is damaged whatever its rows
+    path.with_name(f"{path.name}.sha256").unlink()
     pl.concat([table, table]).write_parquet(path, metadata=stored)
     with pytest.raises(
         InputError, match=r"it has rows twice.; delete it, and it is computed again"
@@ -187,9 +204,14 @@ def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(
     (path,) = files_of(folder, "advantages")
     trained = read_table(path).sort("trajectory", "step")["advantage"]
     about = read_metadata(path, METADATA)["columns"]["advantage"]
-    assert (about["estimator"], about["parameters"]["strength"]) == ("entropy_grpo", 0.5)
+    assert (about["estimator"], about["parameters"]["strength"]) == (
+        "entropy_grpo",
+        0.5,
+    )
     steps = scan_steps(folder).sort("trajectory", "step").collect()
-    entropy = read_table(files_of(folder, "scores")[0]).sort("trajectory", "step")["entropy"]
+    entropy = read_table(files_of(folder, "scores")[0]).sort("trajectory", "step")[
+        "entropy"
+    ]
     plain = compute(steps, "grpo").collect()["advantage"]
     mean = steps.select("task_id", "group", entropy=entropy).select(
         pl.col("entropy").mean().over("task_id", "group")
@@ -203,7 +225,11 @@ def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(
     )
     assert source in (Path(__file__).parents[2] / "docs/estimators.md").read_text()
 
-    computed = compute(folder, "entropy_grpo").collect().sort("trajectory", "step")["advantage"]
+    computed = (
+        compute(folder, "entropy_grpo")
+        .collect()
+        .sort("trajectory", "step")["advantage"]
+    )
     assert computed.to_list() == trained.to_list()
     table = tmp_path / "table.parquet"
     code, _, errors = hgpo("advantages", folder, "-e", "entropy_grpo", "--out", table)
@@ -213,7 +239,10 @@ def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(
         == trained.to_list()
     )
     index = read_index(step_files(folder))
-    shown = [estimate(index, number, entropy_grpo)["columns"]["advantage"] for number in range(2)]
+    shown = [
+        estimate(index, number, entropy_grpo)["columns"]["advantage"]
+        for number in range(2)
+    ]
     assert sorted(shown[0] + shown[1]) == sorted(trained.to_list())
 
 
@@ -224,7 +253,10 @@ def test_a_run_killed_before_its_branches_are_committed_ends_in_the_same_bytes(
     """In the second iteration, whose rollouts are committed."""
     rollout = {"branch": "uniform", "tasks": 3, "group_size": 4}
     config = replace(
-        small, rollout=rollout, advantage={"estimator": "tree_grpo"}, environment={"max_steps": 5}
+        small,
+        rollout=rollout,
+        advantage={"estimator": "tree_grpo"},
+        environment={"max_steps": 5},
     )
     runs.train(config, "whole")
     branches = Lazy("hgpo_train.rollout.branch_groups").Branches
@@ -256,14 +288,20 @@ def test_a_run_killed_before_its_branches_are_committed_ends_in_the_same_bytes(
         for name in ("run", "whole")
     ]
     assert (
-        rows[0].drop("policy_s", "environment_s").equals(rows[1].drop("policy_s", "environment_s"))
+        rows[0]
+        .drop("policy_s", "environment_s")
+        .equals(rows[1].drop("policy_s", "environment_s"))
     )
     assert not [
-        problem for report in verify_run(runs.folder / "run") for problem in report.problems
+        problem
+        for report in verify_run(runs.folder / "run")
+        for problem in report.problems
     ]
 
 
-def test_estimators_and_rules_that_do_not_fit_branches_are_refused_before_rollouts(small, runs):
+def test_estimators_and_rules_that_do_not_fit_branches_are_refused_before_rollouts(
+    small, runs
+):
     for rule, estimator, line in (
         ("uniform", "grpo", "expected one over trees with rollout.branch = 'uniform'"),
         ("entropy", "tree_grpo", "expected one that reads no scores"),
@@ -271,6 +309,8 @@ def test_estimators_and_rules_that_do_not_fit_branches_are_refused_before_rollou
     ):
         with pytest.raises(InputError, match=line):
             runs.trainer(
-                replace(small, rollout={"branch": rule}, advantage={"estimator": estimator})
+                replace(
+                    small, rollout={"branch": rule}, advantage={"estimator": estimator}
+                )
             )
     assert not (runs.folder / "run").exists()

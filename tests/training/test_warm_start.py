@@ -21,7 +21,9 @@ from hgpo_train.training.tracking import read_metrics
 (Trainer,) = lazily("hgpo_train.training.trainer", "Trainer")
 WarmStart, warm_start = lazily("hgpo_train.training.warm_start", "WarmStart warm_start")
 
-SHAPE = TinyShape(vocabulary=512, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
+SHAPE = TinyShape(
+    vocabulary=512, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32
+)
 
 
 @pytest.mark.slow
@@ -30,10 +32,14 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
     config = load_config("tiny-webshop")
     display = Display(Console(file=io.StringIO()), 1)
     data = (str(bundled_folder()), str(bundled_folder()))
-    start = WarmStart(data=data, demonstrations=12, rows="all", epochs=2, batch=8, shape=SHAPE)
+    start = WarmStart(
+        data=data, demonstrations=12, rows="all", epochs=2, batch=8, shape=SHAPE
+    )
     first = warm_start(tmp_path / "first", config, start, display)
     steps = scan_steps(tmp_path / "first" / "demonstrations").collect()
-    assert steps.filter(steps["step"] == 0)["run"].value_counts().sort("run").rows() == [
+    assert steps.filter(steps["step"] == 0)["run"].value_counts().sort(
+        "run"
+    ).rows() == [
         ("00", 6),
         ("01", 6),
     ]
@@ -47,18 +53,28 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
         ({"shape": dataclasses.replace(SHAPE, width=48)}, "belongs to another model"),
     ):
         with pytest.raises(InputError, match=message):
-            warm_start(tmp_path / "first", config, dataclasses.replace(start, **change), display)
+            warm_start(
+                tmp_path / "first",
+                config,
+                dataclasses.replace(start, **change),
+                display,
+            )
     (tmp_path / "first" / "model" / ".warm-start").unlink()
     with pytest.raises(
         InputError, match="model was not created by this command and cannot be replaced"
     ):
         warm_start(tmp_path / "first", config, start, display)
     second = warm_start(
-        tmp_path / "second", config, dataclasses.replace(start, epochs=1), display, first
+        tmp_path / "second",
+        config,
+        dataclasses.replace(start, epochs=1),
+        display,
+        first,
     )
     assert not (tmp_path / "second" / "model").exists()
     losses = [
-        read_metrics(folder / "metrics.jsonl")[-1]["train/loss"] for folder in (first, second)
+        read_metrics(folder / "metrics.jsonl")[-1]["train/loss"]
+        for folder in (first, second)
     ]
     assert losses[1] < losses[0]
 
@@ -70,13 +86,18 @@ FirstTraining, first_training = lazily(
 
 def fewer_episodes(name):
     """Return a shipped configuration with a tenth of the episodes, which are short."""
-    sizes = {"rollout": {"tasks": 3, "group_size": 3}, "evaluation": {"tasks": 6, "group_size": 2}}
+    sizes = {
+        "rollout": {"tasks": 3, "group_size": 3},
+        "evaluation": {"tasks": 6, "group_size": 2},
+    }
     return replace(load_config(name), environment={"max_steps": 6}, **sizes)
 
 
 @pytest.mark.slow
 def test_one_iteration_of_the_bundled_model(tmp_path, monkeypatch):
-    monkeypatch.setattr("hgpo_train.training.first_training.load_config", fewer_episodes)
+    monkeypatch.setattr(
+        "hgpo_train.training.first_training.load_config", fewer_episodes
+    )
     monkeypatch.setattr("hgpo_train.training.display._SHORT_S", 0.0)
     shown = io.StringIO()
     result = first_training(tmp_path, Console(file=shown, width=200), iterations=1)
@@ -101,10 +122,14 @@ def test_one_iteration_of_the_bundled_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [("tiny-alfworld", 0.15), ("tiny-webshop", 0.02)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("tiny-alfworld", 0.15), ("tiny-webshop", 0.02)]
+)
 def test_the_bundled_models_solve_tasks(name, least, tmp_path):
     """As `hgpo train NAME` plays them: 96 rollouts of held-out tasks; they solve about 31% and 8%."""
-    config = replace(load_config(name), iterations=1, evaluation={"tasks": 24, "group_size": 4})
+    config = replace(
+        load_config(name), iterations=1, evaluation={"tasks": 24, "group_size": 4}
+    )
     trainer = Trainer(config, tmp_path / "run", Display(Console(file=io.StringIO()), 1))
     assert trainer.evaluate()["val/success_rate"] > least
 

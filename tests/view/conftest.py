@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 from groups import write_rich_run
-from viewed import hostile_rows, small_rows, write_token_run, write_trained, write_training
+from viewed import (
+    hostile_rows,
+    small_rows,
+    write_token_run,
+    write_trained,
+    write_training,
+)
 
 from hgpo_datasets import StepWriter
 
@@ -32,7 +38,9 @@ def _written(tmp_path_factory: pytest.TempPathFactory) -> Copied:
 
 
 @pytest.fixture
-def copied(_written: Copied, tmp_path: Path) -> Callable[[str, Callable[[Path], object]], Path]:
+def copied(
+    _written: Copied, tmp_path: Path
+) -> Callable[[str, Callable[[Path], object]], Path]:
     """Return a function that copies the run that a function writes to a folder of a name."""
     return lambda name, write: Path(shutil.copytree(_written(write), tmp_path / name))
 
@@ -73,14 +81,19 @@ def write_branched(folder: Path) -> None:
         "won": False,
     }
     won = {"terminated": True, "won": True, "reward": 1.0}
-    rows = [same | {"trajectory": "a", "step": step, "state": f"s{step}"} for step in range(3)]
+    rows = [
+        same | {"trajectory": "a", "step": step, "state": f"s{step}"}
+        for step in range(3)
+    ]
     rows.append(same | won | {"trajectory": "b", "step": 0, "state": "s0"})
     at_one = {"step": 1, "state": "s1", "parent": "a", "branch_step": 1}
     rows.append(same | at_one | {"trajectory": "c", "action": "stay"})
     rows.append(same | at_one | {"trajectory": "c", "action": "stay", "step": 2})
     rows.append(same | won | at_one | {"trajectory": "d", "action": "run"})
     rows.append(
-        same | won | {"trajectory": "e", "step": 2, "state": "s1", "parent": "c", "branch_step": 2}
+        same
+        | won
+        | {"trajectory": "e", "step": 2, "state": "s1", "parent": "c", "branch_step": 2}
     )
     with StepWriter(folder, config={"branches": {"at": "uniform"}}) as writer:
         writer.add_group(rows)
@@ -135,7 +148,10 @@ def browser() -> Iterator[Any]:
     """Headless Chromium."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+        filter(
+            None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+        ),
+        None,
     )
     if chromium is None:
         pytest.skip("needs Chromium")
@@ -147,7 +163,9 @@ def browser() -> Iterator[Any]:
         "--disable-sync",
     ]
     with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", *quiet])
+        found = driver.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", *quiet]
+        )
         yield found
         found.close()
 
@@ -155,17 +173,24 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def page(browser) -> Iterator[Any]:
     """A page without network that fails the test for an error in its console, or a request to another place."""
-    context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme="light")
+    context = browser.new_context(
+        viewport={"width": 1300, "height": 900}, color_scheme="light"
+    )
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(f"{error} {error.stack}"))
     page.on(
         "console",
-        lambda line: problems.append(line.text) if line.type in ("error", "warning") else None,
+        lambda line: (
+            problems.append(line.text) if line.type in ("error", "warning") else None
+        ),
     )
     here = ("http://127.0.0.1:", "file://", "data:")
     page.on(
-        "request", lambda asked: None if asked.url.startswith(here) else problems.append(asked.url)
+        "request",
+        lambda asked: (
+            None if asked.url.startswith(here) else problems.append(asked.url)
+        ),
     )
     page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
     # waits end when what they wait for is there: these are for a loaded machine
@@ -189,7 +214,9 @@ def viewer() -> Iterator[Callable[..., str]]:
             *map(str, runs),
             "--no-browser",
         ]
-        process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.PIPE, text=True
+        )
         running.append(process)
         assert process.stdout is not None
         found = re.search(r"http://\S+", process.stdout.readline())

@@ -64,7 +64,12 @@ def get() -> Callable[..., Get]:
 def test_the_overview_counts_a_small_run(small_run, get) -> None:
     seen = get(small_run)("runs/0/overview")
     total = seen["total"]
-    assert (total["tasks"], seen["groups"], total["episodes"], total["steps"]) == (2, 2, 8, 22)
+    assert (total["tasks"], seen["groups"], total["episodes"], total["steps"]) == (
+        2,
+        2,
+        8,
+        22,
+    )
     assert seen["config"] == {"policy": "written by hand"}
     assert (total["aborted"], total["success"]) == (2, 4 / 6)
     assert total["valid"] == 16 / 18  # of the steps of rollouts that were not aborted
@@ -96,7 +101,9 @@ def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get) -> None:
     assert document("runs/0/overview")["total"]["bounds"] == [0, 1]
     for query in ({}, {"chance": "1"}):
         (sentence,) = document("runs/0/levels", **query)["sentences"]
-        assert sentence == "Every rollout was aborted (2), so there is nothing to compare."
+        assert (
+            sentence == "Every rollout was aborted (2), so there is nothing to compare."
+        )
 
 
 def test_rollouts_are_columns(small_run, get) -> None:
@@ -133,7 +140,9 @@ def test_what_the_steps_of_a_rollout_give(trained_run, token_run, get) -> None:
     spread = document("runs/0/estimates", estimator="trained")["spread"]
     assert spread == [2.0, 2.0, 2.0, *[None] * 5] * 2 + [None] * 8
     table = scan_steps(trained_run).collect()
-    advantages = compute(table, "grpo").collect().filter(trajectory="omega/0/w")["advantage"]
+    advantages = (
+        compute(table, "grpo").collect().filter(trajectory="omega/0/w")["advantage"]
+    )
     assert (
         document("runs/0/estimates", estimator="grpo")["spread"][4]
         == advantages.max() - advantages.min()
@@ -151,7 +160,8 @@ def test_what_the_steps_of_a_rollout_give(trained_run, token_run, get) -> None:
 def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> None:
     """In the other run, x wins the task as well."""
     rows = [
-        row | {"won": row["won"] or row["trajectory"][-1] == "x"} for row in small_rows("omega")
+        row | {"won": row["won"] or row["trajectory"][-1] == "x"}
+        for row in small_rows("omega")
     ]
     with StepWriter(tmp_path / "other") as writer:
         writer.add_group(rows[:9])
@@ -159,7 +169,9 @@ def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> 
     seen = document("runs/0/against/1")
     assert seen["total"] == 1
     difference = seen["differences"]["success"]
-    assert [difference["low"], difference["high"]] == pytest.approx(paired_interval([1 / 3]))
+    assert [difference["low"], difference["high"]] == pytest.approx(
+        paired_interval([1 / 3])
+    )
     assert difference["difference"] == pytest.approx(1 / 3)
     assert (difference["tasks"], difference["better"], difference["worse"]) == (1, 1, 0)
     ((ours, theirs),) = (task["sides"] for task in seen["tasks"])
@@ -172,7 +184,12 @@ def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> 
     assert document("runs/0/against/2") == {"differences": {}, "total": 0, "tasks": []}
     same = document("runs/2/against/2")["differences"]["success"]
     assert (same["low"], same["high"]) == paired_interval([0.0] * 6)
-    assert (same["difference"], same["tasks"], same["better"], same["worse"]) == (0, 6, 0, 0)
+    assert (same["difference"], same["tasks"], same["better"], same["worse"]) == (
+        0,
+        6,
+        0,
+        0,
+    )
 
 
 def test_a_group_is_its_rows(rich_run, get) -> None:
@@ -189,15 +206,25 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
         assert [members[place]["trajectory"] for place in steps["trajectory"]] == rows[
             "trajectory"
         ].to_list()
-        assert [seen["states"][place] for place in steps["state"]] == rows["state"].to_list()
-        assert [seen["actions"][place] for place in steps["action"]] == rows["action"].to_list()
-        nexts = [None if place is None else seen["states"][place] for place in steps["next"]]
-        following = pl.coalesce("next_state", pl.col("state").shift(-1).over("trajectory"))
+        assert [seen["states"][place] for place in steps["state"]] == rows[
+            "state"
+        ].to_list()
+        assert [seen["actions"][place] for place in steps["action"]] == rows[
+            "action"
+        ].to_list()
+        nexts = [
+            None if place is None else seen["states"][place] for place in steps["next"]
+        ]
+        following = pl.coalesce(
+            "next_state", pl.col("state").shift(-1).over("trajectory")
+        )
         assert nexts == rows.select(next=following)["next"].to_list()
         for kind, stem in (("states", "history"), ("states_actions", "context")):
             for k, numbers in enumerate(seen["contexts"][kind]):
                 hashes = rows[f"{stem}_hash_{k}"].to_list()
-                assert [number is None for number in numbers] == [one is None for one in hashes]
+                assert [number is None for number in numbers] == [
+                    one is None for one in hashes
+                ]
                 assert (
                     len(set(zip(numbers, hashes, strict=True)))
                     == len(set(numbers))
@@ -208,7 +235,8 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
 
 
 @pytest.mark.parametrize(
-    "env_id", ["HGPO/ALFWorld-v0", pytest.param("HGPO/WebShop-v0", marks=pytest.mark.slow)]
+    "env_id",
+    ["HGPO/ALFWorld-v0", pytest.param("HGPO/WebShop-v0", marks=pytest.mark.slow)],
 )
 def test_a_step_is_its_row(rich_run, get, tmp_path: Path, env_id: str) -> None:
     run = rich_run if env_id == "HGPO/ALFWorld-v0" else tmp_path / "run"
@@ -246,10 +274,14 @@ def test_advantages_are_those_of_the_library(rich_run, get, estimator: str) -> N
     document = get(rich_run)
     for number in (0, 4):
         group = document(f"runs/0/groups/{number}")
-        seen = document(f"runs/0/groups/{number}/estimates", estimator=estimator, set="gamma=0.5")
+        seen = document(
+            f"runs/0/groups/{number}/estimates", estimator=estimator, set="gamma=0.5"
+        )
         assert seen["parameters"]["gamma"] == 0.5
         rows = expected.slice(group["row"], group["rows"])
-        assert_series_equal(pl.Series("advantage", seen["columns"]["advantage"]), rows["advantage"])
+        assert_series_equal(
+            pl.Series("advantage", seen["columns"]["advantage"]), rows["advantage"]
+        )
 
 
 def test_search_finds_texts(small_run, get) -> None:
@@ -326,7 +358,9 @@ def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
 
 
 def save(client: TestClient, origin: str = "http://127.0.0.1:8000", **note: Any) -> Any:
-    return client.post(f"/{TOKEN}/api/runs/0/notes", json=note, headers={"origin": origin})
+    return client.post(
+        f"/{TOKEN}/api/runs/0/notes", json=note, headers={"origin": origin}
+    )
 
 
 def test_a_note_is_kept_beside_the_run(small_run) -> None:
@@ -337,7 +371,9 @@ def test_a_note_is_kept_beside_the_run(small_run) -> None:
         ("w", None, "fine"),
         ("x", 2.0, "loops\n\u202e"),
     ):
-        save(client, trajectory=f"alpha/0/{name}", score=score, note=text).raise_for_status()
+        save(
+            client, trajectory=f"alpha/0/{name}", score=score, note=text
+        ).raise_for_status()
     assert client.get(f"/{TOKEN}/api/versions").json() != [before]
     notes = client.get(f"/{TOKEN}/api/runs/0/notes").json()
     assert [(note["trajectory"], note["score"], note["note"]) for note in notes] == [
@@ -367,16 +403,22 @@ def test_a_note_is_kept_beside_the_run(small_run) -> None:
 )
 def test_what_is_no_note_is_refused(small_run, note: dict[str, Any], line: str) -> None:
     answer = save(client_of(small_run), **note)
-    assert (answer.status_code, line in answer.json()["error"]) == (400, True), answer.text
+    assert (answer.status_code, line in answer.json()["error"]) == (400, True), (
+        answer.text
+    )
     assert not (small_run / "notes.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    "origin", ["", "null", "http://evil.example", "http://127.0.0.1:8001", "http://127.0.0.1"]
+    "origin",
+    ["", "null", "http://evil.example", "http://127.0.0.1:8001", "http://127.0.0.1"],
 )
 def test_another_sites_page_saves_no_note(small_run, origin: str) -> None:
     assert (
-        save(client_of(small_run), origin, trajectory="alpha/0/w", note="theirs").status_code == 403
+        save(
+            client_of(small_run), origin, trajectory="alpha/0/w", note="theirs"
+        ).status_code
+        == 403
     )
     assert not (small_run / "notes.jsonl").exists()
 
@@ -437,20 +479,36 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
         f"api/runs/{'9' * 5000}/overview",
     ]
     absent += [
-        f"api/runs/0/{part}/{'9' * 5000}" for part in ("groups", "against", "steps", "steps/0")
+        f"api/runs/0/{part}/{'9' * 5000}"
+        for part in ("groups", "against", "steps", "steps/0")
     ]
     for path, status in (
         *((path, 403) for path in refused),
         *((f"/the-token/{path}", 404) for path in absent),
     ):
         assert client.get(path, follow_redirects=False).status_code == status, path
-    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost.evil"):
+    for host in (
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "",
+        "localhost.evil",
+    ):
         answer = client.get(f"/{TOKEN}/api/runs", headers={"host": host})
         assert (answer.status_code, answer.text) == (400, "unknown host")
-    for host in ("localhost", "LOCALHOST:9", "127.0.0.1", "[::1]:9", "10.1.2.3:9", "here:8"):
+    for host in (
+        "localhost",
+        "LOCALHOST:9",
+        "127.0.0.1",
+        "[::1]:9",
+        "10.1.2.3:9",
+        "here:8",
+    ):
         assert is_known_host(host, frozenset({"localhost", "here"}))
     assert (
-        client.post(f"/{TOKEN}/api/runs", headers={"origin": "http://127.0.0.1:8000"}).status_code
+        client.post(
+            f"/{TOKEN}/api/runs", headers={"origin": "http://127.0.0.1:8000"}
+        ).status_code
         == 405
     )
     for method in ("put", "delete", "patch", "options"):
@@ -464,17 +522,29 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
         ("runs/0/groups/2", "group: expected a number from 0 to 1, received 2"),
         ("runs/0/steps/22/1", "row: expected a number from 0 to 21, received 22"),
         ("runs/0/steps/0/51", "steps: expected a number from 1 to 50, received 51"),
-        (f"runs/0/groups/0/estimates?set=gamma={'9' * 5000}", "parameter gamma: expected float"),
+        (
+            f"runs/0/groups/0/estimates?set=gamma={'9' * 5000}",
+            "parameter gamma: expected float",
+        ),
         ("runs/0/results?rows=", "expected at least one rollout"),
         ("runs/0/results?rows=é", "expected bits in base64"),
         (
             "runs/0/estimates?set=history_length=99",
             "expected at most 8, the depth of the stored contexts",
         ),
-        ("runs/0/estimates?estimator=trained", "expected the advantages of a training run"),
+        (
+            "runs/0/estimates?estimator=trained",
+            "expected the advantages of a training run",
+        ),
         ("runs/0/search?text=", "expected what to search for"),
-        ("runs/0/groups/0/estimates?estimator=os:system", "unknown estimator 'os:system'"),
-        ("runs/0/groups/0/estimates?set=state_key=os:system", "unknown state key 'os:system'"),
+        (
+            "runs/0/groups/0/estimates?estimator=os:system",
+            "unknown estimator 'os:system'",
+        ),
+        (
+            "runs/0/groups/0/estimates?set=state_key=os:system",
+            "unknown state key 'os:system'",
+        ),
         (
             "runs/0/groups/0/estimates?set=alpha=much",
             "parameter alpha: expected float, received 'much'",
@@ -583,10 +653,14 @@ def change_manifest(run: Path, name: str, value: str) -> None:
     previous = ""
     lines = []
     for line in (run / "manifest.jsonl").read_bytes().splitlines():
-        values = {name: item for name, item in json.loads(line).items() if name != "check"}
+        values = {
+            name: item for name, item in json.loads(line).items() if name != "check"
+        }
         if "config" in values:
             values["config"] = {name: "VALUE"}
-        text = json.dumps(values, sort_keys=True, separators=(",", ":")).replace('"VALUE"', value)
+        text = json.dumps(values, sort_keys=True, separators=(",", ":")).replace(
+            '"VALUE"', value
+        )
         check = xxhash.xxh3_64_hexdigest(previous.encode() + text.encode())
         lines.append(f'{{"check":"{check}",{text[1:]}')
         previous = check
@@ -595,7 +669,9 @@ def change_manifest(run: Path, name: str, value: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", HOSTILE_TRAINING.values(), ids=HOSTILE_TRAINING)
-def test_a_hostile_manifest_disables_no_list(small_run, six_tasks, training: str) -> None:
+def test_a_hostile_manifest_disables_no_list(
+    small_run, six_tasks, training: str
+) -> None:
     """The run is listed; what of it can be read is shown, and the rest is one line."""
     change_manifest(small_run, "training", training)
     client = client_of(small_run, six_tasks)
@@ -630,7 +706,9 @@ def test_a_damaged_manifest_is_an_entry_that_says_so(
 
 
 @pytest.mark.parametrize("metrics", HOSTILE_METRICS.values(), ids=HOSTILE_METRICS)
-def test_damaged_lines_of_metrics_are_left_out(training_run, six_tasks, metrics: bytes) -> None:
+def test_damaged_lines_of_metrics_are_left_out(
+    training_run, six_tasks, metrics: bytes
+) -> None:
     good = b'{"iteration": 7, "loss": 0.5}\n'
     (training_run / "metrics.jsonl").write_bytes(metrics + b"\n" + good)
     client = client_of(training_run, six_tasks)

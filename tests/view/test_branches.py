@@ -20,8 +20,17 @@ def test_a_branch_is_below_its_parent(branched_run) -> None:
     """c and d leave a at step 1, and e leaves c at step 2."""
     (source,) = open_sources([str(branched_run)])
     document = group_document(source.index(), 0)
-    assert [one["trajectory"] for one in document["trajectories"]] == ["a", "b", "c", "d", "e"]
-    assert document["tree"] == {"order": [0, 2, 4, 3, 1], "parent": [None, None, 0, 0, 2]}
+    assert [one["trajectory"] for one in document["trajectories"]] == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+    ]
+    assert document["tree"] == {
+        "order": [0, 2, 4, 3, 1],
+        "parent": [None, None, 0, 0, 2],
+    }
 
 
 @pytest.mark.parametrize(
@@ -35,7 +44,11 @@ def test_a_branch_is_below_its_parent(branched_run) -> None:
         ([("b", "a", 1), ("a", None, 0)], [1, 0], [1, None]),
         ([("a", "a", 1), ("b", None, 0)], [1, 0], [None, None]),
         ([("a", "b", 0), ("b", "a", 0)], [0, 1], [None, None]),
-        ([("a", "nobody", 1), ("b", "a", 2**31 - 1), ("c", "a", 0)], [0, 1, 2], [None, None, None]),
+        (
+            [("a", "nobody", 1), ("b", "a", 2**31 - 1), ("c", "a", 0)],
+            [0, 1, 2],
+            [None, None, None],
+        ),
     ],
     ids=["later first", "parent below", "of itself", "of each other", "no such step"],
 )
@@ -56,7 +69,9 @@ def test_the_spread_of_a_rollout_is_of_its_own_rows(branched_run) -> None:
         assert spread == own.max() - own.min()
 
 
-def test_a_run_with_branches_is_shown_with_estimators_over_trees(branched_run, tmp_path) -> None:
+def test_a_run_with_branches_is_shown_with_estimators_over_trees(
+    branched_run, tmp_path
+) -> None:
     """Estimators of whole rollouts refuse branches, and all tasks would be left out."""
     written = write_page(open_sources([str(branched_run)]), tmp_path / "page.html")
     assert (written.tasks, written.problems) == (1, [])

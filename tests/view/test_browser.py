@@ -64,7 +64,9 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None
     expect(level.locator(".value")).to_have_text("+5.000")  # (10 - 0) / 2
     page.get_by_label("B: estimator").select_option("rloo")
     expect(page.locator(".advantages")).to_contain_text("B: rloo")
-    rloo = compute(scan_steps(small_run), "rloo", reward_scale=10).collect()["advantage"][0]
+    rloo = compute(scan_steps(small_run), "rloo", reward_scale=10).collect()[
+        "advantage"
+    ][0]
     expect(page.locator(".advantages > div").nth(1).locator("dd").first).to_have_text(
         f"+{rloo:.3f}"
     )
@@ -105,7 +107,9 @@ def test_the_keyboard_alone(viewer, page, small_run) -> None:
     press("s")
     expect(page.get_by_text("4 states", exact=False).first).to_be_visible()
     press("g")
-    expect(page.get_by_role("link", name="Trajectories")).to_have_attribute("aria-current", "page")
+    expect(page.get_by_role("link", name="Trajectories")).to_have_attribute(
+        "aria-current", "page"
+    )
     press("d")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     press("?")
@@ -141,12 +145,16 @@ def test_a_transcript(viewer, page, small_run) -> None:
         f"A {'−' if value < 0 else '+'}{abs(value):.2f}"
     )
     level = region(page, "Level 0")
-    level.get_by_role("row", name="…w · 1").get_by_role("button", name="what differs").click()
+    level.get_by_role("row", name="…w · 1").get_by_role(
+        "button", name="what differs"
+    ).click()
     difference = region(level, "Difference")
     expect(difference.locator("del")).to_have_text("b")
     expect(difference.locator("ins")).to_have_text("a")
     page.goto(f"{address}#/small/step/alpha%2F0%2Fx/1")
-    expect(page.get_by_text("Invalid: the environment did not accept it")).to_be_visible()
+    expect(
+        page.get_by_text("Invalid: the environment did not accept it")
+    ).to_be_visible()
     expect(turns.nth(1).locator(".margin")).to_contain_text("invalid")
     page.goto(f"{address}#/small/step/alpha%2F0%2Fz/0")
     expect(page.get_by_text("Aborted: the server hung up")).to_be_visible()
@@ -183,7 +191,8 @@ def test_a_long_conversation_with_tools(viewer, page, tmp_path) -> None:
         '{"name": "find", "arguments": {"n": 0}}'
     )
     expect(page.get_by_text("thought 150")).to_have_count(0)
-    expect(region(page, "Trajectories")).to_have_class(re.compile("more"))  # it fades at its edge
+    # it fades at its edge
+    expect(region(page, "Trajectories")).to_have_class(re.compile("more"))
     page.mouse.move(400, 500)
     page.mouse.wheel(0, 3000)
     expect(page).not_to_have_url(re.compile("t%2F0/0$"))
@@ -198,7 +207,10 @@ def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) 
     strips = page.locator(".strips tbody tr .strip")
     expect(strips).to_have_count(4)
     places = [
-        [one.inner_text().strip() or "-" for one in strips.nth(row).locator("> *").all()]
+        [
+            one.inner_text().strip() or "-"
+            for one in strips.nth(row).locator("> *").all()
+        ]
         for row in range(4)
     ]
     column = {
@@ -211,22 +223,29 @@ def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) 
     assert column["y"][2] == column["w"][2]
 
 
-def test_branches_are_lanes_that_leave_their_parents(viewer, page, branched_run, tmp_path) -> None:
+def test_branches_are_lanes_that_leave_their_parents(
+    viewer, page, branched_run, tmp_path
+) -> None:
     """c and d leave a at step 1, and e leaves c at step 2; also in a file."""
     file = tmp_path / "page.html"
     write_page(open_sources([str(branched_run)]), file)
     for address in (viewer(branched_run), file.as_uri()):
         page.goto(f"{address}#/branched/group/0")
         lanes = page.locator(".lanes tbody tr")
-        expect(lanes.locator("th")).to_have_text(["✗ a", "✗ ↳ c", "✓ ↳ e", "✓ ↳ d", "✓ b"])
+        expect(lanes.locator("th")).to_have_text(
+            ["✗ a", "✗ ↳ c", "✓ ↳ e", "✓ ↳ d", "✓ b"]
+        )
         columns = [
             [one.get_attribute("class") for one in lane.locator(".strip > *").all()]
             for lane in lanes.all()
         ]
         first = [sum("gap" in (kind or "") for kind in kinds) for kinds in columns]
-        assert first == [1, 2, 3, 2, 1], "an empty column, and one for each step of the parent"
+        assert first == [1, 2, 3, 2, 1], (
+            "an empty column, and one for each step of the parent"
+        )
         through = [
-            [at for at, kind in enumerate(kinds) if "line" in (kind or "")] for kinds in columns
+            [at for at, kind in enumerate(kinds) if "line" in (kind or "")]
+            for kinds in columns
         ]
         assert through == [[], [1], [1], [], []], "the line from a to d"
         lanes.nth(2).get_by_role("link").first.focus()
@@ -249,7 +268,9 @@ def test_branches_are_lanes_that_leave_their_parents(viewer, page, branched_run,
 def test_links_keep_every_setting(viewer, page, small_run) -> None:
     """K, estimators and filters are in the address, which another page opens."""
     address = viewer(small_run)
-    settings = "a=hgpo%3Ahistory_length%3D1%3Aalpha%3D2&b=rloo&filter=%27omega%27&sort=length"
+    settings = (
+        "a=hgpo%3Ahistory_length%3D1%3Aalpha%3D2&b=rloo&filter=%27omega%27&sort=length"
+    )
     page.goto(f"{address}#/small/step/omega%2F0%2Fw/1?{settings}")
     expect(page.locator(".advantages")).to_contain_text("B: rloo")
     page.get_by_text("Estimators and their parameters").click()
@@ -260,8 +281,12 @@ def test_links_keep_every_setting(viewer, page, small_run) -> None:
     page.keyboard.press("Tab")
     page.get_by_role("link", name="iteration 0").click()
     page.get_by_role("link", name="Graph of states").click()
-    expect(page).to_have_url(re.compile(r"group/1/graph\?.*history_length%3D0.*sort=length"))
-    page.get_by_role("navigation", name="Views").get_by_role("link", name="Rollouts").click()
+    expect(page).to_have_url(
+        re.compile(r"group/1/graph\?.*history_length%3D0.*sort=length")
+    )
+    page.get_by_role("navigation", name="Views").get_by_role(
+        "link", name="Rollouts"
+    ).click()
     expect(page.get_by_label("Filter", exact=True)).to_have_value("'omega'")
     expect(page.get_by_role("columnheader", name="length")).to_have_attribute(
         "aria-sort", "ascending"
@@ -272,7 +297,8 @@ def test_links_keep_every_setting(viewer, page, small_run) -> None:
 
 def test_rollouts_and_texts_are_found(viewer, page, small_run) -> None:
     page.goto(f"{viewer(small_run)}#/small")
-    page.get_by_role("link", name="find", exact=True).click()  # the type of a task, in its row
+    # the type of a task, in its row
+    page.get_by_role("link", name="find", exact=True).click()
     rows = page.locator(".every-rollout tbody tr")
     expect(rows).to_have_count(4)
     page.get_by_role("button", name="Clear filters").click()
@@ -310,8 +336,12 @@ def test_a_note_is_saved_and_found(viewer, page, small_run, tmp_path) -> None:
     page.get_by_label("Score of this rollout").fill("-1.5")
     page.get_by_role("button", name="Save note").click()
     expect(page.get_by_text("saved 20")).to_be_visible()
-    page.get_by_role("navigation", name="Views").get_by_role("link", name="Rollouts").click()
-    page.get_by_label("Filter", exact=True).fill("my_score < 0 and note contains 'LOOPS'")
+    page.get_by_role("navigation", name="Views").get_by_role(
+        "link", name="Rollouts"
+    ).click()
+    page.get_by_label("Filter", exact=True).fill(
+        "my_score < 0 and note contains 'LOOPS'"
+    )
     rows = page.locator(".every-rollout tbody tr")
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("<img src=x onerror")
@@ -350,20 +380,34 @@ def test_steps_where_two_estimators_disagree(viewer, page, rich_run) -> None:
         .filter((signs[0] != signs[1]).fill_null(False))
     )
     name, apart = steps.group_by("trajectory", maintain_order=True).agg("step").row(0)
-    page.goto(f"{viewer(rich_run)}#/rich/step/{quote(name, safe='')}/{apart[-1]}?b=grpo")
+    page.goto(
+        f"{viewer(rich_run)}#/rich/step/{quote(name, safe='')}/{apart[-1]}?b=grpo"
+    )
     badges = page.locator(".turn", has_text="A ≠ B")
     expect(badges).to_have_count(len(apart))
     assert [int(turn.get_attribute("data-step")) for turn in badges.all()] == apart
     for key, ends in (("p", apart[0]), ("n", apart[-1])):
         for _ in apart[1:]:
-            page.keyboard.press(key)  # at once: each starts where the one before it ended
+            # at once: each starts where the one before it ended
+            page.keyboard.press(key)
         expect(page).to_have_url(re.compile(f"/{ends}\\?"))
 
 
 def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path) -> None:
     """Also of a table without next states, which does not say where rollouts ended."""
-    columns = ("task", "trajectory", "step", "state", "action", "reward", "action_valid", "won")
-    scan_steps(small_run).select(columns).collect().write_parquet(tmp_path / "plain.parquet")
+    columns = (
+        "task",
+        "trajectory",
+        "step",
+        "state",
+        "action",
+        "reward",
+        "action_valid",
+        "won",
+    )
+    scan_steps(small_run).select(columns).collect().write_parquet(
+        tmp_path / "plain.parquet"
+    )
     address = viewer(small_run, tmp_path / "plain.parquet")
     page.goto(f"{address}#/plain.parquet/group/0/graph")
     expect(page.get_by_text("where rollouts ended is unknown")).to_be_visible()
@@ -377,7 +421,9 @@ def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path) -> No
         "start",
         "start",
     ]
-    expect(page.get_by_text("1 state where a rollout ended without success")).to_have_count(0)
+    expect(
+        page.get_by_text("1 state where a rollout ended without success")
+    ).to_have_count(0)
     page.get_by_label("Highlight a trajectory").select_option(index=1)
     page.get_by_text("States as a table").click()
     page.get_by_role("button", name="room b").click()
@@ -390,8 +436,13 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
     page.get_by_role("link", name="Compare").click()
     table = region(page, "Results of the runs")
     expect(table.get_by_role("row", name="training")).to_contain_text("66.7%")
-    for row, colour in (("small", "rgb(22, 104, 201)"), ("training", "rgb(197, 90, 0)")):
-        expect(table.get_by_role("row", name=row).locator(".interval")).to_have_css("color", colour)
+    for row, colour in (
+        ("small", "rgb(22, 104, 201)"),
+        ("training", "rgb(197, 90, 0)"),
+    ):
+        expect(table.get_by_role("row", name=row).locator(".interval")).to_have_css(
+            "color", colour
+        )
         expect(table.get_by_role("row", name=row).locator(".key")).to_have_css(
             "background-color", colour
         )
@@ -405,17 +456,24 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
     page.get_by_label("Smoothing").fill("0.5")
     loss = page.locator("figure", has_text="loss/policy, smoothed")
     loss.get_by_text("Table").click()
-    expect(loss.get_by_role("row")).to_have_text(["environment stepstraining", "01.00", "110.67"])
+    expect(loss.get_by_role("row")).to_have_text(
+        ["environment stepstraining", "01.00", "110.67"]
+    )
     with page.expect_download() as saved:
         page.get_by_role("button", name="CSV").click()
     table = pl.read_csv(saved.value.path()).filter(run="training", metric="loss/policy")
-    assert table.select("iteration", "steps", "value").rows() == [(0, 0, 1.0), (1, 11, 0.5)]
+    assert table.select("iteration", "steps", "value").rows() == [
+        (0, 0, 1.0),
+        (1, 11, 0.5),
+    ]
     tasks = region(page, "Tasks of two runs")
     expect(tasks.get_by_text("success: 0.0 points in training")).to_be_visible()
     tasks.get_by_role("button", name="find the key of alpha").click()
     expect(tasks.locator(".strips")).to_have_count(2)
     settings = region(page, "Differences of configurations")
-    expect(settings.get_by_role("row", name="policy")).to_contain_text("written by hand")
+    expect(settings.get_by_role("row", name="policy")).to_contain_text(
+        "written by hand"
+    )
     page.get_by_label("Run", exact=True).select_option("training")
     expect(page.get_by_role("heading", name="training")).to_be_visible()
     page.get_by_label("Horizontal axis").select_option("iteration")
@@ -426,7 +484,9 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
     expect(page.locator(".every-rollout tbody tr")).to_have_count(4)
 
 
-def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path) -> None:
+def test_the_graph_of_all_groups_of_a_task(
+    viewer, page, training_run, tmp_path
+) -> None:
     """Three iterations of four rollouts; also in a file, from the groups that it contains."""
     file = tmp_path / "page.html"
     write_page(open_sources([str(training_run)]), file)
@@ -437,11 +497,14 @@ def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path)
         expect(
             page.get_by_text("All 3 groups of this task in the run, 12 rollouts")
         ).to_be_visible()
-        expect(page.locator(".node")).to_have_count(4)  # as in one group: the states are the same
+        # as in one group: the states are the same
+        expect(page.locator(".node")).to_have_count(4)
         expect(page.locator(".edges path").first).to_have_attribute(
             "style", re.compile("opacity: (?!0.08)")
         )
-        page.get_by_label("Highlight an iteration").select_option("iteration 2: 2 of 4 won")
+        page.get_by_label("Highlight an iteration").select_option(
+            "iteration 2: 2 of 4 won"
+        )
         page.get_by_text("States as a table").click()
         page.get_by_role("button", name="room b").click()
         facts = region(page, "Selected state")
@@ -471,12 +534,18 @@ def test_a_training_run_begins_with_what_it_was_trained_on(
     expect(page.locator(".advantages")).to_contain_text("A: grpo")
     page.get_by_text("Estimators and their parameters").click()
     page.get_by_label("A: estimator").select_option("trained")
-    expect(page.locator(".advantages > div").nth(0).locator("dd").first).to_have_text("+1.250")
+    expect(page.locator(".advantages > div").nth(0).locator("dd").first).to_have_text(
+        "+1.250"
+    )
     page.goto(f"{address}#/small/step/alpha%2F0%2Fw/1")
     expect(page.locator(".advantages")).to_contain_text("A: hgpo")
-    expect(page.get_by_label("A: estimator").get_by_role("option", name="trained")).to_have_count(0)
+    expect(
+        page.get_by_label("A: estimator").get_by_role("option", name="trained")
+    ).to_have_count(0)
     page.goto(f"{address}#/small/compare?with=trained")
-    region(page, "Tasks of two runs").get_by_role("button", name="find the key of alpha").click()
+    region(page, "Tasks of two runs").get_by_role(
+        "button", name="find the key of alpha"
+    ).click()
     expect(
         page.locator(".strips").nth(1).get_by_label("step 1, advantage +1.25").first
     ).to_be_attached()
@@ -488,7 +557,9 @@ def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
     tokens = page.locator(".tokens > span")
     expect(page.get_by_text("The tokens of the response")).to_be_visible()
     expect(tokens.last).to_have_text("<|end|>")
-    expect(tokens.last).to_have_attribute("title", re.compile(r"token \d+, id \d+: probability"))
+    expect(tokens.last).to_have_attribute(
+        "title", re.compile(r"token \d+, id \d+: probability")
+    )
     expect(page.locator(".tokens")).to_contain_text("go 0</action>")
     page.goto(f"{address}#/run/step/t%2F1/0")
     expect(page.locator(".tokens")).to_contain_text("<img src=x onerror")
@@ -507,7 +578,9 @@ def test_what_chance_gives_at_a_step(viewer, page, small_run) -> None:
     expect(
         level.get_by_role("row", name="…x · 1").get_by_role("cell", name="−0.10")
     ).to_be_visible()
-    expect(level).to_contain_text(f"(by chance {mean(drawn):.3f} ± {pstdev(drawn):.3f})")
+    expect(level).to_contain_text(
+        f"(by chance {mean(drawn):.3f} ± {pstdev(drawn):.3f})"
+    )
     expect(level).to_contain_text("In a group of two, A1 is +1 and −1")
 
 
@@ -515,7 +588,9 @@ def test_what_chance_gives_at_a_step(viewer, page, small_run) -> None:
 
 
 def assert_nothing_ran(page: Any) -> None:
-    found = run_in(page, "JSON.stringify([typeof window.hacked, document.title === 'hacked'])")
+    found = run_in(
+        page, "JSON.stringify([typeof window.hacked, document.title === 'hacked'])"
+    )
     assert json.loads(found) == ["undefined", False]
     assert (
         page.locator(
@@ -530,7 +605,8 @@ def run_in(page: Any, expression: str) -> Any:
     """Evaluate an expression from outside: the page's policy allows no `eval`."""
     session = page.context.new_cdp_session(page)
     done = session.send(
-        "Runtime.evaluate", {"expression": expression, "awaitPromise": True, "returnByValue": True}
+        "Runtime.evaluate",
+        {"expression": expression, "awaitPromise": True, "returnByValue": True},
     )
     assert "exceptionDetails" not in done, done
     return done["result"]["value"]
@@ -569,7 +645,9 @@ def test_hostile_texts_are_shown_and_not_run(viewer, page, hostile_run) -> None:
 
     def state(name: str) -> Any:
         page.goto(f"{address}#/hostile/group/0")
-        page.locator(".strips tbody tr").nth(names.index(name)).locator(".strip a").nth(1).click()
+        page.locator(".strips tbody tr").nth(names.index(name)).locator(".strip a").nth(
+            1
+        ).click()
         expect(page.get_by_text("step 1 of 2")).to_be_visible()
         return region(page, "State of step 1")
 
@@ -601,7 +679,9 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
     rows = page.locator(".every-rollout tbody tr")
     expect(rows).to_have_count(4)
     spread = (
-        compute(scan_steps(small_run), "hgpo").collect().filter(trajectory="alpha/0/y")["advantage"]
+        compute(scan_steps(small_run), "hgpo")
+        .collect()
+        .filter(trajectory="alpha/0/y")["advantage"]
     )
     expect(rows.nth(2)).to_contain_text(f"{spread.max() - spread.min():.2f}")
     rows.nth(0).get_by_role("link").click()
@@ -619,7 +699,9 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
 def test_no_findings_of_axe(
     viewer, browser, small_run, training_run, branched_run, scheme: str, width: int
 ) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme
+    )
     context.add_init_script(path=AXE)
     page = context.new_page()
     address = viewer(small_run, training_run, branched_run)
@@ -644,7 +726,10 @@ def test_no_findings_of_axe(
         expect(page.get_by_text(text).last).to_be_attached()
         page.wait_for_load_state("networkidle")
         found = json.loads(
-            run_in(page, "axe.run(document).then((found) => JSON.stringify(found.violations))")
+            run_in(
+                page,
+                "axe.run(document).then((found) => JSON.stringify(found.violations))",
+            )
         )
         nodes = [
             (rule["id"], node["html"], node["failureSummary"])

@@ -37,7 +37,9 @@ def server(small_run: Path, request: pytest.FixtureRequest) -> Iterator[str]:
         str(small_run),
         "--no-browser",
     ]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     address = re.search(r"http://\S+", process.stdout.readline())
     assert address
@@ -68,7 +70,11 @@ def drip(connection: socket.socket) -> None:
 @pytest.mark.parametrize("server", [3600], indirect=True)
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n"],
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 9\r\n",
+    ],
 )
 def test_a_thousand_half_open_connections(server: str, sent: bytes) -> None:
     """There are four times as many as the server may open files, and no deadline helps."""

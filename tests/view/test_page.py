@@ -23,15 +23,30 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
     done: list[tuple[int, int]] = []
     chosen = {"tasks": 2, "estimators": ("hgpo", "rloo")}
     written = write_page(
-        open_sources([str(rich_run)]), file, progress=lambda *shown: done.append(shown), **chosen
+        open_sources([str(rich_run)]),
+        file,
+        progress=lambda *shown: done.append(shown),
+        **chosen,
     )
-    assert (written.tasks, written.left_out, written.bytes) == (2, 0, file.stat().st_size)
+    assert (written.tasks, written.left_out, written.bytes) == (
+        2,
+        0,
+        file.stat().st_size,
+    )
     assert done == [(1, 2), (2, 2)]
     answers = data_of(file)["answers"]
-    assert [task["task_id"] for task in answers["runs/0/rollouts"]["tasks"]] == ["task 0", "task 1"]
+    assert [task["task_id"] for task in answers["runs/0/rollouts"]["tasks"]] == [
+        "task 0",
+        "task 1",
+    ]
     rows = sum(answers["runs/0/rollouts"]["columns"]["length"])
     assert (
-        sum(len(steps) for key, steps in answers.items() if key.startswith("runs/0/steps/")) == rows
+        sum(
+            len(steps)
+            for key, steps in answers.items()
+            if key.startswith("runs/0/steps/")
+        )
+        == rows
     )
     assert answers["runs/0/groups/1/estimates/rloo"]["parameters"]["reward_scale"] == 10
     assert data_of(file)["opened"] == ["hgpo", "rloo"], "the pair that is shown first"
@@ -41,9 +56,9 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
 def test_tasks_by_id(rich_run, tmp_path) -> None:
     file = tmp_path / "page.html"
     write_page(open_sources([str(rich_run)]), file, task_ids=("task 4",))
-    assert [task["task_id"] for task in data_of(file)["answers"]["runs/0/rollouts"]["tasks"]] == [
-        "task 4"
-    ]
+    assert [
+        task["task_id"] for task in data_of(file)["answers"]["runs/0/rollouts"]["tasks"]
+    ] == ["task 4"]
     with pytest.raises(InputError, match="unknown task 'task 9'; did you mean 'task "):
         write_page(open_sources([str(rich_run)]), file, task_ids=("task 9",))
 
@@ -71,7 +86,10 @@ def test_a_damaged_run_does_not_spoil_the_page_of_others(
     shutil.copytree(small_run, tmp_path / "damaged")
     shard = tmp_path / "damaged" / "steps" / "steps-000000.parquet"
     group = parquet.read_metadata(shard).row_group(0)
-    chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
+    chunks = {
+        chunk.path_in_schema: chunk
+        for chunk in map(group.column, range(group.num_columns))
+    }
     at = chunks[column].data_page_offset
     size = chunks[column].total_compressed_size
     data = shard.read_bytes()
@@ -85,7 +103,9 @@ def test_a_damaged_run_does_not_spoil_the_page_of_others(
     assert re.fullmatch(r".*damaged: .*cannot be read: .*; left out", problem)
 
 
-def test_the_policy_of_a_page_allows_its_own_script_alone(hostile_run, tmp_path) -> None:
+def test_the_policy_of_a_page_allows_its_own_script_alone(
+    hostile_run, tmp_path
+) -> None:
     file = tmp_path / "page.html"
     write_page(open_sources([str(hostile_run)]), file)
     page = file.read_text()
@@ -127,8 +147,14 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
         ("https://host/run", "expected a local run, received the URL https://host/run"),
         (". -o page.html", "is not a run, and contains none"),
         ("RUN -o .", "expected a file, received a folder"),
-        ("RUN -o page.html --tasks 0", "--tasks: expected a positive number, received 0"),
-        ("RUN -o page.html --max-mb 0", "--max-mb: expected a positive number, received 0"),
+        (
+            "RUN -o page.html --tasks 0",
+            "--tasks: expected a positive number, received 0",
+        ),
+        (
+            "RUN -o page.html --max-mb 0",
+            "--max-mb: expected a positive number, received 0",
+        ),
         ("RUN -o page.html --task nothing", "unknown task 'nothing'"),
         ("RUN -o page.html -e ppo", "unknown estimator 'ppo'"),
         ("RUN --port 99999", "port must be 0-65535"),
@@ -171,7 +197,8 @@ def test_without_the_extra_a_page_can_be_written_and_one_line_says_how_to_instal
     done = python(ABSENT, "view", small_run, "--no-browser")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
-        r"error: this needs (starlette|uvicorn): pip install .*\[view\]'?\n", done.stderr
+        r"error: this needs (starlette|uvicorn): pip install .*\[view\]'?\n",
+        done.stderr,
     )
     done = python(ABSENT, "view", small_run, "-o", tmp_path / "page.html")
     assert (done.returncode, done.stderr) == (0, "")
@@ -193,7 +220,9 @@ def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
         "terminated": True,
         "won": False,
     }
-    rows = [{**step, "trajectory": f"t{at}", "state": text} for at, text in enumerate(texts)]
+    rows = [
+        {**step, "trajectory": f"t{at}", "state": text} for at, text in enumerate(texts)
+    ]
     with StepWriter(tmp_path / "run") as writer:
         writer.add_group(rows)
     write_page(open_sources([str(tmp_path / "run")]), tmp_path / "page.html")
@@ -205,10 +234,16 @@ def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_all_tasks_are_in_the_page_unless_it_says_so(rich_run, six_tasks, tmp_path) -> None:
+def test_all_tasks_are_in_the_page_unless_it_says_so(
+    rich_run, six_tasks, tmp_path
+) -> None:
     sources = open_sources([str(rich_run), str(six_tasks)])
     file = tmp_path / "page.html"
     assert write_page(sources, file).left_out == 0
-    assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 6, "of": 6}] * 2
+    assert [run["selection"] for run in data_of(file)["runs"]] == [
+        {"tasks": 6, "of": 6}
+    ] * 2
     write_page(sources, file, tasks=2)
-    assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 2, "of": 6}] * 2
+    assert [run["selection"] for run in data_of(file)["runs"]] == [
+        {"tasks": 2, "of": 6}
+    ] * 2

@@ -12,7 +12,8 @@ VIEWER = Path(__file__).parents[2] / "viewer"
 ESBUILD = VIEWER / "node_modules/.bin/esbuild"
 
 pytestmark = pytest.mark.skipif(
-    not (shutil.which("node") and ESBUILD.exists()), reason="needs Node, and `npm ci` in viewer/"
+    not (shutil.which("node") and ESBUILD.exists()),
+    reason="needs Node, and `npm ci` in viewer/",
 )
 
 
@@ -54,7 +55,8 @@ def test_shares_round_as_the_commands_round_them() -> None:
         numbers[:4],
     )
     expected = [
-        [f"{one:.{digits}f}".replace("-", "−") for digits in range(3)] for one in numbers[:4]
+        [f"{one:.{digits}f}".replace("-", "−") for digits in range(3)]
+        for one in numbers[:4]
     ]
     assert shown == expected
 
@@ -72,10 +74,14 @@ def test_shares_round_as_the_commands_round_them() -> None:
         ("", []),
     ],
 )  # fmt: skip
-def test_a_response_is_split_into_its_parts(response: str, parts: list[list[str | None]]) -> None:
+def test_a_response_is_split_into_its_parts(
+    response: str, parts: list[list[str | None]]
+) -> None:
     assert (
         called(
-            "response_parts", "page.partsOf(values).map((one) => [one.kind, one.text])", response
+            "response_parts",
+            "page.partsOf(values).map((one) => [one.kind, one.text])",
+            response,
         )
         == parts
     )
@@ -148,7 +154,9 @@ def test_filters_choose_rollouts() -> None:
 
 
 def test_filters_that_cannot_be_read_are_one_line() -> None:
-    column = "expected a column (see “Columns and operators”) or a text in quotes, received"
+    column = (
+        "expected a column (see “Columns and operators”) or a text in quotes, received"
+    )
     refused = {
         "color = 'red'": f"{column} color",
         "length": "expected = != <> < <= > >= after length, received the end",
@@ -163,4 +171,6 @@ def test_filters_that_cannot_be_read_are_one_line() -> None:
         "": [0, 1],
     }
     found = filtered(list(refused))
-    assert found == [line if line == [0, 1] else f"filter: {line}" for line in refused.values()]
+    assert found == [
+        line if line == [0, 1] else f"filter: {line}" for line in refused.values()
+    ]

@@ -39,10 +39,17 @@ def test_the_six_columns_suffice(tmp_path: Path) -> None:
     seen = overview_document(source, source.index())
     assert source.document()["name"] == "mine.parquet"
     assert seen["total"].items() >= {"tasks": 2, "episodes": 4, "steps": 8}.items()
-    assert seen["total"]["success"] is None, "the table does not say which rollouts were won"
+    assert seen["total"]["success"] is None, (
+        "the table does not say which rollouts were won"
+    )
     group = group_document(source.index(), 1)
     assert group["task_id"] == "b"
-    assert [group["states"][place] for place in group["steps"]["state"]] == ["s", "t", "s", "t"]
+    assert [group["states"][place] for place in group["steps"]["state"]] == [
+        "s",
+        "t",
+        "s",
+        "t",
+    ]
     assert group["steps"]["step"] == [0, 1, 0, 1], "counted from 0"
     (step,) = step_documents(source.index(), 7)
     assert (step["action"], step["action_valid"], step["prompt"]) == (None, False, None)
@@ -52,7 +59,9 @@ def test_the_six_columns_suffice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("estimator", ["hgpo", "gigpo", "rloo"])
 def test_advantages_are_those_of_the_table(tmp_path: Path, estimator: str) -> None:
     path = tmp_path / "mine.parquet"
-    keys = pl.col("state").replace_strict({"s": 7, "t": 7, "u": 8}, return_dtype=pl.Int64)
+    keys = pl.col("state").replace_strict(
+        {"s": 7, "t": 7, "u": 8}, return_dtype=pl.Int64
+    )
     # with gaps, and states that count as equal
     table = TABLE.with_columns(pl.col("step") * 5, state_hash=keys)
     table.write_parquet(path)
@@ -60,7 +69,9 @@ def test_advantages_are_those_of_the_table(tmp_path: Path, estimator: str) -> No
     index = source.index()
     expected = compute(table, estimator).collect()["advantage"]
     found = [
-        estimate(index, number, estimator_with(estimator, (), [estimator]))["columns"]["advantage"]
+        estimate(index, number, estimator_with(estimator, (), [estimator]))["columns"][
+            "advantage"
+        ]
         for number in (0, 1)
     ]
     assert_series_equal(pl.Series("advantage", [*found[0], *found[1]]), expected)
@@ -97,7 +108,12 @@ def test_the_flags_and_columns_of_a_table(tmp_path: Path) -> None:
     assert source.index().episodes["task_id"].to_list() == ["r1/a"] * 2 + ["r2/b"] * 2
     assert source.index().episodes.filter("won")["trajectory"].to_list() == ["r1/y"]
     group = group_document(source.index(), 0)
-    assert [group["states"][place] for place in group["steps"]["next"]] == ["t", "end", "u", "end"]
+    assert [group["states"][place] for place in group["steps"]["next"]] == [
+        "t",
+        "end",
+        "u",
+        "end",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +165,9 @@ def test_texts_without_the_utf8_mark(tmp_path: Path, hgpo) -> None:
     )
     TABLE.write_parquet(marked)
     TABLE.cast(dict.fromkeys(texts, pl.Binary)).write_parquet(unmarked)
-    TABLE.cast({"state": pl.Binary}).with_columns(state=pl.lit(b"\xff")).write_parquet(broken)
+    TABLE.cast({"state": pl.Binary}).with_columns(state=pl.lit(b"\xff")).write_parquet(
+        broken
+    )
     for name, *options in (["stats"], ["advantages", "--overwrite"], ["view", "-o"]):
         seen = []
         for table in (marked, unmarked, broken):

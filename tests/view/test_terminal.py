@@ -36,7 +36,10 @@ def screen_text(app: TerminalViewer) -> str:
     """Return what the terminal shows now, line by line."""
     width, height = app.size
     strips = app.screen._compositor.render_strips()
-    rows = ["".join(segment.text for segment in strip if not segment.control) for strip in strips]
+    rows = [
+        "".join(segment.text for segment in strip if not segment.control)
+        for strip in strips
+    ]
     assert len(rows) == height
     return "\n".join(row[:width].rstrip() for row in rows)
 
@@ -70,7 +73,9 @@ async def test_a_person_walks_to_a_step(small_run: Path, size: tuple[int, int]) 
             assert text in shown
         shown = await press(pilot, "enter")
         assert [
-            row.split(" · ")[2].split()[:2] for row in shown.splitlines() if "alpha/0/x" in row
+            row.split(" · ")[2].split()[:2]
+            for row in shown.splitlines()
+            if "alpha/0/x" in row
         ] == [["3", "steps"]]
         await press(pilot, "down", "enter", "down")
         assert "alpha/0/w · return 1 · 3 steps\nstep 0 ·" in shown_step(app)
@@ -97,14 +102,20 @@ async def test_the_advantages_are_those_of_the_estimators(small_run: Path) -> No
     async with app.run_test(size=(140, 45)) as pilot:
         await press(pilot, "enter", "down", "enter", "down", "down")
         for name, given in [("hgpo", {"history_length": 1}), ("grpo", {})]:
-            expected = compute(steps, name, reward_scale=10, **given).collect()["advantage"][1]
-            row = next(row for row in shown_step(app).splitlines() if row.startswith(name))
+            expected = compute(steps, name, reward_scale=10, **given).collect()[
+                "advantage"
+            ][1]
+            row = next(
+                row for row in shown_step(app).splitlines() if row.startswith(name)
+            )
             assert f" {expected:+.3f} " in row
         assert "k = 2" not in shown_step(app)
 
 
 @pytest.mark.slow
-async def test_a_training_run_begins_with_what_it_was_trained_on(trained_run: Path) -> None:
+async def test_a_training_run_begins_with_what_it_was_trained_on(
+    trained_run: Path,
+) -> None:
     app = viewer(trained_run)
     assert list(app.compared) == ["trained", "gigpo"]
     assert app.compared["gigpo"].parameters.gamma == 0.5
@@ -115,14 +126,17 @@ async def test_a_training_run_begins_with_what_it_was_trained_on(trained_run: Pa
 
 
 @pytest.mark.slow
-async def test_estimators_are_refused_at_once_or_where_they_have_no_depth(small_run: Path) -> None:
+async def test_estimators_are_refused_at_once_or_where_they_have_no_depth(
+    small_run: Path,
+) -> None:
     with pytest.raises(InputError, match="unknown estimator 'rlooo'"):
         viewer(small_run, estimators=("rlooo",))
     app = viewer(small_run, estimators=("hgpo:history_length=99",))
     async with app.run_test(size=(140, 45)) as pilot:
         await press(pilot, "enter", "down", "enter", "down", "down")
-        assert "expected at most 8, the depth of the stored contexts, received 99" in shown_step(
-            app
+        assert (
+            "expected at most 8, the depth of the stored contexts, received 99"
+            in shown_step(app)
         )
 
 
@@ -146,7 +160,9 @@ async def test_branches_are_below_their_parents(branched_run: Path) -> None:
             "won b",
         ]
         await press(pilot, "down", "down", "enter", "down")
-        assert "lost c · return 0 · 2 steps · from step 1 of a\nstep 1 ·" in shown_step(app)
+        assert "lost c · return 0 · 2 steps · from step 1 of a\nstep 1 ·" in shown_step(
+            app
+        )
 
 
 @pytest.mark.slow
@@ -208,9 +224,9 @@ async def test_a_hostile_run_is_shown(hostile_run: Path) -> None:
             app.screen.query_one(Tree).move_cursor(rollout.children[1])
             shown = await press(pilot)
             assert "State" in shown_step(app)
-            assert not {one for one in shown if unicodedata.category(one) in ("Cc", "Cf", "Cs")} - {
-                "\n"
-            }
+            assert not {
+                one for one in shown if unicodedata.category(one) in ("Cc", "Cf", "Cs")
+            } - {"\n"}
     assert app.return_code in (0, None)
 
 

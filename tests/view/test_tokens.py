@@ -30,18 +30,25 @@ def test_each_token_has_its_text(token_run: Path, row: int) -> None:
     assert joined.replace("\ufffd", "") == RESPONSES[row].translate(
         {0x2014: "", 0x202E: "", 0xEF: ""}
     )
-    assert len(texts) == scan_steps(token_run).collect()["response_token_ids"].list.len()[row]
+    assert (
+        len(texts)
+        == scan_steps(token_run).collect()["response_token_ids"].list.len()[row]
+    )
 
 
 def test_a_tokenizer_that_wrote_other_texts_is_not_used(tmp_path: Path) -> None:
     run = write_token_run(tmp_path)
     vocabulary = {f"word{number}": number for number in range(300)}
-    other = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="word0"))
+    other = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(vocabulary, unk_token="word0")
+    )
     other.save(str(tmp_path / "model/tokenizer.json"))
     assert texts_of(run, 0) is None
 
 
-@pytest.mark.parametrize("response", ["go 0", "go<|end|>0", "<think>\ngo<|end|>0", "go 1"])
+@pytest.mark.parametrize(
+    "response", ["go 0", "go<|end|>0", "<think>\ngo<|end|>0", "go 1"]
+)
 def test_responses_with_special_tokens_and_a_tag_of_the_prompt(
     token_run: Path, response: str
 ) -> None:
@@ -119,7 +126,8 @@ def test_a_run_without_tokens(tmp_path: Path, token_run: Path) -> None:
         "reward": 0.0,
     }
     with StepWriter(
-        tmp_path / "bare", config={"policy": {"name": f"transformers:{tmp_path / 'model'}"}}
+        tmp_path / "bare",
+        config={"policy": {"name": f"transformers:{tmp_path / 'model'}"}},
     ) as writer:
         writer.add_group([row])
     assert texts_of(tmp_path / "bare", 0) is None
@@ -135,7 +143,12 @@ DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
         {"type": "Sequence", "decoders": [DOUBLING] * 60},
         {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""},
         {"type": "WordPiece", "prefix": "##" * 100, "cleanup": False},
-        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        },
     ],
 )
 def test_the_decoder_of_a_stranger_is_not_run(

@@ -14,7 +14,10 @@ from hgpo_train.view.estimates import estimate
 from hgpo_train.view.page import write_page
 from hgpo_train.view.sources import open_sources
 
-TRAINING = {"advantage.estimator": "rloo", "advantage.parameters": {"reward_scale": 1.0}}
+TRAINING = {
+    "advantage.estimator": "rloo",
+    "advantage.parameters": {"reward_scale": 1.0},
+}
 
 
 def run_with(folder: Path, training: dict[str, object]) -> Path:
@@ -31,7 +34,9 @@ def test_the_stored_advantages_are_those_of_the_run(trained_run: Path) -> None:
     for number in range(6):
         seen = estimate(index, number, None)
         trained = [0.25, 1.25, 2.25] * 3 + [None, None]  # z was aborted
-        assert seen["columns"]["advantage"] == (trained if number in (0, 2) else [None] * 11)
+        assert seen["columns"]["advantage"] == (
+            trained if number in (0, 2) else [None] * 11
+        )
         gamma = 0.5 if number < 4 else 0.95  # of the iteration's table, or the default
         won = [10 * gamma**2, 10 * gamma, 10.0]
         assert seen["columns"]["return"][:3] == pytest.approx(won)
@@ -43,13 +48,16 @@ def test_a_run_without_stored_advantages_has_none(small_run: Path) -> None:
     assert not source.document()["stored"]
     assert trained_advantages(small_run) is None
     with pytest.raises(
-        InputError, match="expected the advantages of a training run in the folder 'advantages'"
+        InputError,
+        match="expected the advantages of a training run in the folder 'advantages'",
     ):
         estimate(source.index(), 0, None)
 
 
 @pytest.mark.parametrize("damage", ["bytes", "another table", "rows twice", "texts"])
-def test_damaged_advantages_are_one_line_with_their_place(trained_run: Path, damage: str) -> None:
+def test_damaged_advantages_are_one_line_with_their_place(
+    trained_run: Path, damage: str
+) -> None:
     (source,) = open_sources([str(trained_run)])
     file = trained_run / "advantages" / "000001.parquet"
     table = pl.read_parquet(file)
@@ -63,7 +71,9 @@ def test_damaged_advantages_are_one_line_with_their_place(trained_run: Path, dam
     else:
         shutil.rmtree(file.parent)
         file.parent.mkdir()
-        table.with_columns(advantage=pl.lit("much")).write_parquet(file, metadata=metadata)
+        table.with_columns(advantage=pl.lit("much")).write_parquet(
+            file, metadata=metadata
+        )
     with pytest.raises(InputError, match=r"advantages") as raised:
         estimate(source.index(), 0, None)
     assert str(raised.value).startswith(str(trained_run / "advantages"))
@@ -71,21 +81,30 @@ def test_damaged_advantages_are_one_line_with_their_place(trained_run: Path, dam
 
 
 @pytest.mark.slow
-def test_a_page_begins_with_what_was_trained_on(trained_run: Path, tmp_path: Path) -> None:
+def test_a_page_begins_with_what_was_trained_on(
+    trained_run: Path, tmp_path: Path
+) -> None:
     write_page(open_sources([str(trained_run)]), tmp_path / "page.html")
     data = data_of(tmp_path / "page.html")
     assert data["runs"][0]["stored"]
-    assert data["answers"]["runs/0/groups/0/estimates/trained"]["columns"]["advantage"][:3] == [
+    assert data["answers"]["runs/0/groups/0/estimates/trained"]["columns"]["advantage"][
+        :3
+    ] == [
         0.25,
         1.25,
         2.25,
     ]
-    assert data["answers"]["runs/0/groups/0/estimates/gigpo"]["parameters"]["gamma"] == 0.5
+    assert (
+        data["answers"]["runs/0/groups/0/estimates/gigpo"]["parameters"]["gamma"] == 0.5
+    )
 
 
 def test_a_page_has_the_estimator_of_the_training_run(tmp_path: Path) -> None:
     sources = open_sources([str(run_with(tmp_path / "run", TRAINING))])
-    assert sources[0].document()["trained"] == {"name": "rloo", "set": {"reward_scale": 1.0}}
+    assert sources[0].document()["trained"] == {
+        "name": "rloo",
+        "set": {"reward_scale": 1.0},
+    }
     write_page(sources, tmp_path / "page.html")
     answers = data_of(tmp_path / "page.html")["answers"]
     for name in ("rloo", "gigpo"):
@@ -98,7 +117,10 @@ def test_a_page_has_the_estimator_of_the_training_run(tmp_path: Path) -> None:
     [
         {},
         {"advantage.estimator": "adaptive", "advantage.parameters": {}},
-        {"advantage.estimator": "hgpo", "advantage.parameters": {"state_key": "evil:module"}},
+        {
+            "advantage.estimator": "hgpo",
+            "advantage.parameters": {"state_key": "evil:module"},
+        },
     ],
 )
 def test_an_estimator_that_needs_the_policy_or_a_module_is_not_taken(

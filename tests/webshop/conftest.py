@@ -30,9 +30,14 @@ def awkward_records() -> tuple[list[dict], dict, dict]:
     items = []
     attributes = {}
     human = {}
-    for number, (title, description, bullets, price, options, own) in enumerate(AWKWARD * 12):
+    for number, (title, description, bullets, price, options, own) in enumerate(
+        AWKWARD * 12
+    ):
         asin = f"B0{number:08d}" if number % 17 else f"b0low{number:05d}"
-        choices = {name: [{"value": value} for value in values] for name, values in options.items()}
+        choices = {
+            name: [{"value": value} for value in values]
+            for name, values in options.items()
+        }
         item = {
             "asin": asin,
             "name": f"{title} {number}" if number >= len(AWKWARD) else title,
@@ -47,7 +52,9 @@ def awkward_records() -> tuple[list[dict], dict, dict]:
             "category": ("fashion", "garden")[number % 2],
             "query": " Pants " if number % 3 else "sofas",
         }
-        item["product_category"] = "Clothing › Men › Pants" if number % 3 else "Home › Sofas"
+        item["product_category"] = (
+            "Clothing › Men › Pants" if number % 3 else "Home › Sofas"
+        )
         items.append(item | {"images": ["x.jpg"]})
         attributes[asin] = {
             "attributes": own,

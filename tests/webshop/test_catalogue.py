@@ -31,13 +31,18 @@ def record(asin="B000000001", **changes):
     }
     fields |= {"customization_options": {"Size": [{"value": "5"}, {"value": "6"}]}}
     fields |= {"product_category": "Clothing › Shoes"}
-    return {name: value for name, value in (fields | changes).items() if value is not ...}
+    return {
+        name: value for name, value in (fields | changes).items() if value is not ...
+    }
 
 
 def made(tmp_path, records, attributes=None, human=None, **options):
     """Return a catalogue of some records."""
     paths = write(
-        tmp_path / "raw", json.dumps(records), json.dumps(attributes or {}), json.dumps(human or {})
+        tmp_path / "raw",
+        json.dumps(records),
+        json.dumps(attributes or {}),
+        json.dumps(human or {}),
     )
     build(*paths, tmp_path / "out", nouns="stand-in", **options)
     return Catalogue.open(tmp_path / "out")
@@ -57,7 +62,10 @@ def test_recorded_products(shared, recorded):
     nouns = json.loads(gzip.decompress((raw / "nouns.json.gz").read_bytes()))
     documents = list(
         map(
-            json.loads, gzip.decompress((raw / "documents_1000.jsonl.gz").read_bytes()).splitlines()
+            json.loads,
+            gzip.decompress(
+                (raw / "documents_1000.jsonl.gz").read_bytes()
+            ).splitlines(),
         )
     )
     assert len(documents) == len(catalogue) == catalogue.manifest["products"]
@@ -75,7 +83,11 @@ def test_recorded_products(shared, recorded):
         original = document["product"]
         texts = product.title, product.description, product.bullet_points
         assert document["contents"] == indexed_text(*texts, product.options)
-        found = {"asin": product.asin, "Title": product.title, "Description": product.description}
+        found = {
+            "asin": product.asin,
+            "Title": product.title,
+            "Description": product.description,
+        }
         found |= {
             "BulletPoints": list(product.bullet_points),
             "Attributes": list(product.attributes),
@@ -85,14 +97,21 @@ def test_recorded_products(shared, recorded):
             "pricing": list(product.prices),
             "query": product.query,
         }
-        found |= {"options": {name: list(values) for name, values in product.options.items()}}
-        found |= {"category": product.category, "product_category": product.product_category}
+        found |= {
+            "options": {name: list(values) for name, values in product.options.items()}
+        }
+        found |= {
+            "category": product.category,
+            "product_category": product.product_category,
+        }
         assert found.items() <= original.items()
         assert list(product.options) == list(original["options"])
         assert list(product.nouns) == nouns[product.title]
         assert catalogue.index_of(product.asin) == product.index
         for ours, theirs in zip(
-            instructions.get(product.index, []), original.get("instructions", []), strict=True
+            instructions.get(product.index, []),
+            original.get("instructions", []),
+            strict=True,
         ):
             assert ours.items() <= theirs.items()
         assert catalogue.combinations[product.index] == np.prod(
@@ -129,8 +148,14 @@ def test_irregular_records(tmp_path):
     cases = (
         ({"pricing": ...}, {"prices": (100.0,), "price_text": "$100.0"}),
         ({"pricing": "$1,234.50"}, {"prices": (1234.5,), "price_text": "$1234.5"}),
-        ({"pricing": "$5 - $7 - $9"}, {"prices": (5.0, 7.0), "price_text": "$5.0 to $7.0"}),
-        ({"pricing": "$15 ($1 / Ounce)"}, {"prices": (15.0, 1.0), "price_text": "$15.0 to $1.0"}),
+        (
+            {"pricing": "$5 - $7 - $9"},
+            {"prices": (5.0, 7.0), "price_text": "$5.0 to $7.0"},
+        ),
+        (
+            {"pricing": "$15 ($1 / Ounce)"},
+            {"prices": (15.0, 1.0), "price_text": "$15.0 to $1.0"},
+        ),
         (
             {"pricing": "$0.1 - $" + "9" * 400},
             {"prices": (0.1, float("inf")), "price_text": "$0.1 to $inf"},
@@ -146,14 +171,20 @@ def test_irregular_records(tmp_path):
         ({"name": "A\ud800B"}, {"title": "A\ufffdB"}),
     )
     catalogue = made(
-        tmp_path, [record(f"B{number}", **changes) for number, (changes, _) in enumerate(cases)]
+        tmp_path,
+        [record(f"B{number}", **changes) for number, (changes, _) in enumerate(cases)],
     )
     for product, (_, expected) in zip(catalogue, cases, strict=True):
         assert {name: getattr(product, name) for name in expected} == expected
 
 
 def test_unusable_records_can_be_skipped(tmp_path):
-    records = [record("B1", pricing="9"), record("B2"), record("B3", name=5), record("B1")]
+    records = [
+        record("B1", pricing="9"),
+        record("B2"),
+        record("B3", name=5),
+        record("B1"),
+    ]
     catalogue = made(tmp_path, records, skip_unusable=True)
     assert [product.asin for product in catalogue] == ["B2", "B1"]
     assert catalogue.manifest["skipped"]["unusable"] == 2
@@ -174,8 +205,12 @@ def test_the_piece_size_does_not_matter(tmp_path, monkeypatch, piece):
     ]
     text = json.dumps(records, ensure_ascii=False, indent=1)
     (tmp_path / "a.json").write_text(f" \n{text}\n ", "utf-8")
-    assert list(raw_files.elements(tmp_path / "a.json", "[")) == list(enumerate(records))
-    (tmp_path / "b.json").write_text(json.dumps({"a": 1, 'b"c': [], "d": "x" * 300}), "utf-8")
+    assert list(raw_files.elements(tmp_path / "a.json", "[")) == list(
+        enumerate(records)
+    )
+    (tmp_path / "b.json").write_text(
+        json.dumps({"a": 1, 'b"c': [], "d": "x" * 300}), "utf-8"
+    )
     assert list(raw_files.elements(tmp_path / "b.json", "{")) == [
         ("a", 1),
         ('b"c', []),
@@ -193,7 +228,9 @@ def test_a_catalogue_deleted_while_open_stays_usable(tmp_path):
     assert catalogue.product(2_999).title == "Shoes word2999x"
     assert catalogue.search("word1234x") == (1234,)
     assert list(catalogue.human_instructions()) == []
-    assert catalogue.products_where("category", "fashion").tolist() == list(range(3_000))
+    assert catalogue.products_where("category", "fashion").tolist() == list(
+        range(3_000)
+    )
 
 
 def json_of(**changes):
@@ -213,8 +250,16 @@ def test_bad_files_raise_a_one_line_error_and_leave_no_files(tmp_path):
             json_of(asin="B2", pricing="9.99"),
             "record 0 (B2): expected a price with '$', received '9.99'",
         ),
-        (0, json_of(small_description=None), "'small_description': expected a list of texts"),
-        (0, json_of(customization_options={"A": [{"v": "x"}]}), "field 'value' is missing"),
+        (
+            0,
+            json_of(small_description=None),
+            "'small_description': expected a list of texts",
+        ),
+        (
+            0,
+            json_of(customization_options={"A": [{"v": "x"}]}),
+            "field 'value' is missing",
+        ),
         (0, b'[{"asin": "\xff"}]', "not UTF-8"),
         (0, b'[{"a": ' + b"[" * 100_000, "record 0"),
         (0, gzip.compress(json_of())[:-12], "cannot be read to its end"),
@@ -223,7 +268,11 @@ def test_bad_files_raise_a_one_line_error_and_leave_no_files(tmp_path):
             b'{"B1": {"attributes": "x"}}',
             "entry 'B1': field 'attributes': expected a list of texts, received 'x'",
         ),
-        (1, b'{"B1": {"attributes": []}', "expected ',' or '}', received the end of the file"),
+        (
+            1,
+            b'{"B1": {"attributes": []}',
+            "expected ',' or '}', received the end of the file",
+        ),
         (
             2,
             b'{"B000000001": [{"instruction": "x"}]}',
@@ -232,13 +281,17 @@ def test_bad_files_raise_a_one_line_error_and_leave_no_files(tmp_path):
         (3, b"{}", "no list of nouns for the title 'Red Shoes'"),
         (3, b"", "cannot read the nouns"),
     ):
-        *contents, nouns = (content if place == number else own for number, own in enumerate(good))
+        *contents, nouns = (
+            content if place == number else own for number, own in enumerate(good)
+        )
         paths = write(tmp_path / "raw", *contents)
         (tmp_path / "raw/nouns.json").write_bytes(nouns)
         with pytest.raises(InputError, match=r"^[^\n]+$") as error:
             build(*paths, tmp_path / "out", nouns=tmp_path / "raw/nouns.json")
         assert line in str(error.value)
-        assert place == 2 or str([*paths, tmp_path / "raw/nouns.json"][place]) in str(error.value)
+        assert place == 2 or str([*paths, tmp_path / "raw/nouns.json"][place]) in str(
+            error.value
+        )
         assert not (tmp_path / "out").exists()
 
 
@@ -255,14 +308,20 @@ def test_errors_of_opening(tmp_path):
             data[:-1] + bytes([data[-1] ^ 1]),
             "documents.npy differs from its checksum",
         ),
-        (catalogues.MANIFEST, newer, f"expected catalogue format {catalogues.FORMAT}, received 99"),
+        (
+            catalogues.MANIFEST,
+            newer,
+            f"expected catalogue format {catalogues.FORMAT}, received 99",
+        ),
         (catalogues.MANIFEST, whole[: len(whole) // 2], "is damaged"),
         (catalogues.MANIFEST, None, "no WebShop catalogue in"),
         ("products.jsonl", b"", "has 0 bytes, expected"),
         ("products.jsonl", None, "is missing"),
     ):
         (folder / catalogues.MANIFEST).write_bytes(whole)
-        (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+        (folder / name).unlink() if content is None else (folder / name).write_bytes(
+            content
+        )
         with pytest.raises(InputError, match=r"^[^\n]+$") as error:
             Catalogue.open(folder).verify()
         assert line in str(error.value)

@@ -23,7 +23,12 @@ REPEATED = [
 ]
 COMMANDS = st.one_of(
     st.sampled_from(
-        [*REPEATED, "search[pants]", "search[search_results item_page]", "search[<c> fashion]"]
+        [
+            *REPEATED,
+            "search[pants]",
+            "search[search_results item_page]",
+            "search[<c> fashion]",
+        ]
     ),
     st.sampled_from(
         [
@@ -53,7 +58,9 @@ def walk(engine, task, commands):
 
 
 @pytest.fixture(
-    scope="module", params=[("text", False), ("text_rich", True)], ids=["text", "text_rich"]
+    scope="module",
+    params=[("text", False), ("text_rich", True)],
+    ids=["text", "text_rich"],
 )
 def source(awkward, request):
     mode, tab = request.param
@@ -69,18 +76,24 @@ def test_any_text_is_an_action(source, data):
     for state in states:
         assert 0.0 <= state.reward <= 1.0
         assert 0.0 <= state.score <= 1.0
-        assert state.terminated == (state.info["page_type"] == "done" and "r_type" in state.info)
+        assert state.terminated == (
+            state.info["page_type"] == "done" and "r_type" in state.info
+        )
         assert state.won == (state.score == 1.0)
         listed = state.info["available_actions"]
         bar = ["search[<your query>]"] if listed["has_search_bar"] else []
-        assert list(state.actions) == bar + [f"click[{name}]" for name in listed["clickables"]]
+        assert list(state.actions) == bar + [
+            f"click[{name}]" for name in listed["clickables"]
+        ]
     assert walk(source.engine(), task, commands) == states
 
 
 def to_item(engine, title="red wide leg pants"):
     engine.start(0)
     state = engine.act(f"search[{title}]")
-    return engine.act(next(action for action in state.actions if action.startswith("click[b000")))
+    return engine.act(
+        next(action for action in state.actions if action.startswith("click[b000"))
+    )
 
 
 def test_options_are_reset_on_the_way_back_to_the_results(awkward):
@@ -108,7 +121,10 @@ def test_magic_queries(awkward, awkward_few):
     few = WebShopSource(awkward_few).engine()
     few.start(0)
     state = few.act("search[<r>]")
-    assert state.info["error"] == "ValueError: Sample larger than population or is negative"
+    assert (
+        state.info["error"]
+        == "ValueError: Sample larger than population or is negative"
+    )
     assert state.info["page_type"] == "index"
 
     plain = WebShopSource(awkward, magic_queries=False).engine()
@@ -120,10 +136,24 @@ def test_magic_queries(awkward, awkward_few):
 def test_after_done(awkward):
     commands = ["search[pants]", 2, "click[buy now]", "search[pants]", "click[buy now]"]
     states = walk(WebShopSource(awkward).engine(), 0, commands)
-    assert [state.terminated for state in states] == [False, False, False, True, False, False]
+    assert [state.terminated for state in states] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert states[4].info["page_type"] == "results"
     frozen = walk(WebShopSource(awkward, after_done="freeze").engine(), 0, commands)
-    assert [state.terminated for state in frozen] == [False, False, False, True, True, True]
+    assert [state.terminated for state in frozen] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
     assert frozen[4].text == frozen[5].text == states[3].text
     assert (frozen[4].reward, frozen[4].valid) == (0.0, False)
 
@@ -150,7 +180,10 @@ def test_a_lowercase_asin_is_not_found(awkward):
         state = engine.act("search[<c> fashion]")
     lower = None
     while lower is None and "b0" in " ".join(state.actions):
-        lower = next((action for action in state.actions if action.startswith("click[b0low")), None)
+        lower = next(
+            (action for action in state.actions if action.startswith("click[b0low")),
+            None,
+        )
         state = state if lower else engine.act("click[next >]")
     before = state.text
     state = engine.act(lower)
@@ -186,14 +219,35 @@ def test_task_ids(awkward):
     assert source.task(3) == source.task("3")
     with pytest.raises(InputError, match="unknown split 'valid'"):
         source.ids("valid")
-    for task_id in ("-1", "01", "1.0", "x", "", " 1", "9999999", -1, True, None, "１", "1\n"):
+    for task_id in (
+        "-1",
+        "01",
+        "1.0",
+        "x",
+        "",
+        " 1",
+        "9999999",
+        -1,
+        True,
+        None,
+        "１",
+        "1\n",
+    ):
         with pytest.raises(UnknownTask, match="a WebShop task is a goal's index"):
             source.task(task_id)
 
 
 def test_blank_texts():
     """A space gives an empty part, blank text with a newline is hidden, and other blank text is visible."""
-    nodes = [Node("a "), Node(" "), Node("\t"), Node(" \n"), Node(""), Node("\u00a0"), Node("b")]
+    nodes = [
+        Node("a "),
+        Node(" "),
+        Node("\t"),
+        Node(" \n"),
+        Node(""),
+        Node("\u00a0"),
+        Node("b"),
+    ]
     assert pages.text_observation(nodes) == "a [SEP]  [SEP]  [SEP]  [SEP] b"
     assert pages.text_rich_observation(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
 
@@ -202,7 +256,9 @@ def test_an_options_value_hides_a_button_of_the_same_name():
     option = Node("buy now", "option", "size")
     product = Node("B01", "product")
     found = pages.clickables(
-        pages.Page("item", (), (Node("Buy Now", "button"), Node("Search"), product, option))
+        pages.Page(
+            "item", (), (Node("Buy Now", "button"), Node("Search"), product, option)
+        )
     )
     assert found == {"buy now": option, "b01": product}
     assert list(found) == ["buy now", "b01"]
@@ -216,4 +272,6 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_actions_are_parsed_as_in_the_original(command):
     match = re.compile(r"(.+)\[(.+)\]").match(command)
-    assert pages.parse_action(command) == ((match[1], match[2].lower()) if match else (command, ""))
+    assert pages.parse_action(command) == (
+        (match[1], match[2].lower()) if match else (command, "")
+    )

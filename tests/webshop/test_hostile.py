@@ -62,10 +62,14 @@ def test_too_many_combinations_of_options(tmp_path):
         "pricing": "$1",
     }
     record |= {"category": "c", "query": "q", "product_category": "p"}
-    record["customization_options"] = {str(n): [{"value": "a"}, {"value": "b"}] for n in range(60)}
+    record["customization_options"] = {
+        str(n): [{"value": "a"}, {"value": "b"}] for n in range(60)
+    }
     (tmp_path / "items.json").write_text(json.dumps([record]))
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(InputError, match=r"record 0 \(B1\): its options have 1e\+18 combinations"):
+    with pytest.raises(
+        InputError, match=r"record 0 \(B1\): its options have 1e\+18 combinations"
+    ):
         build(
             tmp_path / "items.json",
             *[tmp_path / "other.json"] * 2,
@@ -91,7 +95,8 @@ def test_caches_are_bounded_in_bytes():
             ):
                 engine.act(command)
         engine.start("0")
-        assert tracemalloc.get_traced_memory()[0] < 2 << 20  # a third of the queries alone
+        # a third of the queries alone
+        assert tracemalloc.get_traced_memory()[0] < 2 << 20
     finally:
         tracemalloc.stop()
 
@@ -126,11 +131,15 @@ def test_lone_surrogates_become_replacement_characters(env_id, action_format):
     env.reset(seed=1), twin.reset(seed=1)
     for text in SURROGATES:
         text = (
-            f"<think>\ud800</think><action>{text}</action>" if action_format == "response" else text
+            f"<think>\ud800</think><action>{text}</action>"
+            if action_format == "response"
+            else text
         )
         step = env.step(text)
         assert repr(step) == repr(
-            twin.step("".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text))
+            twin.step(
+                "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
+            )
         )
         json.dumps(step[4], ensure_ascii=False).encode()
         step[0]["prompt"].encode()

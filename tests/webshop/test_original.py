@@ -41,9 +41,18 @@ def checkout(tmp_path):
             "import no_such_package",
             "No module named 'no_such_package'; install the packages of its requirements.txt",
         ),
-        ("raise OSError(\"[E050] Can't find model 'en_core_web_sm'\")", "install the spaCy model"),
-        ("raise ValueError('JVM path\\nnot found')", "JVM path not found; install Java 11"),
-        ("raise SystemExit(3)", "SystemExit: 3; check whether the checkout runs by itself"),
+        (
+            "raise OSError(\"[E050] Can't find model 'en_core_web_sm'\")",
+            "install the spaCy model",
+        ),
+        (
+            "raise ValueError('JVM path\\nnot found')",
+            "JVM path not found; install Java 11",
+        ),
+        (
+            "raise SystemExit(3)",
+            "SystemExit: 3; check whether the checkout runs by itself",
+        ),
         (
             "import os, sys; sys.stderr.write('out of luck'); sys.stderr.flush(); os._exit(4)",
             "out of luck",
@@ -68,7 +77,10 @@ def test_errors_contain_the_fix(checkout, program, line):
 
 def test_bad_arguments(checkout):
     for arguments, line in (
-        ({"shuffle_seed": 7}, "shuffle_seed: expected 233 with the original, received 7"),
+        (
+            {"shuffle_seed": 7},
+            "shuffle_seed: expected 233 with the original, received 7",
+        ),
         ({"python": "/no/python"}, "cannot run /no/python: No such file or directory"),
         ({"goals": "any"}, "unknown kind of goals 'any'"),
     ):
@@ -91,7 +103,11 @@ QUERIES = [
 ARGUMENTS = {
     "human": {"goals": "human"},
     "synthetic": {"goals": "synthetic", "price_seed": 3},
-    "rich": {"goals": "human", "observation_mode": "text_rich", "show_attributes": True},
+    "rich": {
+        "goals": "human",
+        "observation_mode": "text_rich",
+        "show_attributes": True,
+    },
 }
 
 
@@ -107,7 +123,8 @@ def test_both_backends_agree(tmp_path, name):
     data = Path(folder) / "data"
     arguments = ARGUMENTS[name]
     items, attributes = (
-        next(data.glob(f"{pattern}*.json")) for pattern in ("items_shuffle", "items_ins_v2")
+        next(data.glob(f"{pattern}*.json"))
+        for pattern in ("items_shuffle", "items_ins_v2")
     )
     build(
         items,
@@ -130,10 +147,20 @@ def test_both_backends_agree(tmp_path, name):
         for _ in range(12):
             ours, theirs = states
             assert {**ours.info, **theirs.info} == dict(ours.info)
-            for part in ("text", "actions", "valid", "terminated", "won", "reward", "score"):
+            for part in (
+                "text",
+                "actions",
+                "valid",
+                "terminated",
+                "won",
+                "reward",
+                "score",
+            ):
                 assert getattr(ours, part) == getattr(theirs, part)
             offered = [action for action in ours.actions if action.startswith("click[")]
             search = f"search[{choose.choice(QUERIES)}]"
-            command = choose.choice([*offered, *offered, search, "click[buy now]", "noop"])
+            command = choose.choice(
+                [*offered, *offered, search, "click[buy now]", "noop"]
+            )
             states = [engine.act(command) for engine in engines]
     original.process.close()

@@ -62,9 +62,13 @@ def best_possible(source, task_id):
             continue
         for values in itertools.product(*groups.values()):
             chosen = {
-                name: value for name, value in zip(groups, values, strict=True) if value is not None
+                name: value
+                for name, value in zip(groups, values, strict=True)
+                if value is not None
             }
-            score = reward(product, engine.goal, source.shop.price(product.index), chosen).score
+            score = reward(
+                product, engine.goal, source.shop.price(product.index), chosen
+            ).score
             best = max(best, score)
     return best
 
@@ -88,8 +92,13 @@ def test_the_expert_on_the_recorded_catalogue(recorded):
     """Every human goal except those whose options are named like buttons."""
     source = WebShopSource(recorded, goals="human")
     with pytest.raises(InputError, match="needs the native engine"):
-        make_player("expert", "WebShop").reset(source.task("0"), source.engine().start("0"), None)
-    assert sum(not play(source, "expert", task_id)[0].won for task_id in source.ids("all")) <= 3
+        make_player("expert", "WebShop").reset(
+            source.task("0"), source.engine().start("0"), None
+        )
+    assert (
+        sum(not play(source, "expert", task_id)[0].won for task_id in source.ids("all"))
+        <= 3
+    )
 
 
 @pytest.mark.slow
@@ -100,9 +109,12 @@ def test_the_explorer_scores_well_with_observations_only(awkward, goals):
     scores = [play(source, "explorer", task_id)[0].score for task_id in ids]
     assert sum(scores) / len(scores) > 0.6
     assert scores == [play(source, "explorer", task_id)[0].score for task_id in ids]
-    strange = WebShopSource(awkward, goals, observation_mode="text_rich", show_attributes=True)
+    strange = WebShopSource(
+        awkward, goals, observation_mode="text_rich", show_attributes=True
+    )
     assert all(
-        play(strange, "explorer", task_id)[0].terminated for task_id in strange.ids("all")[:60]
+        play(strange, "explorer", task_id)[0].terminated
+        for task_id in strange.ids("all")[:60]
     )
 
 
@@ -128,6 +140,8 @@ for task in source.ids("train")[:300]:
 @pytest.mark.slow
 def test_the_explorer_plays_the_same_in_every_process():
     """Whatever the order of sets, which Python's hash seed determines."""
-    played = {python(ACTIONS, env=environment(PYTHONHASHSEED=seed)).stdout for seed in "012"}
+    played = {
+        python(ACTIONS, env=environment(PYTHONHASHSEED=seed)).stdout for seed in "012"
+    }
     assert len(played) == 1
     assert played.pop().count("click[buy now]") == 300

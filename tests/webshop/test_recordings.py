@@ -53,29 +53,41 @@ def test_every_recorded_line(golden, recorded, name):
     engine = source.engine()
     task_id = ""
     purchases = 0
-    by_text = {f"Instruction: {source.task(task).instruction}": task for task in source.ids("all")}
+    by_text = {
+        f"Instruction: {source.task(task).instruction}": task
+        for task in source.ids("all")
+    }
     for number, line in enumerate(lines_of(golden, name)):
         if line["step"] == 0:
             drawn = line["goal_idx"] is None  # the original drew the goal by weight
-            task_id = by_text[line["instruction_text"]] if drawn else str(line["goal_idx"])
+            task_id = (
+                by_text[line["instruction_text"]] if drawn else str(line["goal_idx"])
+            )
             state = engine.start(task_id)
             if "instruction_text" in line:
                 assert (
-                    line["instruction_text"] == f"Instruction: {source.task(task_id).instruction}"
+                    line["instruction_text"]
+                    == f"Instruction: {source.task(task_id).instruction}"
                 )
         else:
             state = engine.act(line["action"])
-        assert not differences(line, state, task_id), f"line {number}: {line['action']!r}"
+        assert not differences(line, state, task_id), (
+            f"line {number}: {line['action']!r}"
+        )
         purchases += bool(line.get("verbose_info"))
     assert purchases or name == "edge_scripted"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RECORDINGS if name != "edge_scripted"])
+@pytest.mark.parametrize(
+    "name", [name for name in RECORDINGS if name != "edge_scripted"]
+)
 def test_goals_and_prices_in_order(golden, recorded, name):
     expected = json.loads((golden / f"{name}.goals.json").read_text("utf-8"))
     seed = expected["config"]["python_random_seed_before_init"]
-    shop = WebShopSource(recorded, goals=RECORDINGS[name]["goals"], price_seed=seed).shop
+    shop = WebShopSource(
+        recorded, goals=RECORDINGS[name]["goals"], price_seed=seed
+    ).shop
     goals = shop.goals
     catalogue = shop.catalogue
     found = [
@@ -97,9 +109,12 @@ def test_goals_and_prices_in_order(golden, recorded, name):
         for goal in map(goals.goal, range(len(goals)))
     ]
     assert found == [
-        {name: goal[name] for name in goal if name != "weight"} for goal in expected["goals"]
+        {name: goal[name] for name in goal if name != "weight"}
+        for goal in expected["goals"]
     ]
-    assert {p.asin: shop.price(p.index) for p in catalogue} == expected["product_prices"]
+    assert {p.asin: shop.price(p.index) for p in catalogue} == expected[
+        "product_prices"
+    ]
 
 
 def test_state_texts_equal_verl_agents_anchors(golden, recorded):
@@ -122,6 +137,12 @@ def test_state_texts_equal_verl_agents_anchors(golden, recorded):
                 else " [SEP] ".join(f"'{part}'" for part in rest)
             )
             assert state.text == anchor
-            listed = [f"click[{name}]" for name in line["available_actions"]["clickables"]]
-            bar = [pages.QUERY_ACTION] if line["available_actions"]["has_search_bar"] else []
+            listed = [
+                f"click[{name}]" for name in line["available_actions"]["clickables"]
+            ]
+            bar = (
+                [pages.QUERY_ACTION]
+                if line["available_actions"]["has_search_bar"]
+                else []
+            )
             assert list(state.actions) == bar + listed

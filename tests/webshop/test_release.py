@@ -73,27 +73,43 @@ def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first, monkeypatc
     assert [path.read_bytes() for path in paths] == list(CONTENT.values())
     monkeypatch.setattr(release, "SOURCES", sources[:1])
     with pytest.raises(
-        InputError, match=r"^no source provides items_shuffle_1000.json[^\n]*--from FOLDER[^\n]*$"
+        InputError,
+        match=r"^no source provides items_shuffle_1000.json[^\n]*--from FOLDER[^\n]*$",
     ):
         release.fetch_release("small", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow
-def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path, monkeypatch):
+def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         release, "SOURCES", ("http://no-such-host.invalid/?id=", "http://127.0.0.1:9/")
     )
     with pytest.raises(NoConnection) as caught:
         release.fetch_release("small", tmp_path / "new/webshop")
-    for part in ("no-such-host.invalid", "127.0.0.1", "--from FOLDER", "bundled catalogue"):
+    for part in (
+        "no-such-host.invalid",
+        "127.0.0.1",
+        "--from FOLDER",
+        "bundled catalogue",
+    ):
         assert part in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_synthesis_and_build(hgpo, tmp_path):
     code, out, _ = hgpo(
-        "data", "synth", "webshop", "--products", 200, "--seed", 3, "--out", tmp_path / "raw"
+        "data",
+        "synth",
+        "webshop",
+        "--products",
+        200,
+        "--seed",
+        3,
+        "--out",
+        tmp_path / "raw",
     )
     assert code == 0
     following = out[out.index("hgpo data build") :].split()[1:]
@@ -141,9 +157,15 @@ def shop():
 
 def test_the_bundled_catalogue_is_small_and_has_goals_for_every_split(shop):
     assert len(shop) >= 1_000
-    assert sum(path.stat().st_size for path in shop.folder.rglob("*") if path.is_file()) < 2_000_000
+    assert (
+        sum(path.stat().st_size for path in shop.folder.rglob("*") if path.is_file())
+        < 2_000_000
+    )
     first_for_training = 1_500  # those before it are for test and evaluation
-    assert sum(bool(human.attributes) for human in shop.human_instructions()) > first_for_training
+    assert (
+        sum(bool(human.attributes) for human in shop.human_instructions())
+        > first_for_training
+    )
     assert shop.combinations[shop.instructed].sum() > first_for_training
     shop.verify()
 
@@ -169,7 +191,9 @@ def test_bundled_goals_can_be_satisfied(shop):
         }
     found = 0
     for product in shop:
-        text = " ".join((product.title, product.description, *product.bullet_points)).lower()
+        text = " ".join(
+            (product.title, product.description, *product.bullet_points)
+        ).lower()
         assert all(attribute in text for attribute in product.attributes)
         assert product.instruction_attributes
         assert set(product.instruction_attributes) <= set(product.attributes)

@@ -24,7 +24,10 @@ def product(title="red wide leg pants", **fields):
         "bullet_points": (),
         "query": "pants",
     }
-    known |= {"attributes": ("DUMMY_ATTR",), "product_category": "Clothing › Men › Pants"}
+    known |= {
+        "attributes": ("DUMMY_ATTR",),
+        "product_category": "Clothing › Men › Pants",
+    }
     return SimpleNamespace(**{**known, **fields})
 
 
@@ -33,11 +36,15 @@ def goal(attributes=("wide leg",), options=(), price_upper=30.0, **fields):
 
 
 def test_parts_add_up():
-    found = reward(product(), goal(("wide leg", "pockets"), ("red", "xl")), 31.0, {"size": "xl"})
+    found = reward(
+        product(), goal(("wide leg", "pockets"), ("red", "xl")), 31.0, {"size": "xl"}
+    )
     assert (found.r_att, found.r_option, found.r_price) == (0.5, 0.5, False)
     assert found.score == (1 + 1 + 0) / 5
     # it asks for none
-    assert not {"r_option", "w_option"} & reward(product(), goal(), 1.0, {}).parts().keys()
+    assert (
+        not {"r_option", "w_option"} & reward(product(), goal(), 1.0, {}).parts().keys()
+    )
     assert reward(product(), goal(nouns=()), 1.0, {}).title_score == 0.2
 
 
@@ -46,7 +53,11 @@ def test_type():
         (product(title="a b c d e f g h i j k l"), 1.0, 1.0),
         (product(title="a b"), 1.0, 2 / 12),  # 0.5 but for the query
         (product(title="a b", query="x"), 1.0, 2 / 12),  # two shared categories
-        (product(title="a b", query="x", product_category="Clothing › Pants x"), 0.5, 2 / 12),
+        (
+            product(title="a b", query="x", product_category="Clothing › Pants x"),
+            0.5,
+            2 / 12,
+        ),
         (product(title="a b c", query="x", product_category=""), 1.0, 3 / 12),
         (product(title="a", query="pants"), 0.1, 1 / 12),  # the query does not rescue
         (product(title="z", query="pants"), 0.0, 0.0),
@@ -55,11 +66,17 @@ def test_type():
         assert (found.r_type, found.title_score) == (r_type, title_score)
 
 
-@pytest.mark.parametrize("where", ["title", "description", "bullet_points", "attributes"])
+@pytest.mark.parametrize(
+    "where", ["title", "description", "bullet_points", "attributes"]
+)
 def test_attributes_are_found_anywhere(where):
     text = "with Easy Care inside"
     holder = product(
-        **{where: (text.lower() if where == "attributes" else text,) if where[-1] == "s" else text}
+        **{
+            where: (text.lower() if where == "attributes" else text,)
+            if where[-1] == "s"
+            else text
+        }
     )
     assert reward(holder, goal(("easy care",)), 1.0, {}).r_att == 1.0
     assert reward(product(), goal(("easy care",)), 1.0, {}).r_att == 0.0
@@ -72,7 +89,10 @@ def test_colours_of_synthetic_goals():
     assert matched_options(["wired"], wanted_options(synthetic)) == 0
     assert matched_options(["wired"], wanted_options(synthetic, "both")) == 1
     assert matched_options(["wired"], wanted_options(goal(options=("wired",)))) == 1
-    assert matched_options(["dark blue"], wanted_options(goal(options={"color": "blue"}))) == 1
+    assert (
+        matched_options(["dark blue"], wanted_options(goal(options={"color": "blue"})))
+        == 1
+    )
 
 
 def test_letters_beyond_latin_1_count_and_latin_1_does_not():
@@ -98,7 +118,8 @@ words = st.text(alphabet="abré日 ‹›|/'\"-_%", max_size=12)
         goal,
         attributes=st.lists(words, min_size=1, max_size=3).map(tuple),
         options=st.one_of(
-            st.lists(words, max_size=3).map(tuple), st.dictionaries(words, words, max_size=3)
+            st.lists(words, max_size=3).map(tuple),
+            st.dictionaries(words, words, max_size=3),
         ),
         price_upper=st.floats(1, 1000),
         title=words,

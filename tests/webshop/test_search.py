@@ -18,14 +18,18 @@ from hgpo_envs.webshop.search.porter import stem
 
 def test_recorded_rankings(recorded, shared):
     catalogue = Catalogue.open(recorded)
-    lines = gzip.decompress((shared / "golden/webshop/search.jsonl.gz").read_bytes()).splitlines()
+    lines = gzip.decompress(
+        (shared / "golden/webshop/search.jsonl.gz").read_bytes()
+    ).splitlines()
     assert lines
     for line in map(json.loads, lines):
         _, scores = catalogue.index.search(line["query"])
-        assert [catalogue.product(row).asin for row in catalogue.search(line["query"])] == [
-            a for a, _ in line["hits"]
-        ]
-        np.testing.assert_allclose(scores, [score for _, score in line["hits"]], atol=1e-3, rtol=0)
+        assert [
+            catalogue.product(row).asin for row in catalogue.search(line["query"])
+        ] == [a for a, _ in line["hits"]]
+        np.testing.assert_allclose(
+            scores, [score for _, score in line["hits"]], atol=1e-3, rtol=0
+        )
     for query in (
         "",
         "the of and",
@@ -45,7 +49,8 @@ def write_index(folder, documents: list[str], ranks=None) -> search_index.Index:
     for text in documents:
         writer.add(text)
     writer.finish(
-        np.arange(len(documents), dtype=np.int32) if ranks is None else ranks, lambda *_: None
+        np.arange(len(documents), dtype=np.int32) if ranks is None else ranks,
+        lambda *_: None,
     )
     return search_index.Index(folder, 1 << 30)
 
@@ -59,11 +64,15 @@ def test_early_termination_misses_no_result(tmp_path, monkeypatch):
 
     def text(most):
         return " ".join(
-            random.choice(vocabulary, random.integers(1, most), p=chances / chances.sum())
+            random.choice(
+                vocabulary, random.integers(1, most), p=chances / chances.sum()
+            )
         )
 
     index = write_index(
-        tmp_path / "index", [text(80) for _ in range(8_000)], random.permutation(8_000).astype("i4")
+        tmp_path / "index",
+        [text(80) for _ in range(8_000)],
+        random.permutation(8_000).astype("i4"),
     )
     for query in [text(9) for _ in range(300)]:
         monkeypatch.setattr(search_index, "_SHORT", 1 << 30)  # scores all postings
@@ -83,7 +92,9 @@ def test_runs_merge_to_the_same_index(tmp_path, monkeypatch):
     monkeypatch.setattr("hgpo_envs.webshop.search.index_writer.TOKENS_AT_ONCE", 64)
     write_index(tmp_path / "runs", documents)
     for path in sorted((tmp_path / "whole").iterdir()):
-        assert path.read_bytes() == (tmp_path / "runs" / path.name).read_bytes(), path.name
+        assert path.read_bytes() == (tmp_path / "runs" / path.name).read_bytes(), (
+            path.name
+        )
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -108,7 +119,9 @@ def test_records_are_unchanged_to_the_bit(folder, values, compress):
     read = Records(folder, "values")
     assert len(read) == len(values)
     # -0.0 is not 0.0
-    assert [repr(read[at]) for at in range(len(values))] == [repr(value) for value in values]
+    assert [repr(read[at]) for at in range(len(values))] == [
+        repr(value) for value in values
+    ]
     for outside in (-1, len(values)):
         with pytest.raises(IndexError):
             read[outside]
@@ -139,7 +152,10 @@ def test_words():
             "u.s.a wi fi e.g a_b 3,5 1;2 a:b a b 1 a o'neil's",
         ),
         ("½ cup ﬁne größe naïve Ελληνικά", "cup ﬁne größe naïve Ελληνικά"),
-        ("日本製 ひらがな カタカナ 한국어 ภาษาไทย", "日 本 製 ひ ら が な カタカナ 한국어 ภาษาไทย"),
+        (
+            "日本製 ひらがな カタカナ 한국어 ภาษาไทย",
+            "日 本 製 ひ ら が な カタカナ 한국어 ภาษาไทย",
+        ),
         ("tm™ © 2 1️⃣ #️⃣ 👨‍👩‍👧 👍🏽x 🇺🇸🇬🇧", "tm ™ © 2 1️⃣ #️⃣ 👨‍👩‍👧 👍🏽 x 🇺🇸 🇬🇧"),
         ("צה\"ל א' שלום", "צה\"ל א' שלום"),
         ("soft\u00adhyphen e\u0301cole", "soft\u00adhyphen e\u0301cole"),
@@ -166,7 +182,13 @@ def test_porters_examples():
         assert stem(word) == expected, word
 
     # in his own program
-    changed = {"possibly": "possibl", "archaeology": "archaeolog", "us": "us", "y": "y", "": ""}
+    changed = {
+        "possibly": "possibl",
+        "archaeology": "archaeolog",
+        "us": "us",
+        "y": "y",
+        "": "",
+    }
     # two UTF-16 units, as Lucene counts
     changed |= {"\U0001039bs": "\U0001039b", "i\U0001bc67e": "i\U0001bc67"}
     assert {word: stem(word) for word in changed} == changed
@@ -189,7 +211,9 @@ def test_ascii_and_full_grammar_agree(text):
 @given(st.text(max_size=60))
 def test_any_text_can_be_split_at_spaces(text):
     assert analyzer.terms(text) == [
-        term for word in analyzer.words(text) if (term := analyzer.term(word)) is not None
+        term
+        for word in analyzer.words(text)
+        if (term := analyzer.term(word)) is not None
     ]
 
 

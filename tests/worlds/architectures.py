@@ -118,7 +118,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "use_qk_norm": False,
     },
     "mamba2": {"num_heads": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16},
-    "minimax": {**EXPERTS, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+    "minimax": {
+        **EXPERTS,
+        "layer_types": ["linear_attention", "full_attention"],
+        "block_size": 16,
+    },
     "ministral": WINDOW,
     "mistral": {},
     "mixtral": EXPERTS,

@@ -47,7 +47,9 @@ class Failing(BatchPolicy):
     reproducible = True
 
     def __init__(
-        self, fails: Callable[[Request], object] = lambda _: None, batch_size: int | None = None
+        self,
+        fails: Callable[[Request], object] = lambda _: None,
+        batch_size: int | None = None,
     ) -> None:
         super().__init__()
         self.fails = fails
@@ -63,5 +65,7 @@ class Failing(BatchPolicy):
         if isinstance(failure, Exception):
             raise failure
         return (
-            Failure("PolicyFailed", str(failure)) if failure else self._play.respond([request])[0]
+            Failure("PolicyFailed", str(failure))
+            if failure
+            else self._play.respond([request])[0]
         )

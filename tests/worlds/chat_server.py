@@ -74,10 +74,14 @@ class Handler(QuietHandler):
 
     def send(self, status: int, body: object, headers: dict | None = None) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.answer(data, status, **{"Content-Type": "application/json", **(headers or {})})
+        self.answer(
+            data, status, **{"Content-Type": "application/json", **(headers or {})}
+        )
 
 
-def completion(text: str | None, finish: str = "stop", **more: object) -> tuple[int, dict]:
+def completion(
+    text: str | None, finish: str = "stop", **more: object
+) -> tuple[int, dict]:
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": text},

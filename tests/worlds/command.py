@@ -36,7 +36,11 @@ def arguments_of(command: App) -> list[Argument]:
     """Return the arguments and options of a command, those in dataclasses among them; none of a group."""
     if command.default_command is None:
         return []
-    return [argument for argument in command.assemble_argument_collection() if argument.name != "*"]
+    return [
+        argument
+        for argument in command.assemble_argument_collection()
+        if argument.name != "*"
+    ]
 
 
 def invoke(*arguments: object) -> str:
@@ -70,7 +74,12 @@ def outcome(*arguments: object, typed: str = "", **variables: str) -> tuple[int,
 def environment(*folders: Path, **more: str) -> dict[str, str]:
     """Return environment variables with which a process finds this checkout, `tests/worlds` and further folders."""
     paths = map(str, (ROOT, ROOT / "datasets", Path(__file__).parent, *folders))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200", **more}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "COLUMNS": "200",
+        **more,
+    }
 
 
 def python(
@@ -79,7 +88,12 @@ def python(
     """Run code in a separate process, to its end."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(
-        command, env=env or environment(), capture_output=True, text=True, check=False, **more
+        command,
+        env=env or environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        **more,
     )
 
 
@@ -90,7 +104,9 @@ def hgpo(*arguments: object, **variables: str) -> subprocess.Popen[str]:
     """Start the command."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
-        [sys.executable, "-c", MAIN, *map(str, arguments)], env=environment(**variables), **pipes
+        [sys.executable, "-c", MAIN, *map(str, arguments)],
+        env=environment(**variables),
+        **pipes,
     )
 
 

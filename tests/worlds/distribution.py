@@ -29,6 +29,11 @@ def write_distribution(
     lines = [
         line
         for group, points in entry_points.items()
-        for line in (f"[{group}]", *(f"{point} = {value}" for point, value in points.items()))
+        for line in (
+            f"[{group}]",
+            *(f"{point} = {value}" for point, value in points.items()),
+        )
     ]
-    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(
+        "\n".join(lines) + "\n", encoding="utf-8"
+    )

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 
 from hgpo_envs.engine import State, Task
 
-ROOMS = ["hall", "kitchen", "study 'blue'", "žluťoučká světnice", "cellar\nbelow", "attic"]
+ROOMS = [
+    "hall",
+    "kitchen",
+    "study 'blue'",
+    "žluťoučká světnice",
+    "cellar\nbelow",
+    "attic",
+]
 
 
 @dataclass
@@ -28,7 +35,8 @@ class DoorsEngine:
         self.opened = set()
         self.finished = False
         return self._state(
-            f"You are in the {ROOMS[0]}. Your task is to: {self.tasks[task_id].instruction}", True
+            f"You are in the {ROOMS[0]}. Your task is to: {self.tasks[task_id].instruction}",
+            True,
         )
 
     def act(self, command: str) -> State:
@@ -39,7 +47,9 @@ class DoorsEngine:
             return self._state("The door is open.", True)
         if command == "press switch":
             self.finished = True
-            return self._state(f"The lamp is {'on' if self.place == self.goal else 'dead'}.", True)
+            return self._state(
+                f"The lamp is {'on' if self.place == self.goal else 'dead'}.", True
+            )
         if command in ("go on", "go back"):
             self.place += 1 if command == "go on" else -1
         return self._state(f"You are in the {ROOMS[self.place]}.", True)
@@ -58,7 +68,9 @@ class DoorsEngine:
         won = self.finished and self.place == self.goal
         score = float(won) if self.finished else 0.0
         info = {"place": self.place, "doors": {"open": sorted(self.opened)}}
-        return State(text, self._actions(), valid, self.finished, won, score, score, info)
+        return State(
+            text, self._actions(), valid, self.finished, won, score, score, info
+        )
 
 
 class DoorsSource:
@@ -68,7 +80,9 @@ class DoorsSource:
         splits = {"train": range(count), "test": range(count, count + 4)}
         self._tasks = {}
         for split, task_id, goal in (
-            (s, f"{s}-{n}", 1 + n % (len(ROOMS) - 1)) for s, ns in splits.items() for n in ns
+            (s, f"{s}-{n}", 1 + n % (len(ROOMS) - 1))
+            for s, ns in splits.items()
+            for n in ns
         ):
             instruction = f"light the lamp in the {ROOMS[goal]}."
             self._tasks[task_id] = Task(

@@ -32,7 +32,9 @@ class OutageSource(DoorsSource):
         return OutageEngine(self._tasks)
 
 
-def make_doors(source: str = "doors:DoorsSource", count: int = 10, **arguments: object) -> TextEnv:
+def make_doors(
+    source: str = "doors:DoorsSource", count: int = 10, **arguments: object
+) -> TextEnv:
     return TextEnv(open_shared(source, count=count), **arguments)
 
 
@@ -40,8 +42,12 @@ def make_locked(api_key: str, base_url: str, **arguments: object) -> TextEnv:
     return make_doors(**arguments)
 
 
-def make_doors_vector(num_envs: int = 1, count: int = 10, **arguments: object) -> TextVectorEnv:
-    return TextVectorEnv(open_shared("doors:DoorsSource", count=count), num_envs, **arguments)
+def make_doors_vector(
+    num_envs: int = 1, count: int = 10, **arguments: object
+) -> TextVectorEnv:
+    return TextVectorEnv(
+        open_shared("doors:DoorsSource", count=count), num_envs, **arguments
+    )
 
 
 if DOORS_ID not in gymnasium.registry:

@@ -23,12 +23,17 @@ class Guess(gymnasium.Env):
         super().reset(seed=seed)
         self.number = int(self.np_random.integers(3))
         self.left = self.limit
-        return self._show("Guess a number from 0 to 2."), {"admissible_commands": ["0", "1", "2"]}
+        return self._show("Guess a number from 0 to 2."), {
+            "admissible_commands": ["0", "1", "2"]
+        }
 
     def step(self, action):
         self.left -= 1
         won = action == str(self.number)
-        info = {"admissible_commands": ["0", "1", "2"], "action_valid": action in ("0", "1", "2")}
+        info = {
+            "admissible_commands": ["0", "1", "2"],
+            "action_valid": action in ("0", "1", "2"),
+        }
         return (
             self._show("Right." if won else f"Wrong, {self.left} left."),
             float(won),
@@ -43,7 +48,13 @@ class Graded(Guess):
 
     def step(self, action):
         observation, reward, won, truncated, info = super().step(action)
-        return observation, reward or 0.5, won or self.left == self.limit - 2, truncated, info
+        return (
+            observation,
+            reward or 0.5,
+            won or self.left == self.limit - 2,
+            truncated,
+            info,
+        )
 
 
 class Silent(Guess):
@@ -65,11 +76,19 @@ class Words(Guess):
     def step(self, action):
         number = str(self.WORDS.index(action)) if action in self.WORDS else ""
         observation, reward, won, truncated, info = super().step(number)
-        return observation, reward, won, truncated, {**info, "admissible_commands": self.WORDS}
+        return (
+            observation,
+            reward,
+            won,
+            truncated,
+            {**info, "admissible_commands": self.WORDS},
+        )
 
 
 gymnasium.register("Foreign/Words-v0", entry_point=Words)
 gymnasium.register("Foreign/Guess-v0", entry_point=Guess)
 gymnasium.register("Foreign/Silent-v0", entry_point=Silent)
 gymnasium.register("Foreign/Graded-v0", entry_point=Graded)
-gymnasium.register("Foreign/GradedThreshold-v0", entry_point=Graded, reward_threshold=0.5)
+gymnasium.register(
+    "Foreign/GradedThreshold-v0", entry_point=Graded, reward_threshold=0.5
+)

@@ -23,7 +23,11 @@ def step(task_id: str, trajectory: str, t: int, /, **more: Any) -> dict[str, Any
 
 
 def group(task: str, members: int = 2, length: int = 3, **more: Any) -> Rows:
-    return [step(task, f"{task}/{m}", t, **more) for m in range(members) for t in range(length)]
+    return [
+        step(task, f"{task}/{m}", t, **more)
+        for m in range(members)
+        for t in range(length)
+    ]
 
 
 def write_rich_run(folder: Path, **header: Any) -> Path:
@@ -36,7 +40,9 @@ def write_rich_run(folder: Path, **header: Any) -> Path:
     return folder
 
 
-def rich_group(task: str, seed: int, members: int = 3, length: int = 5, **more: Any) -> Rows:
+def rich_group(
+    task: str, seed: int, members: int = 3, length: int = 5, **more: Any
+) -> Rows:
     """Return a group with values in every column, some of them null, that differ from any other group's."""
     draw = random.Random(seed)
     rows = []

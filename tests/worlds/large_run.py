@@ -33,11 +33,17 @@ def killed(steps: pl.LazyFrame) -> pl.LazyFrame:
 def collect(folder: Path, tasks: int) -> None:
     """Collect rollouts of the bundled games and write them in shards of one task each."""
     handle = open_env("HGPO/ALFWorld-v0", action_format="response", max_steps=12)
-    policy = make_policy("mixture:expert=0.6,random=0.4", PolicyContext("ALFWorld", "response", {}))
+    policy = make_policy(
+        "mixture:expert=0.6,random=0.4", PolicyContext("ALFWorld", "response", {})
+    )
     with StepWriter(folder.parent / "collected", run="run") as writer:
-        collect_groups(handle, policy, writer, RolloutSpec(tasks=tasks, group_size=6, seed=0))
+        collect_groups(
+            handle, policy, writer, RolloutSpec(tasks=tasks, group_size=6, seed=0)
+        )
     given = [
-        column.name for column in schema.columns() if not column.derived and column.name != "run"
+        column.name
+        for column in schema.columns()
+        if not column.derived and column.name != "run"
     ]
     rows = scan_steps(folder.parent / "collected").select(given).collect()
     with StepWriter(folder, run="run", shard_rows=1) as writer:

@@ -46,6 +46,8 @@ def content(folder: Path) -> dict[str, bytes | None]:
     """Return every path below a folder, with the bytes of files."""
     paths = sorted(folder.rglob("*"))
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        if path.is_file()
+        else None
         for path in paths
     }

@@ -30,10 +30,17 @@ def s3_server() -> Iterator[dict[str, str]]:
     for name in ("moto", "flask", "flask_cors", "obstore"):
         pytest.importorskip(name)
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
         try:
-            port = next(line.split()[1] for line in server.stdout if line.startswith("listening"))
+            port = next(
+                line.split()[1]
+                for line in server.stdout
+                if line.startswith("listening")
+            )
             address = f"http://127.0.0.1:{port}"
             httpx.put(f"{address}/bucket").raise_for_status()
             yield {
@@ -54,7 +61,5 @@ def options_of(environment: dict[str, str]) -> dict[str, str]:
 def upload(run: Path, url: str, environment: dict[str, str]) -> None:
     """Upload a run's manifest and shards."""
     for path in (run / "manifest.jsonl", *sorted(run.glob("steps/*"))):
-        address = (
-            f"{environment['AWS_ENDPOINT_URL']}/{url.removeprefix('s3://')}/{path.relative_to(run)}"
-        )
+        address = f"{environment['AWS_ENDPOINT_URL']}/{url.removeprefix('s3://')}/{path.relative_to(run)}"
         httpx.put(address, content=path.read_bytes()).raise_for_status()

@@ -38,7 +38,10 @@ def hostile_rows(task: str = "hostile") -> list[dict[str, object]]:
             "prompt": text,
             "response": text,
         }
-        row |= {"action": text[:5000], "admissible_actions": [text[:5000], HOSTILE["script"]]}
+        row |= {
+            "action": text[:5000],
+            "admissible_actions": [text[:5000], HOSTILE["script"]],
+        }
         row |= {
             "action_valid": number % 2 == 0,
             "response_token_ids": [1, 2],
@@ -50,7 +53,9 @@ def hostile_rows(task: str = "hostile") -> list[dict[str, object]]:
             "terminated": True,
             "next_state": text,
         }
-        rows.append(row | {"step": 0, "state": "the start", "reward": 0.0, "won": False})
+        rows.append(
+            row | {"step": 0, "state": "the start", "reward": 0.0, "won": False}
+        )
         rows.append(row | {"step": 1, "state": text, **end})
     return rows
 
@@ -94,17 +99,25 @@ def small_rows(task: str, iteration: int = 0) -> list[dict[str, object]]:
                 "next_state": None,
             }
             if last and name == "z":
-                row |= {"terminated": False, "aborted": True, "error": "the server hung up"}
+                row |= {
+                    "terminated": False,
+                    "aborted": True,
+                    "error": "the server hung up",
+                }
             elif last:
                 row["next_state"] = "the end"
-            rows.append(row | {"aborted": row.get("aborted", False), "error": row.get("error")})
+            rows.append(
+                row | {"aborted": row.get("aborted", False), "error": row.get("error")}
+            )
     return rows
 
 
 def data_of(page: Path) -> dict[str, Any]:
     """Return the documents in a page that is a file."""
     (data,) = re.findall(
-        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL
+        r'<script type="application/json" id="data">(.*?)</script>',
+        page.read_text(),
+        re.DOTALL,
     )
     return dict(json.loads(data))
 
@@ -142,7 +155,10 @@ def write_token_run(folder: Path) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=270, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
+        vocab_size=270,
+        initial_alphabet=alphabet,
+        special_tokens=["<|end|>"],
+        show_progress=False,
     )
     tokenizer.train_from_iterator(["<action>go 0</action>"] * 9, trainer)
     model = folder / "model"
@@ -163,9 +179,17 @@ def write_token_run(folder: Path) -> Path:
         chances = [-0.1 * (place % 5) for place in range(len(ids))]
         tokens = {"response_token_ids": ids, "response_logprobs": chances}
         rows.append(
-            {**row, "terminated": True, "response": text, "prompt": "You are in a room.", **tokens}
+            {
+                **row,
+                "terminated": True,
+                "response": text,
+                "prompt": "You are in a room.",
+                **tokens,
+            }
         )
-    with StepWriter(folder / "run", config={"policy": {"name": f"transformers:{model}"}}) as writer:
+    with StepWriter(
+        folder / "run", config={"policy": {"name": f"transformers:{model}"}}
+    ) as writer:
         writer.add_group(rows)
     return folder / "run"
 
@@ -186,7 +210,10 @@ def write_trained(folder: Path) -> None:
         assert history_length == 1
         return steps.with_columns(advantage=pl.col("step") + 0.25)
 
-    training = {"advantage.estimator": "hgpo", "advantage.parameters": {"gamma": 0.5, "alpha": 2.0}}
+    training = {
+        "advantage.estimator": "hgpo",
+        "advantage.parameters": {"gamma": 0.5, "alpha": 2.0},
+    }
     with StepWriter(folder, config={"training": training}) as writer:
         for iteration in range(3):
             writer.add_group(small_rows("alpha", iteration))
@@ -195,4 +222,6 @@ def write_trained(folder: Path) -> None:
     estimator = as_estimator(marked).with_parameters(gamma=0.5)
     for iteration in range(2):
         steps = scan_steps(folder).filter(iteration=iteration, task_id="alpha")
-        write_advantages(steps, [estimator], folder / "advantages" / f"{iteration + 1:06d}.parquet")
+        write_advantages(
+            steps, [estimator], folder / "advantages" / f"{iteration + 1:06d}.parquet"
+        )

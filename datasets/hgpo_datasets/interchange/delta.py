@@ -70,7 +70,9 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
             _check_folder(Path(url))
         if not DeltaTable.is_deltatable(url, options):
             # Only a commit after a version that both have read is refused if another export commits first.
-            empty = steps.head(0).collect().to_arrow(compat_level=pl.CompatLevel.oldest())
+            empty = (
+                steps.head(0).collect().to_arrow(compat_level=pl.CompatLevel.oldest())
+            )
             DeltaTable.create(
                 url,
                 empty.schema,
@@ -106,7 +108,9 @@ def _check_folder(folder: Path) -> None:
                 f"{folder}: expected a Delta table or an empty folder, received one with other files"
             )
     elif os.path.lexists(folder):
-        raise InputError(f"{folder}: expected a folder, received a file; choose another path")
+        raise InputError(
+            f"{folder}: expected a folder, received a file; choose another path"
+        )
 
 
 def _check(table: DeltaTable, run: str, app: str) -> None:

@@ -83,7 +83,8 @@ def to_minari(
     ).row(0)
     text = UnicodeText(max(1, *(length or 0 for length in longest)))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="minari")  # it warns about optional metadata
+        # it warns about optional metadata
+        warnings.filterwarnings("ignore", module="minari")
         try:
             dataset = minari.create_dataset_from_buffers(
                 dataset_id,
@@ -115,9 +116,13 @@ def _new_folder(dataset_id: str) -> Path:
             "NAMESPACE/NAME-vNUMBER of letters, digits, _ and -, where NAMESPACE may contain / and has at least two "
             "characters, such as hgpo/alfworld/random-v0"
         )
-        raise InputError(f"--name: expected {expected}, received {dataset_id!r}") from None
+        raise InputError(
+            f"--name: expected {expected}, received {dataset_id!r}"
+        ) from None
     folder = (
-        Path(os.environ.get("MINARI_DATASETS_PATH", Path.home() / ".minari" / "datasets"))
+        Path(
+            os.environ.get("MINARI_DATASETS_PATH", Path.home() / ".minari" / "datasets")
+        )
         / dataset_id
     )
     if os.path.lexists(folder):
@@ -130,13 +135,19 @@ def _new_folder(dataset_id: str) -> Path:
 def _env_spec(source: str | os.PathLike[str]) -> EnvSpec | None:
     """Return the spec of a run's environment with the run's arguments; None if it is not known."""
     files = source_files(source, {})
-    header = files[0].header if len({Path(file.path).parent for file in files}) == 1 else None
+    header = (
+        files[0].header
+        if len({Path(file.path).parent for file in files}) == 1
+        else None
+    )
     arguments = header.config.get("env") if header else None
     if not isinstance(arguments, dict) or arguments.get("id") not in environment_ids():
         return None
     spec = copy.deepcopy(gymnasium.spec(arguments["id"]))
     spec.kwargs |= {
-        name: value for name, value in arguments.items() if name not in ("id", "action_format")
+        name: value
+        for name, value in arguments.items()
+        if name not in ("id", "action_format")
     }
     return spec
 

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
     Row = dict[str, Any]
 
-_ROLLOUT: Final = (*GROUP_KEY, "trajectory", "env_id", "env_version", "split", "task_type", "task")
+_ROLLOUT: Final = (
+    *GROUP_KEY,
+    "trajectory",
+    "env_id",
+    "env_version",
+    "split",
+    "task_type",
+    "task",
+)
 _TEXTS: Final = ("prompt", "response", "message")
 _STEP: Final = (
     *(
@@ -53,7 +61,9 @@ def to_openai(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> in
     """
     header = source_files(source, {})[0].header
     environment = header.config.get("env") if header else None
-    is_chat = isinstance(environment, dict) and environment.get("prompt_style") == "chat"
+    is_chat = (
+        isinstance(environment, dict) and environment.get("prompt_style") == "chat"
+    )
     columns = (*_ROLLOUT, *_STEP, *_TEXTS, "reward", "run")
     key = ("run", *GROUP_KEY, "trajectory")
     steps = scan_steps(source).select(columns).sort(*key, "step").collect()
@@ -63,9 +73,12 @@ def to_openai(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> in
         )
     lines = []
     rows = steps.iter_rows(named=True)
-    for _, members in itertools.groupby(rows, key=lambda row: [row[name] for name in key]):
+    for _, members in itertools.groupby(
+        rows, key=lambda row: [row[name] for name in key]
+    ):
         lines += [
-            orjson.dumps(line) + b"\n" for line in _conversations(list(members), is_chat=is_chat)
+            orjson.dumps(line) + b"\n"
+            for line in _conversations(list(members), is_chat=is_chat)
         ]
     path = Path(out)
     with writing(path):
@@ -90,9 +103,16 @@ def _conversations(rows: list[Row], *, is_chat: bool) -> Iterator[dict[str, Any]
 
 
 def _line(talk: list[Message], rows: list[Row]) -> dict[str, Any]:
-    steps = [{name: row[name] for name in _STEP if row[name] is not None} for row in rows]
+    steps = [
+        {name: row[name] for name in _STEP if row[name] is not None} for row in rows
+    ]
     about = {name: rows[0][name] for name in _ROLLOUT if rows[0][name] is not None}
-    return {"messages": talk, **about, "rewards": [row["reward"] for row in rows], "steps": steps}
+    return {
+        "messages": talk,
+        **about,
+        "rewards": [row["reward"] for row in rows],
+        "steps": steps,
+    }
 
 
 def _messages(prompt: str) -> list[Message]:
@@ -110,7 +130,10 @@ def _messages(prompt: str) -> list[Message]:
 def _shown(text: str, talk: list[Message]) -> list[Message]:
     """Return what the environment shows: the result of each call before it, or a message of the user."""
     calls = (talk[-1].get("tool_calls") or []) if talk else []
-    results = [{"role": "tool", "tool_call_id": call.get("id"), "content": text} for call in calls]
+    results = [
+        {"role": "tool", "tool_call_id": call.get("id"), "content": text}
+        for call in calls
+    ]
     return results or [{"role": "user", "content": text}]
 
 

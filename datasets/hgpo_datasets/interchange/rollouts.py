@@ -70,7 +70,9 @@ def _format(
 FORMATS: Final[Mapping[str, Format]] = {
     "inspect": _format(read_inspect, ".eval .json", "eval samples"),
     "openai": _format(read_openai, ".jsonl", "messages"),
-    "rllm": _format(read_rllm, ".json", "trajectories termination_reason", by_folder=True),
+    "rllm": _format(
+        read_rllm, ".json", "trajectories termination_reason", by_folder=True
+    ),
     "skyrl": _format(read_skyrl, ".jsonl", "input_prompt output_response score"),
     "trl": _format(read_trl, ".parquet", "prompt completion"),
     "verifiers": _format(read_verifiers, ".jsonl", "traces task"),
@@ -127,7 +129,9 @@ def import_rollouts(
             a name of `reward` is unknown.
     """
     paths = (
-        [Path(source)] if isinstance(source, str | os.PathLike) else [Path(path) for path in source]
+        [Path(source)]
+        if isinstance(source, str | os.PathLike)
+        else [Path(path) for path in source]
     )
     where = listed(list(map(str, paths)))
     name, files, skipped = _files(paths, format)
@@ -144,7 +148,9 @@ def import_rollouts(
     summed: set[str] = set()
     groups = Counter[tuple[int, str]]()
     by_folder = FORMATS[name].by_folder
-    parts = itertools.groupby(files, key=lambda file: file.parent if by_folder else file)
+    parts = itertools.groupby(
+        files, key=lambda file: file.parent if by_folder else file
+    )
     with (
         new_folder(folder) as new,
         StepWriter(new, run=folder.name, config={"imported_from": name}) as writer,
@@ -161,11 +167,15 @@ def import_rollouts(
                 raise InputError(f"{part}: {error}") from None
             report.steps += len(rows)
         if not report.steps:
-            raise InputError(f"{where}: expected rollouts, received no complete one ({name})")
+            raise InputError(
+                f"{where}: expected rollouts, received no complete one ({name})"
+            )
     _describe(report, folder, is_rewarded=is_rewarded)
     if len(summed) > 1 and not reward:
         names = listed(sorted(summed))
-        report.missing.append(f"weights of {names}, whose sum is the reward; give them by --reward")
+        report.missing.append(
+            f"weights of {names}, whose sum is the reward; give them by --reward"
+        )
     return report
 
 
@@ -205,7 +215,8 @@ def _inside(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     found = [Path(where, name) for where, _, names in os.walk(folder) for name in names]
     files = [path for path in found if path.suffix in suffixes and path.is_file()]
     return sorted(
-        files, key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", str(path))]
+        files,
+        key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", str(path))],
     )
 
 
@@ -216,7 +227,9 @@ def format_of(path: Path) -> str | None:
     except (InputError, OSError, pl.exceptions.PolarsError):
         return None
     for name, known in FORMATS.items():
-        if path.suffix in known.suffixes and (known.fields <= fields or path.suffix == ".eval"):
+        if path.suffix in known.suffixes and (
+            known.fields <= fields or path.suffix == ".eval"
+        ):
             return name
     return None
 
@@ -259,10 +272,14 @@ def _set_rewards(rows: list[Row], weights: Mapping[str, float]) -> bool:
         if weights:
             for row in rollout:
                 row["reward"] = 0.0
-            rollout[-1]["reward"] = sum(weight * named[name] for name, weight in weights.items())
+            rollout[-1]["reward"] = sum(
+                weight * named[name] for name, weight in weights.items()
+            )
     # Of an unknown reward, the steps before the last have 0.
     unknown_ones = {
-        name for name, rollout in rollouts.items() if any(row["reward"] is None for row in rollout)
+        name
+        for name, rollout in rollouts.items()
+        if any(row["reward"] is None for row in rollout)
     }
     is_known = len(unknown_ones) < len(rollouts)
     for name, rollout in rollouts.items():
@@ -283,10 +300,15 @@ def _stored(row: Row) -> Row:
     """Return a row with `extra` as JSON."""
     named = row.pop(NAMED, {})
     fields = row.pop("extra", {}).items()
-    extra = {name: value for name, value in fields if value is not None and name not in named}
+    extra = {
+        name: value for name, value in fields if value is not None and name not in named
+    }
     if named:
         extra[NAMED] = named
-    return {**row, "extra": orjson.dumps(extra, default=str).decode() if extra else None}
+    return {
+        **row,
+        "extra": orjson.dumps(extra, default=str).decode() if extra else None,
+    }
 
 
 def _describe(report: ImportReport, run: Path, *, is_rewarded: bool) -> None:
@@ -314,7 +336,9 @@ def _describe(report: ImportReport, run: Path, *, is_rewarded: bool) -> None:
     aborted = report.trajectories - int(table["compared"].sum())
     if aborted:
         rollouts = counted(aborted, "rollout")
-        report.missing.append(f"rewards of {rollouts}, aborted: no estimator counts them")
+        report.missing.append(
+            f"rewards of {rollouts}, aborted: no estimator counts them"
+        )
     if (table["compared"] < 2).all():
         report.missing.append(
             "a second rollout of a task, without which estimators that compare rollouts give 0"

@@ -113,14 +113,17 @@ class FolderStore:
 
 def _game_folders(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder, onerror=_unreadable):
-        folders[:] = [name for name in folders if not is_scratch(name)]  # incomplete folders
+        # incomplete folders
+        folders[:] = [name for name in folders if not is_scratch(name)]
         if GAME_FILE in files:
             yield Path(place)
 
 
 def _unreadable(error: OSError) -> None:
     """Raise InputError for an unreadable folder, which `os.walk` would otherwise skip silently."""
-    raise InputError(f"cannot read the folder {error.filename}: {error.strerror}") from None
+    raise InputError(
+        f"cannot read the folder {error.filename}: {error.strerror}"
+    ) from None
 
 
 def _task_id(place: Path, *, alone: bool) -> str | None:
@@ -147,7 +150,9 @@ def _solvable(path: Path) -> bool:
     return read_file(path).get("solvable") is True
 
 
-def write_folder(games: GameStore | ALFWorldSource, ids: Iterable[str], folder: Path) -> int:
+def write_folder(
+    games: GameStore | ALFWorldSource, ids: Iterable[str], folder: Path
+) -> int:
     """Write games in the original's layout: `<folder>/json_2.1.1/<task id>/` with both files.
 
     Args:
@@ -182,7 +187,9 @@ def task_type(task_id: str) -> str:
     >>> task_type("train/pick_and_place_simple-Mug-None-Shelf-1/trial_1")
     'pick_and_place_simple'
     """
-    return task_id.split("/")[-2].split("-", maxsplit=1)[0] if "/" in task_id else task_id
+    return (
+        task_id.split("/")[-2].split("-", maxsplit=1)[0] if "/" in task_id else task_id
+    )
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

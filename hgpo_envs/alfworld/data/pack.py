@@ -77,8 +77,13 @@ class PackStore:
             # In memory, because processes that were forked would share the position in an open file.
             self._archive = open_zip(io.BytesIO(data))
             members = self._archive.infolist()
-            self._members = {member.filename.removesuffix(".json"): member for member in members}
-            if len(self._members) < len(members) or _TEXTS not in self._archive.namelist():
+            self._members = {
+                member.filename.removesuffix(".json"): member for member in members
+            }
+            if (
+                len(self._members) < len(members)
+                or _TEXTS not in self._archive.namelist()
+            ):
                 raise InputError(f"a game occurs twice, or {_TEXTS} is missing")
             texts = self._members.pop(_TEXTS.removesuffix(".json"))
             self._texts = msgspec.json.decode(self._content(texts), type=_Texts)
@@ -118,7 +123,9 @@ class PackStore:
             if entry.domain >= len(domains) or entry.grammar >= len(grammars):
                 raise InputError("its domain or grammar is not in the pack")
             grammar = join_task(grammars[entry.grammar], entry.task)
-            return checked(entry.game | {"pddl_domain": domains[entry.domain], "grammar": grammar})
+            return checked(
+                entry.game | {"pddl_domain": domains[entry.domain], "grammar": grammar}
+            )
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """Return the stored fields of the game's `traj_data.json`, or None if it had none."""
@@ -174,7 +181,8 @@ def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
 
         def add(name: str, value: _Entry | _Texts) -> None:
-            member = zipfile.ZipInfo(name)  # of 1980, so that equal games give equal files
+            # of 1980, so that equal games give equal files
+            member = zipfile.ZipInfo(name)
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, msgspec.json.encode(value))
 
@@ -207,5 +215,7 @@ def _kept(trajectory: Mapping[str, Any] | None) -> dict[str, Any] | None:
     kept = {key: trajectory[key] for key in _KEPT_OF_TRAJECTORY if key in trajectory}
     scene = kept.get("scene")
     if isinstance(scene, dict):
-        kept["scene"] = {key: scene[key] for key in ("floor_plan", "scene_num") if key in scene}
+        kept["scene"] = {
+            key: scene[key] for key in ("floor_plan", "scene_num") if key in scene
+        }
     return kept

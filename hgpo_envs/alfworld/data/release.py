@@ -64,15 +64,21 @@ def fetch_release(
     """
     urls = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        raise InputError(f"--sha256: expected 64 hexadecimal digits, received {sha256!r:.80}")
+        raise InputError(
+            f"--sha256: expected 64 hexadecimal digits, received {sha256!r:.80}"
+        )
     if sha256 is not None and len(urls) > 1:
         raise InputError(
             f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum"
         )
     with writing(out), new_folder(out) as folder:
         if local:
-            return _install(folder, {path.name: path for path in local}, None, unpacking)
-        archives = {url: folder / f".archive-{number}" for number, url in enumerate(urls)}
+            return _install(
+                folder, {path.name: path for path in local}, None, unpacking
+            )
+        archives = {
+            url: folder / f".archive-{number}" for number, url in enumerate(urls)
+        }
         for url, path in archives.items():
             progress = downloading(url.rsplit("/", 1)[-1]) if downloading else None
             try:
@@ -103,7 +109,9 @@ def _install(
     sources = []
     for address, path in archives.items():
         digest = file_sha256(path, "zip file of ALFWorld games")
-        sources.append({"source": redact(address), "size": path.stat().st_size, "sha256": digest})
+        sources.append(
+            {"source": redact(address), "size": path.stat().st_size, "sha256": digest}
+        )
         if sha256 is not None and digest != sha256.lower():
             raise InputError(
                 f"{redact(address)}: expected SHA-256 {sha256.lower()}, received {digest}"

@@ -116,7 +116,9 @@ def _room(row: dict[str, Any]) -> Room:
             Receptacle(k, position, at, bool(opens))
             for k, position, at, opens in row["receptacles"]
         ),
-        fixtures=tuple((kind, position, tuple(held)) for kind, position, held in row["fixtures"]),
+        fixtures=tuple(
+            (kind, position, tuple(held)) for kind, position, held in row["fixtures"]
+        ),
         overlaps=overlaps,
         objects=tuple(row["objects"]),
     )
@@ -125,11 +127,15 @@ def _room(row: dict[str, Any]) -> Room:
 @lru_cache(maxsize=1)
 def load_rooms() -> Rooms:
     """Return the bundled rooms, which are read once."""
-    packed = files("hgpo_envs.alfworld").joinpath("bundled", "rooms.json.gz").read_bytes()
+    packed = (
+        files("hgpo_envs.alfworld").joinpath("bundled", "rooms.json.gz").read_bytes()
+    )
     data = json.loads(gzip.decompress(packed))
     return Rooms(
         rooms={row["scene"]: _room(row) for row in data["rooms"]},
-        attributes={kind: frozenset(values) for kind, values in data["attributes"].items()},
+        attributes={
+            kind: frozenset(values) for kind, values in data["attributes"].items()
+        },
         holds={kind: frozenset(values) for kind, values in data["holds"].items()},
         copies={
             kind: {int(n): games for n, games in counts.items()}

@@ -39,7 +39,11 @@ class ALFWorldSource:
     name = "ALFWorld"
 
     def __init__(
-        self, data: str | Path | None = None, *, grammar: str | None = None, keep: int = 256
+        self,
+        data: str | Path | None = None,
+        *,
+        grammar: str | None = None,
+        keep: int = 256,
     ) -> None:
         check_known("grammar", grammar, (*GRAMMARS, None))
         bundled = resources.files("hgpo_envs.alfworld") / "bundled" / BUNDLED

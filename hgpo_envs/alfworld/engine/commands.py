@@ -56,12 +56,20 @@ class Commands:
         self._scenes: dict[tuple[object, ...], tuple[str, ...]] = {}
         receptacles = range(len(game.places))
         self._go = [self._text("go", r) for r in receptacles]
-        self._anywhere = sorted(self._go[r] for r in receptacles if game.places[r] != NOTHING)
+        self._anywhere = sorted(
+            self._go[r] for r in receptacles if game.places[r] != NOTHING
+        )
         self._stations = [int(STATIONS.get(kind, 0)) for kind in game.receptacle_types]
-        self._sliceable = [o for o, ability in enumerate(game.abilities) if ability & _SLICEABLE]
-        self._knives = frozenset(o for o, kind in enumerate(game.object_types) if kind in KNIVES)
+        self._sliceable = [
+            o for o, ability in enumerate(game.abilities) if ability & _SLICEABLE
+        ]
+        self._knives = frozenset(
+            o for o, kind in enumerate(game.object_types) if kind in KNIVES
+        )
         alone = (
-            ("inventory", "look") if game.grammar.help is None else ("help", "inventory", "look")
+            ("inventory", "look")
+            if game.grammar.help is None
+            else ("help", "inventory", "look")
         )
         self._last = tuple(self._text(verb) for verb in alone)
 
@@ -99,13 +107,21 @@ class Commands:
             contents = game_state.contents[r]
             first.append(text("inspect", r))
             if game.openable[r]:
-                (rest if closed else first).append(text("open" if closed else "close", r))
+                (rest if closed else first).append(
+                    text("open" if closed else "close", r)
+                )
             if held != NOTHING and game.abilities[held] & self._stations[r]:
                 verb = _TREATMENTS[self._stations[r]]
                 (heat if verb == "heat" else first).append(text(verb, held, r))
-            rest += [text("use", o) for o in contents if game.abilities[o] & _TOGGLEABLE]
+            rest += [
+                text("use", o) for o in contents if game.abilities[o] & _TOGGLEABLE
+            ]
             if not closed and held == NOTHING:
-                rest += [text("take", o, r) for o in contents if game.abilities[o] & _PICKUPABLE]
+                rest += [
+                    text("take", o, r)
+                    for o in contents
+                    if game.abilities[o] & _PICKUPABLE
+                ]
             elif not closed and game.object_types[held] in game.accepts[r]:
                 rest.append(text("put", held, r))
         if held != NOTHING:
@@ -129,14 +145,20 @@ class Commands:
         text = self._texts.get(meaning)
         if text is None:
             game = self._game
-            names = game.receptacle_names if verb in _OF_RECEPTACLES else game.object_names
+            names = (
+                game.receptacle_names if verb in _OF_RECEPTACLES else game.object_names
+            )
             others = game.object_names if verb == "slice" else game.receptacle_names
             if first == NOTHING:
                 phrase = verb
             elif verb == "put":
-                phrase = game.grammar.put.format(object=names[first], receptacle=others[second])
+                phrase = game.grammar.put.format(
+                    object=names[first], receptacle=others[second]
+                )
             else:
-                phrase = _PATTERNS.get(verb, f"{verb} {{0}}").format(names[first], others[second])
+                phrase = _PATTERNS.get(verb, f"{verb} {{0}}").format(
+                    names[first], others[second]
+                )
             # interned, because thousands of games share the same few thousand commands
             text = self._texts[meaning] = sys.intern(phrase)
             self.meaning[text] = meaning

@@ -55,7 +55,9 @@ class ALFWorldEngine:
         self.game = game
         self.game_state = game.start.copy()
         self._commands = commands_of(game)
-        self._deciding = rules.DECIDES_LIGHT if game.goal.lamp_type else rules.DECIDES_PLACE
+        self._deciding = (
+            rules.DECIDES_LIGHT if game.goal.lamp_type else rules.DECIDES_PLACE
+        )
         won = rules.won(game, self.game_state)
         return self._show(
             observations.welcome(game),
@@ -75,11 +77,19 @@ class ALFWorldEngine:
         command = command.strip()
         if command not in state.actions:
             return self._show(
-                observations.NOTHING_HAPPENS, state.actions, valid=False, won=False, ended=False
+                observations.NOTHING_HAPPENS,
+                state.actions,
+                valid=False,
+                won=False,
+                ended=False,
             )
         verb, first, second = self._commands.meaning[command]
         observation = rules.RULES[verb](self.game, self.game_state, first, second)
-        actions = state.actions if verb in rules.SEEING else self._commands.offered(self.game_state)
+        actions = (
+            state.actions
+            if verb in rules.SEEING
+            else self._commands.offered(self.game_state)
+        )
         won = verb in self._deciding and rules.won(self.game, self.game_state)
         return self._show(observation, actions, valid=True, won=won, ended=won)
 
@@ -109,7 +119,12 @@ class ALFWorldEngine:
             now.held,
             _changes(now.contents, start.contents),
             _changes(now.opened, start.opened),
-            tuple([(o, tuple(sorted(spots))) for o, spots in _changes(now.spots, start.spots)]),
+            tuple(
+                [
+                    (o, tuple(sorted(spots)))
+                    for o, spots in _changes(now.spots, start.spots)
+                ]
+            ),
             _changes(now.traits, start.traits),
             tuple(sorted(now.emptied)),
             state.won,
@@ -118,11 +133,24 @@ class ALFWorldEngine:
         )
 
     def _show(
-        self, observation: str, actions: Sequence[str], *, valid: bool, won: bool, ended: bool
+        self,
+        observation: str,
+        actions: Sequence[str],
+        *,
+        valid: bool,
+        won: bool,
+        ended: bool,
     ) -> State:
         score = 1.0 if won else 0.0
         self._state = State(
-            observation, actions, valid, ended, won, score if ended else 0.0, score, _NO_INFO
+            observation,
+            actions,
+            valid,
+            ended,
+            won,
+            score if ended else 0.0,
+            score,
+            _NO_INFO,
         )
         return self._state
 
@@ -131,4 +159,9 @@ def _changes(now: Sequence[_T], start: Sequence[_T]) -> tuple[tuple[int, _T], ..
     """Return the indices and values that differ from the start."""
     if now == start:
         return ()
-    return tuple([(index, now[index]) for index in compress(range(len(now)), map(ne, now, start))])
+    return tuple(
+        [
+            (index, now[index])
+            for index in compress(range(len(now)), map(ne, now, start))
+        ]
+    )

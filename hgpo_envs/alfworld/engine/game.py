@@ -85,7 +85,9 @@ class Game:
     task: str
     grammar: Grammar
     walkthrough: tuple[str, ...] | None = None
-    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    cache: dict[str, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """Data that engines derive from the game and share."""
 
 
@@ -110,11 +112,16 @@ def checked(data: object) -> dict[str, Any]:
     Raises:
         InputError: If it is not a game. The message does not name the file.
     """
-    if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in TEXTS):
-        raise InputError(f"not a game: expected a JSON object with the texts {', '.join(TEXTS)}")
+    if not isinstance(data, dict) or not all(
+        isinstance(data.get(key), str) for key in TEXTS
+    ):
+        raise InputError(
+            f"not a game: expected a JSON object with the texts {', '.join(TEXTS)}"
+        )
     walkthrough = data.get("walkthrough")
     if walkthrough is not None and not (
-        isinstance(walkthrough, list) and all(isinstance(command, str) for command in walkthrough)
+        isinstance(walkthrough, list)
+        and all(isinstance(command, str) for command in walkthrough)
     ):
         raise InputError("not a game: expected `walkthrough` to be a list of texts")
     return data
@@ -133,10 +140,18 @@ def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
     try:
         wording, task = split_task(data["grammar"])
         grammar = recognise(data["pddl_domain"], wording)
-        return compile_problem(data["pddl_problem"], grammar, task, data.get("walkthrough"))
+        return compile_problem(
+            data["pddl_problem"], grammar, task, data.get("walkthrough")
+        )
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         # a damaged problem can be inconsistent in many ways, so these errors share one message
         raise InputError(
             f"{where}: the game is inconsistent ({type(error).__name__}: {one_line(error)})"
@@ -168,20 +183,28 @@ def compile_problem(
         ) from None
     facts = _facts(initial)
     entities = _entities(objects, facts)
-    names = display_names([*entities["object"], *entities["receptacle"], *entities["location"]])
+    names = display_names(
+        [*entities["object"], *entities["receptacle"], *entities["location"]]
+    )
     object_index = {name: index for index, name in enumerate(entities["object"])}
-    receptacle_index = {name: index for index, name in enumerate(entities["receptacle"])}
+    receptacle_index = {
+        name: index for index, name in enumerate(entities["receptacle"])
+    }
     location_index = {name: index for index, name in enumerate(entities["location"])}
     receptacles = entities["receptacle"]
     located = _values(facts["receptacleatlocation"], receptacles, "locations")
-    places = tuple(location_index[location] if location else NOTHING for location in located)
+    places = tuple(
+        location_index[location] if location else NOTHING for location in located
+    )
     kinds = _values(facts["objecttype"], entities["object"], "types")
     object_types = tuple(sys.intern(kind.removesuffix("type")) for kind in kinds)
     kinds = _values(facts["receptacletype"], receptacles, "types")
     receptacle_types = tuple(sys.intern(kind.removesuffix("type")) for kind in kinds)
     held_types = defaultdict(set)
     for receptacle_type, object_type in facts["cancontain"]:
-        held_types[receptacle_type.removesuffix("type")].add(object_type.removesuffix("type"))
+        held_types[receptacle_type.removesuffix("type")].add(
+            object_type.removesuffix("type")
+        )
     frozen = {name: frozenset(held) for name, held in held_types.items()}
     openable = {name for (name,) in facts["openable"]}
     nested = defaultdict(list)
@@ -209,7 +232,9 @@ def compile_problem(
         start=_start(facts, object_index, receptacle_index, location_index),
         goal=goal,
         wanted=_matching(object_types, goal.object_type, abilities, goal.ability),
-        targets=tuple(r for r, kind in enumerate(receptacle_types) if kind == goal.receptacle_type),
+        targets=tuple(
+            r for r, kind in enumerate(receptacle_types) if kind == goal.receptacle_type
+        ),
         lamps=_matching(object_types, goal.lamp_type, abilities, Ability.TOGGLEABLE),
         task=task,
         grammar=grammar,
@@ -226,11 +251,15 @@ def display_names(ids: Iterable[str]) -> dict[str, str]:
     kinds = {}
     for identifier in sorted(ids):
         kind, bar, _ = identifier.partition("_bar_")
-        kinds[identifier] = kind + ("basin" if bar and "basin" in identifier else "") if bar else ""
+        kinds[identifier] = (
+            kind + ("basin" if bar and "basin" in identifier else "") if bar else ""
+        )
     left = Counter(kinds.values())
     names = {}
     for identifier, kind in kinds.items():
-        names[identifier] = sys.intern(f"{kind} {left[kind]}" if kind else f"{identifier} ")
+        names[identifier] = sys.intern(
+            f"{kind} {left[kind]}" if kind else f"{identifier} "
+        )
         left[kind] -= 1
     return names
 
@@ -258,7 +287,9 @@ def _facts(initial: str) -> Facts:
         predicate, *arguments = fact.split()
         facts[predicate].append(tuple(arguments))
     for predicate, rows in facts.items():
-        if predicate not in _KNOWN or any(len(row) != _KNOWN[predicate] for row in rows):
+        if predicate not in _KNOWN or any(
+            len(row) != _KNOWN[predicate] for row in rows
+        ):
             raise InputError(
                 f"the problem's :init contains an unsupported fact: {predicate}{rows[0]}"
             )
@@ -277,7 +308,9 @@ def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
             waiting.clear()
         else:
             waiting.append(word)
-    mentioned = sorted({name for rows in facts.values() for row in rows for name in row})
+    mentioned = sorted(
+        {name for rows in facts.values() for row in rows for name in row}
+    )
     for name in mentioned:
         if name not in kinds:
             raise InputError(f"the problem uses {name!r} without declaring it")
@@ -287,12 +320,16 @@ def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _values(rows: list[tuple[str, ...]], names: tuple[str, ...], noun: str) -> list[str]:
+def _values(
+    rows: list[tuple[str, ...]], names: tuple[str, ...], noun: str
+) -> list[str]:
     """Return the value that facts of a name and a value have for each name; empty if there is none."""
     values: dict[str, str] = {}
     for name, value in rows:
         if values.setdefault(name, value) != value:
-            raise InputError(f"{name} has two {noun}, which the engine does not support")
+            raise InputError(
+                f"{name} has two {noun}, which the engine does not support"
+            )
     return [values.get(name, "") for name in names]
 
 
@@ -315,7 +352,9 @@ _TRAIT_FACTS: Final = {
 
 
 def _flags(
-    facts: Facts, flags: Mapping[str, Ability] | Mapping[str, Trait], objects: Mapping[str, int]
+    facts: Facts,
+    flags: Mapping[str, Ability] | Mapping[str, Trait],
+    objects: Mapping[str, int],
 ) -> list[int]:
     values = [0] * len(objects)
     for predicate, flag in flags.items():
@@ -332,7 +371,9 @@ def _start(
 ) -> GameState:
     at = {location for _, location in facts["atlocation"]}
     if len(at) != 1:
-        raise InputError(f"expected one initial location of the agent, received {len(at)}")
+        raise InputError(
+            f"expected one initial location of the agent, received {len(at)}"
+        )
     contents: list[set[int]] = [set() for _ in receptacles]
     for name, receptacle in facts["inreceptacle"]:
         contents[receptacles[receptacle]].add(objects[name])
@@ -355,5 +396,7 @@ def _matching(
     types: tuple[str, ...], kind: str, abilities: tuple[int, ...], ability: int
 ) -> frozenset[int]:
     return frozenset(
-        o for o, found in enumerate(types) if found == kind and abilities[o] & ability == ability
+        o
+        for o, found in enumerate(types)
+        if found == kind and abilities[o] & ability == ability
     )

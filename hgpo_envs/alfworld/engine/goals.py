@@ -48,7 +48,9 @@ _WORD: Final = re.compile(r"[()]|[^\s()]+")
 
 def _shape(text: str) -> re.Pattern[str]:
     """Compile a goal with placeholders for types: <object>, <receptacle>, <lamp>, and <object'> for a repetition."""
-    pattern = re.sub(r"<(\w+)'>", r"(?P=\1)type", re.escape(" ".join(_WORD.findall(text.lower()))))
+    pattern = re.sub(
+        r"<(\w+)'>", r"(?P=\1)type", re.escape(" ".join(_WORD.findall(text.lower())))
+    )
     return re.compile(re.sub(r"<(\w+)>", r"(?P<\1>\\w+)type", pattern))
 
 
@@ -71,16 +73,29 @@ _GOALS: Final = tuple(
         (
             _placed(f"(cleanable ?o) {_TYPED} (isClean ?o) (inReceptacle ?o ?r)"),
             Goal(
-                "pick_clean_then_place_in_recep", "", trait=Trait.CLEAN, ability=Ability.CLEANABLE
+                "pick_clean_then_place_in_recep",
+                "",
+                trait=Trait.CLEAN,
+                ability=Ability.CLEANABLE,
             ),
         ),
         (
             _placed(f"(heatable ?o) {_TYPED} (isHot ?o) (inReceptacle ?o ?r)"),
-            Goal("pick_heat_then_place_in_recep", "", trait=Trait.HOT, ability=Ability.HEATABLE),
+            Goal(
+                "pick_heat_then_place_in_recep",
+                "",
+                trait=Trait.HOT,
+                ability=Ability.HEATABLE,
+            ),
         ),
         (
             _placed(f"(coolable ?o) {_TYPED} (isCool ?o) (inReceptacle ?o ?r)"),
-            Goal("pick_cool_then_place_in_recep", "", trait=Trait.COOL, ability=Ability.COOLABLE),
+            Goal(
+                "pick_cool_then_place_in_recep",
+                "",
+                trait=Trait.COOL,
+                ability=Ability.COOLABLE,
+            ),
         ),
         (
             """(and (exists (?r - receptacle) (exists (?o1 - object)

@@ -103,7 +103,8 @@ _PHRASES: Final = {
 }
 """What prompts for a wording say. Everyday English does not: "move to the next step", "put the action in tags"."""
 WORDINGS: Final = {
-    f"grammar={name}": Wording(each.words, _PHRASES[name]) for name, each in GRAMMARS.items()
+    f"grammar={name}": Wording(each.words, _PHRASES[name])
+    for name, each in GRAMMARS.items()
 }
 """The wordings for `hgpo_envs.environment_spec.EnvironmentSpec`."""
 
@@ -134,7 +135,9 @@ def join_task(grammar: str, task: str) -> str:
     """Insert a task into a grammar text with an empty task. This is the inverse of `split_task`."""
     match = _TASK.search(grammar)
     if match is None:
-        raise InputError('no place for a task in the grammar: expected a rule "Your task is to: …"')
+        raise InputError(
+            'no place for a task in the grammar: expected a rule "Your task is to: …"'
+        )
     return grammar[: match.start(2)] + task + grammar[match.end(2) :]
 
 
@@ -163,7 +166,9 @@ _WORDING: Final = frozenset(
     }
 )
 """The parts of a grammar that determine its wording."""
-_UNUSED: Final = re.compile(r"ReceptacleObject|overview_|overview\(o, r\)|notImplemented")
+_UNUSED: Final = re.compile(
+    r"ReceptacleObject|overview_|overview\(o, r\)|notImplemented"
+)
 """The parts of a grammar for actions that no domain contains, and rules that no other part uses."""
 
 
@@ -209,15 +214,25 @@ def recognise(domain: str, grammar: str) -> Grammar:
     _compare("grammar", parts, known_parts)
     # the text of `help`, in a rule or in the action itself
     feedback = parts.get("action help feedback", "")
-    shown = _plain_rule(parts, "help.feedback") if feedback == "#help.feedback#" else feedback
+    shown = (
+        _plain_rule(parts, "help.feedback")
+        if feedback == "#help.feedback#"
+        else feedback
+    )
     helps = parts.get("action help template") == "help" and shown == f"\n{HELP}"
     choices = (
         (
             "action PutObject template",
             _PUT_COMMANDS.get(parts.get("action PutObject template", "")),
         ),
-        ("PutObject.feedback", _PUT_FEEDBACK.get(_plain_rule(parts, "PutObject.feedback"))),
-        ("GotoLocation.feedback", _ARRIVALS.get(_plain_rule(parts, "GotoLocation.feedback"))),
+        (
+            "PutObject.feedback",
+            _PUT_FEEDBACK.get(_plain_rule(parts, "PutObject.feedback")),
+        ),
+        (
+            "GotoLocation.feedback",
+            _ARRIVALS.get(_plain_rule(parts, "GotoLocation.feedback")),
+        ),
         ("help", not has_help or helps or None),
     )
     wrong = [name for name, choice in choices if choice is None]
@@ -225,7 +240,11 @@ def recognise(domain: str, grammar: str) -> Grammar:
         raise _unknown("grammar", wrong)
     (_, put), (_, puts), (_, arrives), _ = choices
     return Grammar(
-        str(put).split()[0], str(put), str(puts), bool(arrives), HELP if has_help else None
+        str(put).split()[0],
+        str(put),
+        str(puts),
+        bool(arrives),
+        HELP if has_help else None,
     )
 
 
@@ -255,9 +274,7 @@ def _unknown(kind: str, wrong: list[str]) -> InputError:
     )
 
 
-_HELP_ACTION: Final = (
-    "(:action help :parameters (?a - agent) :precondition () :effect (and (checked ?a)))"
-)
+_HELP_ACTION: Final = "(:action help :parameters (?a - agent) :precondition () :effect (and (checked ?a)))"
 _HELP_FEEDBACK: Final = json.dumps({"help.feedback": [{"rhs": f"\n{HELP}"}]})
 _HELP_TEXT: Final = (
     '\naction help { template :: "help"; feedback :: "#help.feedback#"; '
@@ -265,7 +282,10 @@ _HELP_TEXT: Final = (
 )
 _REWORDED: Final = (
     ("move {o} to {r}", "put {o} in/on {r}"),
-    ("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}."),
+    (
+        "You move the {o.name} to the {r.name}.",
+        "You put the {o.name} in/on the {r.name}.",
+    ),
     ("You arrive at {r.name}. #", "You arrive at {lend.name}. #"),
 )
 """The texts of a grammar that differ between the `move` and the `put` wording."""
@@ -287,13 +307,23 @@ def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
     wording, _ = split_task(grammar)
     if recognise(domain, wording).name != name:
         for move, put in _REWORDED:
-            grammar = grammar.replace(put, move) if name == "move" else grammar.replace(move, put)
+            grammar = (
+                grammar.replace(put, move)
+                if name == "move"
+                else grammar.replace(move, put)
+            )
         if name == "put":
             domain = re.sub(
-                r"\(:action help\b.*?\(checked \?a\)\s*\)\s*\)", "", domain, flags=re.DOTALL
+                r"\(:action help\b.*?\(checked \?a\)\s*\)\s*\)",
+                "",
+                domain,
+                flags=re.DOTALL,
             )
             grammar = re.sub(
-                r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)", "", grammar, flags=re.DOTALL
+                r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)",
+                "",
+                grammar,
+                flags=re.DOTALL,
             )
         elif "action help" not in domain_parts(domain):
             head, _, tail = domain.rpartition(")")

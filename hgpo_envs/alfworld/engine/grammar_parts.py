@@ -49,7 +49,10 @@ def _forms(plain: str) -> Iterator[tuple[str, str]]:
             if depth == 2:
                 form = plain[start : bracket.end()]
                 head = form.strip("(:)").replace("(", " ").split(" ")
-                yield " ".join(head[:2] if head[0] in ("action", "domain") else head[:1]), form
+                yield (
+                    " ".join(head[:2] if head[0] in ("action", "domain") else head[:1]),
+                    form,
+                )
             depth -= 1
 
 

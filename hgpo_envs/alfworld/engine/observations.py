@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from hgpo_envs.alfworld.engine.game import Game
 
 NOTHING_HAPPENS: Final = "Nothing happens."
-_MIDDLE: Final = "You are in the middle of a room. Looking quickly around you, you see {}."
+_MIDDLE: Final = (
+    "You are in the middle of a room. Looking quickly around you, you see {}."
+)
 
 
 def listing(names: Iterable[str]) -> str:
@@ -85,7 +87,9 @@ def thing(game: Game, game_state: GameState, index: int, *_: int) -> str:
     if clean or warmth:
         if warmth == "cool" and not clean and not sliced:
             warmth = "cold"
-        words = [" and ".join(word for word in (warmth, "clean" if clean else "") if word)]
+        words = [
+            " and ".join(word for word in (warmth, "clean" if clean else "") if word)
+        ]
         return f"This is a {' '.join([*words, *['sliced'] * sliced])} {name}."
     if ability & Ability.TOGGLEABLE and trait & Trait.TOGGLED:
         return f"This {name} is on."

@@ -37,9 +37,7 @@ def _go(game: Game, game_state: GameState, r: int, _second: int) -> str:
 
 def _open(game: Game, game_state: GameState, r: int, _second: int) -> str:
     game_state.opened[r] = True
-    return (
-        f"You open the {game.receptacle_names[r]}. {observations.receptacle(game, game_state, r)}"
-    )
+    return f"You open the {game.receptacle_names[r]}. {observations.receptacle(game, game_state, r)}"
 
 
 def _close(game: Game, game_state: GameState, r: int, _second: int) -> str:
@@ -48,11 +46,15 @@ def _close(game: Game, game_state: GameState, r: int, _second: int) -> str:
 
 
 def _take(game: Game, game_state: GameState, o: int, r: int) -> str:
-    game_state.contents[r] = tuple(other for other in game_state.contents[r] if other != o)
+    game_state.contents[r] = tuple(
+        other for other in game_state.contents[r] if other != o
+    )
     game_state.emptied.add((o, r))
     game_state.held = o
     game_state.spots[o] -= {game_state.location}
-    return f"You pick up the {game.object_names[o]} from the {game.receptacle_names[r]}."
+    return (
+        f"You pick up the {game.object_names[o]} from the {game.receptacle_names[r]}."
+    )
 
 
 def _put(game: Game, game_state: GameState, o: int, r: int) -> str:

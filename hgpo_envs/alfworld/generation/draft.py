@@ -49,7 +49,10 @@ COLD_SHARE: Final = 0.05
 NESTED_SHARE: Final = 0.1
 """The fraction of objects beside a container that are inside it."""
 SENTENCES: Final = {
-    "pick_and_place_simple": ("put a {object} in {place}.", "put some {object} on {place}."),
+    "pick_and_place_simple": (
+        "put a {object} in {place}.",
+        "put some {object} on {place}.",
+    ),
     "look_at_obj_in_light": (
         "look at {object} under the {place}.",
         "examine the {object} with the {place}.",
@@ -158,7 +161,9 @@ def possible_tasks(split: str, task_type: str) -> tuple[TaskTemplate, ...]:
         for place in places
         for scene in rooms.rooms
     ]
-    return tuple(sorted([task for task in tasks if task.split == split and _possible(task)]))
+    return tuple(
+        sorted([task for task in tasks if task.split == split and _possible(task)])
+    )
 
 
 def _possible(task: TaskTemplate) -> bool:
@@ -174,7 +179,9 @@ def _possible(task: TaskTemplate) -> bool:
 def _avoided(task: TaskTemplate) -> str:
     """Return the kind of receptacle where the object must not lie at the start, or ""."""
     return (
-        task.place if task.task_type in ("pick_and_place_simple", "pick_two_obj_and_place") else ""
+        task.place
+        if task.task_type in ("pick_and_place_simple", "pick_two_obj_and_place")
+        else ""
     )
 
 
@@ -232,13 +239,17 @@ def draft_game(split: str, index: int, seed: int) -> GameDraft:
     """
     check_known("split", split, SPLITS)
     draws = _RandomChoices(f"hgpo/{seed}/{split}/{index}")
-    tasks: Sequence[TaskTemplate] = possible_tasks(split, TASK_TYPES[index % len(TASK_TYPES)])
+    tasks: Sequence[TaskTemplate] = possible_tasks(
+        split, TASK_TYPES[index % len(TASK_TYPES)]
+    )
     kind = draws.choice(sorted({task.object for task in tasks}))
     tasks = [task for task in tasks if task.object == kind]
     place = draws.choice(sorted({task.place for task in tasks}))
     task = draws.choice([task for task in tasks if task.place == place])
     when = datetime(2026, 1, 1) + timedelta(seconds=index)  # noqa: DTZ001 (used for a name only)
-    return _furnish(task, f"trial_T{when:%Y%m%d_%H%M%S}_{draws.number(0, 999_999):06d}", draws)
+    return _furnish(
+        task, f"trial_T{when:%Y%m%d_%H%M%S}_{draws.number(0, 999_999):06d}", draws
+    )
 
 
 def _furnish(task: TaskTemplate, trial: str, draws: _RandomChoices) -> GameDraft:
@@ -308,7 +319,9 @@ def _spot(
     first = draws.choice(room.by_kind[place])
     overlaps = room.overlaps.get(first, ())
     others = [
-        i for i, share in overlaps if draws.chance(share) and room.receptacles[i].kind != avoid
+        i
+        for i, share in overlaps
+        if draws.chance(share) and room.receptacles[i].kind != avoid
     ]
     return tuple(sorted({first, *others}))
 
@@ -326,9 +339,13 @@ def _target_spots(task: TaskTemplate, draws: _RandomChoices) -> list[tuple[int, 
     return spots
 
 
-def _nested(things: Sequence[PlacedObject], draws: _RandomChoices) -> Iterator[tuple[str, str]]:
+def _nested(
+    things: Sequence[PlacedObject], draws: _RandomChoices
+) -> Iterator[tuple[str, str]]:
     attributes = load_rooms().attributes
-    containers = [thing for thing in things if "isReceptacleObject" in attributes[thing.kind]]
+    containers = [
+        thing for thing in things if "isReceptacleObject" in attributes[thing.kind]
+    ]
     for thing in things:
         beside = [
             outer
@@ -340,7 +357,11 @@ def _nested(things: Sequence[PlacedObject], draws: _RandomChoices) -> Iterator[t
 
 
 def _name(
-    kind: str, lies_on: tuple[int, ...], room: Room, names: set[str], draws: _RandomChoices
+    kind: str,
+    lies_on: tuple[int, ...],
+    room: Room,
+    names: set[str],
+    draws: _RandomChoices,
 ) -> str:
     """Return a new identifier: the kind and coordinates near the place."""
     place = room.receptacles[lies_on[0]] if lies_on else draws.choice(room.receptacles)

@@ -113,10 +113,17 @@ def _objects(draft: GameDraft) -> Iterator[str]:
     yield "agent1 - agent"
     yield from (f"{kind}Type - otype" for kind in things)
     yield from (f"{kind}Type - rtype" for kind in places)
-    yield from (f"{mangle(f'{kind}|{position}')} - object" for kind, position, _ in room.fixtures)
+    yield from (
+        f"{mangle(f'{kind}|{position}')} - object"
+        for kind, position, _ in room.fixtures
+    )
     yield from (f"{mangle(thing.name)} - object" for thing in draft.things)
-    yield from (f"{mangle(receptacle.name)} - receptacle" for receptacle in room.receptacles)
-    locations = sorted({draft.start, *(receptacle.location for receptacle in room.receptacles)})
+    yield from (
+        f"{mangle(receptacle.name)} - receptacle" for receptacle in room.receptacles
+    )
+    locations = sorted(
+        {draft.start, *(receptacle.location for receptacle in room.receptacles)}
+    )
     yield from (f"{_location(location)} - location" for location in locations)
 
 
@@ -156,8 +163,12 @@ def _thing_facts(
     name = mangle(name)
     receptacles = [draft.room.receptacles[i] for i in lies_on]
     yield "objectType", name, f"{kind}Type"
-    yield from ((attribute, name) for attribute in sorted(load_rooms().attributes.get(kind, ())))
-    yield from (("inReceptacle", name, mangle(receptacle.name)) for receptacle in receptacles)
+    yield from (
+        (attribute, name) for attribute in sorted(load_rooms().attributes.get(kind, ()))
+    )
+    yield from (
+        ("inReceptacle", name, mangle(receptacle.name)) for receptacle in receptacles
+    )
     if receptacles:
         yield "objectAtLocation", name, _location(receptacles[0].location)
 
@@ -179,7 +190,9 @@ def _goal(draft: GameDraft) -> str:
     if task.task_type == "pick_two_obj_and_place":
 
         def placed(variable: str) -> str:
-            return f"{thing.replace('?o', variable)} {place} (inReceptacle {variable} ?r)"
+            return (
+                f"{thing.replace('?o', variable)} {place} (inReceptacle {variable} ?r)"
+            )
 
         second = f"(exists (?o2 - object) (and (not (= ?o1 ?o2)) {placed('?o2')}))"
         return f"(:goal (and (exists (?r - receptacle) (exists (?o1 - object) (and {placed('?o1')} {second})))))"

@@ -31,7 +31,11 @@ def split_sizes(games: int) -> dict[str, int]:
         raise InputError(
             f"expected at least {MIN_GAMES} games (every task type in each split), received {games}"
         )
-    return {"train": games - 2 * (games // 6), "valid_seen": games // 6, "valid_unseen": games // 6}
+    return {
+        "train": games - 2 * (games // 6),
+        "valid_seen": games // 6,
+        "valid_unseen": games // 6,
+    }
 
 
 class GeneratedStore:

@@ -38,7 +38,9 @@ class ExpertPlayer:
         """Start a game. Raises InputError if the engine is not the native one."""
         del task, state
         if not isinstance(engine, ALFWorldEngine):
-            raise InputError("the ALFWorld expert needs the native engine; use backend='native'")
+            raise InputError(
+                "the ALFWorld expert needs the native engine; use backend='native'"
+            )
         self._engine = engine
 
     def fork(self, engine: Engine | None) -> ExpertPlayer:
@@ -57,7 +59,9 @@ class ExpertPlayer:
 def find_plan(game: Game, game_state: GameState) -> list[str] | None:
     """Return commands that win from a state, or None if there are none (no receptacle accepts the held object)."""
     plans = (
-        _light_plans(game, game_state) if game.goal.lamp_type else _place_plans(game, game_state)
+        _light_plans(game, game_state)
+        if game.goal.lamp_type
+        else _place_plans(game, game_state)
     )
     return min(plans, key=lambda plan: (len(plan), plan), default=None)
 
@@ -91,7 +95,9 @@ class _Plan:
     def put(self, r: int) -> None:
         self.access(r)
         names = self.game.object_names[self.held], self.game.receptacle_names[r]
-        self.commands.append(self.game.grammar.put.format(object=names[0], receptacle=names[1]))
+        self.commands.append(
+            self.game.grammar.put.format(object=names[0], receptacle=names[1])
+        )
         self.held = NOTHING
 
     def take(self, o: int, r: int) -> None:
@@ -140,7 +146,9 @@ def _receptacles(game: Game, kind: str | None = None) -> Iterator[int]:
             yield r
 
 
-def _candidates(game: Game, game_state: GameState, ability: int) -> Iterator[tuple[int, int]]:
+def _candidates(
+    game: Game, game_state: GameState, ability: int
+) -> Iterator[tuple[int, int]]:
     """Yield objects of the goal's kind, each with its receptacle (`NOTHING` for the held object)."""
     if game_state.held != NOTHING and _fits(game, game_state.held, ability):
         yield game_state.held, NOTHING
@@ -155,7 +163,10 @@ def _candidates(game: Game, game_state: GameState, ability: int) -> Iterator[tup
 
 
 def _fits(game: Game, o: int, ability: int) -> bool:
-    return game.object_types[o] == game.goal.object_type and game.abilities[o] & ability == ability
+    return (
+        game.object_types[o] == game.goal.object_type
+        and game.abilities[o] & ability == ability
+    )
 
 
 def _place_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
@@ -163,7 +174,9 @@ def _place_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
     goal = game.goal
     verb, ability = TREATMENTS.get(Trait(goal.trait), ("", Ability(0)))
     stations = [
-        r for r in _receptacles(game) if verb and STATIONS.get(game.receptacle_types[r]) == ability
+        r
+        for r in _receptacles(game)
+        if verb and STATIONS.get(game.receptacle_types[r]) == ability
     ]
     candidates = list(_candidates(game, game_state, goal.ability))
     for target in _receptacles(game, goal.receptacle_type):
@@ -216,7 +229,8 @@ def _light_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
         (o, r)
         for r in _receptacles(game)
         for o in game_state.contents[r]
-        if game.object_types[o] == game.goal.lamp_type and game.abilities[o] & Ability.TOGGLEABLE
+        if game.object_types[o] == game.goal.lamp_type
+        and game.abilities[o] & Ability.TOGGLEABLE
     ]
     for o, r in _candidates(game, game_state, 0):
         for lamp, stand in lamps:

@@ -23,22 +23,46 @@ if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
 
 WORDINGS: Final = (
-    (r"(?:look at|examine the) (?P<thing>\w+) (?:under|with) the (?P<place>\w+)", "use", 1),
+    (
+        r"(?:look at|examine the) (?P<thing>\w+) (?:under|with) the (?P<place>\w+)",
+        "use",
+        1,
+    ),
     (r"(?:find|put) two (?P<thing>\w+)(?: and put them)? in (?P<place>\w+)", "", 2),
-    (r"(?:put a clean|clean some) (?P<thing>\w+)(?: and put it)? in (?P<place>\w+)", "clean", 1),
-    (r"(?:put a hot|heat some) (?P<thing>\w+)(?: and put it)? in (?P<place>\w+)", "heat", 1),
-    (r"(?:put a cool|cool some) (?P<thing>\w+)(?: and put it)? in (?P<place>\w+)", "cool", 1),
+    (
+        r"(?:put a clean|clean some) (?P<thing>\w+)(?: and put it)? in (?P<place>\w+)",
+        "clean",
+        1,
+    ),
+    (
+        r"(?:put a hot|heat some) (?P<thing>\w+)(?: and put it)? in (?P<place>\w+)",
+        "heat",
+        1,
+    ),
+    (
+        r"(?:put a cool|cool some) (?P<thing>\w+)(?: and put it)? in (?P<place>\w+)",
+        "cool",
+        1,
+    ),
     (r"put (?:a|some) (?P<thing>\w+) (?:in|on) (?P<place>\w+)", "", 1),
 )
 """The patterns of task sentences, with the treatment of the object and the number of objects."""
 STATIONS: Final = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 CLOSED: Final = frozenset({"cabinet", "drawer", "fridge", "microwave", "safe"})
 """The kinds of receptacles that are usually closed."""
-LAMP_STANDS: Final = {"sidetable": 278, "desk": 230, "dresser": 143, "shelf": 89, "coffeetable": 11}
+LAMP_STANDS: Final = {
+    "sidetable": 278,
+    "desk": 230,
+    "dresser": 143,
+    "shelf": 89,
+    "coffeetable": 11,
+}
 """The kinds of receptacles with desk lamps, and the number of official games in which they have one."""
 
 _NAME = r"[a-z]+ \d+"
-_SHOWN = re.compile(rf"(?:On the ({_NAME})|The ({_NAME}) is open\. In it), you see ([^.]*)\.")
+_SHOWN = re.compile(
+    rf"(?:On the ({_NAME})|The ({_NAME}) is open\. In it), you see ([^.]*)\."
+)
 _SHUT = re.compile(rf"The ({_NAME}) is closed\.")
 _ROOM = re.compile(r"Looking quickly around you, you see ([^.]*)\.")
 _TOOK = re.compile(rf"You pick up the ({_NAME}) from the ({_NAME})\.")
@@ -126,7 +150,9 @@ class _Memory:
     def __init__(self, first: str) -> None:
         room = _ROOM.search(first)
         names = re.findall(_NAME, room[1]) if room else []
-        self.contents: dict[str, set[str] | None] = dict.fromkeys(sorted(names, key=_natural))
+        self.contents: dict[str, set[str] | None] = dict.fromkeys(
+            sorted(names, key=_natural)
+        )
         self.shut: set[str] = set()
         self.treated: set[tuple[str, str]] = set()
         self.held: str | None = None
@@ -163,12 +189,18 @@ class _Memory:
         """Yield the observed objects of a kind with their receptacles."""
         for receptacle, contents in self.contents.items():
             yield from (
-                (thing, receptacle) for thing in sorted(contents or ()) if _kind(thing) == kind
+                (thing, receptacle)
+                for thing in sorted(contents or ())
+                if _kind(thing) == kind
             )
 
     def unseen(self) -> list[str]:
         """Return the receptacles whose content was never observed."""
-        return [receptacle for receptacle, contents in self.contents.items() if contents is None]
+        return [
+            receptacle
+            for receptacle, contents in self.contents.items()
+            if contents is None
+        ]
 
     def maybe_shut(self, receptacle: str) -> bool:
         """Return whether a receptacle is closed, or not observed and of a kind that is usually closed."""
@@ -183,7 +215,9 @@ class _Memory:
     def copy(self) -> _Memory:
         """Return an independent copy."""
         memory = copy.copy(self)
-        memory.contents = {name: copy.copy(inside) for name, inside in self.contents.items()}
+        memory.contents = {
+            name: copy.copy(inside) for name, inside in self.contents.items()
+        }
         memory.shut = self.shut.copy()
         memory.treated = self.treated.copy()
         return memory
@@ -263,7 +297,10 @@ class ExplorerPlayer:
         target = self._target()
         if target is not None:
             yield from self._put(held, target)
-            if self._memory.is_here(target) and f"open {target}" not in self._memory.offered:
+            if (
+                self._memory.is_here(target)
+                and f"open {target}" not in self._memory.offered
+            ):
                 self._unfit.add(target)  # it does not accept the object
                 yield from self._deliver(held)
 
@@ -298,14 +335,20 @@ class ExplorerPlayer:
         ]
 
         def preference(r: str) -> tuple[int, bool]:
-            there = sum(_kind(o) == self._wish.thing for o in self._memory.contents[r] or ())
+            there = sum(
+                _kind(o) == self._wish.thing for o in self._memory.contents[r] or ()
+            )
             return -there, self._memory.maybe_shut(r)
 
         return min(fit, key=preference, default=None)
 
     def _reach(self, receptacles: Iterable[str]) -> Iterator[str]:
         for r in receptacles:
-            yield from (f"open {r}", f"go to {r}") if r in self._memory.shut else (f"go to {r}",)
+            yield from (
+                (f"open {r}", f"go to {r}")
+                if r in self._memory.shut
+                else (f"go to {r}",)
+            )
 
     def _search(self, kind: str) -> Iterator[str]:
         """Yield ideas to inspect unobserved receptacles, by descending probability per command."""

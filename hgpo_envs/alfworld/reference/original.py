@@ -38,7 +38,11 @@ class OriginalSource(ALFWorldSource):
             grammar = "unknown"
         split, folder, _ = task_id.split("/")
         return Task(
-            task_id, split, task, folder.split("-")[0], {"grammar": grammar, "backend": "original"}
+            task_id,
+            split,
+            task,
+            folder.split("-")[0],
+            {"grammar": grammar, "backend": "original"},
         )
 
     def engine(self) -> OriginalEngine:  # type: ignore[override]  # both are engines
@@ -83,7 +87,14 @@ class OriginalEngine:
             raise RuntimeError("act before start")
         if state.terminated:
             return State(
-                state.text, state.actions, False, True, state.won, 0.0, state.score, state.info
+                state.text,
+                state.actions,
+                False,
+                True,
+                state.won,
+                0.0,
+                state.score,
+                state.info,
             )
         valid = command.strip() in state.actions
         shown, _, _ = self._env.step(command)
@@ -92,7 +103,9 @@ class OriginalEngine:
     def _show(self, shown: Any, *, valid: bool) -> State:  # noqa: ANN401 (textworld has no types)
         won = bool(shown["won"])
         actions = shown["admissible_commands"]
-        self._state = State(shown.feedback, actions, valid, won, won, float(won), float(won), {})
+        self._state = State(
+            shown.feedback, actions, valid, won, won, float(won), float(won), {}
+        )
         return self._state
 
 

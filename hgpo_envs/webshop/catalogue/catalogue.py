@@ -94,8 +94,12 @@ class Catalogue:
             np.float64,
             columns=2,
         )
-        self.combinations: Final[NDArray[np.int64]] = mapped(folder / "combinations.npy", np.int64)
-        self.instructed: Final[NDArray[np.int32]] = mapped(folder / "instructed.npy", np.int32)
+        self.combinations: Final[NDArray[np.int64]] = mapped(
+            folder / "combinations.npy", np.int64
+        )
+        self.instructed: Final[NDArray[np.int32]] = mapped(
+            folder / "instructed.npy", np.int32
+        )
         self.index: Final = Index(folder / "index", self._size)
         self._human: Final = Records(folder, "human", HumanInstruction)
         self._human_counts: Final[NDArray[np.int32]] = mapped(
@@ -111,18 +115,31 @@ class Catalogue:
         # Rows of products are checked once, here, and trusted from then on.
         lengths = {
             len(values)
-            for values in (records, self.asins, self.order, self.prices, self.combinations)
+            for values in (
+                records,
+                self.asins,
+                self.order,
+                self.prices,
+                self.combinations,
+            )
         }
         rows = np.concatenate([self.order, self.instructed, self._human_counts[:, 0]])
         inside = not len(rows) or 0 <= rows.min() <= rows.max() < self._size
-        if lengths != {self._size} or len(self._human) != len(self._human_counts) or not inside:
+        if (
+            lengths != {self._size}
+            or len(self._human) != len(self._human_counts)
+            or not inside
+        ):
             raise InputError(
                 f"the files of {folder} do not match each other; build the catalogue again"
             )
         # the caches must not refer to the catalogue: a reference cycle would delay unmapping the files
         self._make_product = partial(_product, folder, records)
         self.product = bounded_cache(
-            self._make_product, KEPT_PRODUCTS, LONGEST_KEPT, lambda _, index: records.size(index)
+            self._make_product,
+            KEPT_PRODUCTS,
+            LONGEST_KEPT,
+            lambda _, index: records.size(index),
         )
         """The product at an index. Raises InputError outside 0 … len - 1, because only a damaged file has such one."""
         self.index_of = bounded_cache(
@@ -158,7 +175,11 @@ class Catalogue:
             path = path_inside(folder, name)
             actual = path.stat().st_size if path.is_file() else None
             if actual != size:
-                was = "is missing" if actual is None else f"has {actual:,} bytes, expected {size:,}"
+                was = (
+                    "is missing"
+                    if actual is None
+                    else f"has {actual:,} bytes, expected {size:,}"
+                )
                 raise InputError(
                     f"{path} {was}; build the catalogue again (hgpo data build webshop)"
                 )
@@ -169,7 +190,9 @@ class Catalogue:
         for name, (_, expected) in self.manifest["files"].items():
             path = path_inside(self.folder, name)
             if sha256(path, "catalogue's file") != expected:
-                raise InputError(f"{path} differs from its checksum; build the catalogue again")
+                raise InputError(
+                    f"{path} differs from its checksum; build the catalogue again"
+                )
 
     def __len__(self) -> int:
         return self._size
@@ -177,7 +200,9 @@ class Catalogue:
     def __iter__(self) -> Iterator[Product]:
         return map(self._make_product, range(len(self)))
 
-    def products_where(self, field: Literal["category", "query"], text: str) -> NDArray[np.int64]:
+    def products_where(
+        self, field: Literal["category", "query"], text: str
+    ) -> NDArray[np.int64]:
         """Return the products with exactly this text in a field, ascending (the original's searches `<c>`, `<q>`)."""
         with report_damage(self.folder):
             return self._labels[field].rows(text)
@@ -202,7 +227,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     build = "`hgpo data build webshop --out DIR` builds one"
     if not path.is_file():
-        raise InputError(f"no WebShop catalogue in {folder} (it has no {MANIFEST}); {build}")
+        raise InputError(
+            f"no WebShop catalogue in {folder} (it has no {MANIFEST}); {build}"
+        )
     content = read_bytes(path, LONGEST_MANIFEST, "catalogue's manifest")
     try:
         manifest = parse_json(content)
@@ -222,7 +249,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _index_of(folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32], asin: str) -> int:
+def _index_of(
+    folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32], asin: str
+) -> int:
     wanted = asin.encode("utf-8", "replace")
     at = int(np.searchsorted(asins, np.bytes_(wanted)))
     if at == len(asins) or asins[at] != wanted:
@@ -234,7 +263,9 @@ def _product(folder: Path, records: Records, index: int) -> Product:
     with report_damage(folder):
         row = records[index]
         # JSON has no infinity
-        prices = tuple([math.inf if price is None else price for price in row["prices"]])
+        prices = tuple(
+            [math.inf if price is None else price for price in row["prices"]]
+        )
         options = {option["name"]: option["values"] for option in row["options"]}
         derived = {
             "index": index,
@@ -245,7 +276,9 @@ def _product(folder: Path, records: Records, index: int) -> Product:
         return msgspec.convert(row | derived, Product)
 
 
-def _search(folder: Path, index: Index, order: NDArray[np.int32], query: str) -> tuple[int, ...]:
+def _search(
+    folder: Path, index: Index, order: NDArray[np.int32], query: str
+) -> tuple[int, ...]:
     with report_damage(folder):
         documents, _ = index.search(query)
         return tuple(order[documents].tolist())

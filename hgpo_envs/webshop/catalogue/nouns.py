@@ -83,7 +83,9 @@ def recorded_nouns(path: Path) -> tuple[str, NounFinder]:
         InputError: If the file cannot be read; the finder, for a title that is not in the file.
     """
     try:
-        recorded = parse_json(read_bytes(path, LONGEST_RECORDED, "file of nouns", unpack=True))
+        recorded = parse_json(
+            read_bytes(path, LONGEST_RECORDED, "file of nouns", unpack=True)
+        )
     except InputError as error:
         raise InputError(f"cannot read the nouns of {path}: {error}") from None
     if not isinstance(recorded, dict):
@@ -94,8 +96,12 @@ def recorded_nouns(path: Path) -> tuple[str, NounFinder]:
     def find(titles: Sequence[str]) -> list[list[str]]:
         for title in titles:
             nouns = recorded.get(title)
-            if not isinstance(nouns, list) or not all(isinstance(noun, str) for noun in nouns):
-                raise InputError(f"{path} has no list of nouns for the title {title!r:.80}")
+            if not isinstance(nouns, list) or not all(
+                isinstance(noun, str) for noun in nouns
+            ):
+                raise InputError(
+                    f"{path} has no list of nouns for the title {title!r:.80}"
+                )
         return [recorded[title] for title in titles]
 
     return f"file sha256:{sha256(path)[:16]}", find
@@ -127,7 +133,8 @@ def noun_finder(nouns: str | Path | None) -> tuple[str, NounFinder]:
         else:
             meta = pipeline.meta
             version = meta["spacy_version"].strip(">=<").split(",")[0]
-            return f"spacy {version} {meta['lang']}_{meta['name']} {meta['version']}", partial(
-                spacy_nouns, pipeline
+            return (
+                f"spacy {version} {meta['lang']}_{meta['name']} {meta['version']}",
+                partial(spacy_nouns, pipeline),
             )
     return "stand-in 1", stand_in_nouns

@@ -97,7 +97,9 @@ def text(record: Mapping[str, Any], name: str) -> str:
     value = record.get(name)
     if not isinstance(value, str):
         fault = (
-            " is missing" if name not in record else f": expected a text, received {value!r:.40}"
+            " is missing"
+            if name not in record
+            else f": expected a text, received {value!r:.40}"
         )
         raise InputError(f"field {name!r}{fault}")
     return clean_text(value)
@@ -105,8 +107,12 @@ def text(record: Mapping[str, Any], name: str) -> str:
 
 def texts(values: object, name: str) -> tuple[str, ...]:
     """Return a field that is a list of texts. Raises InputError as `text` does."""
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise InputError(f"field {name!r}: expected a list of texts, received {values!r:.60}")
+    if not isinstance(values, list) or not all(
+        isinstance(value, str) for value in values
+    ):
+        raise InputError(
+            f"field {name!r}: expected a list of texts, received {values!r:.60}"
+        )
     return tuple(map(clean_text, values))
 
 
@@ -127,7 +133,9 @@ def prices(pricing: object) -> tuple[float, ...]:
     if not isinstance(pricing, str) or "$" not in pricing:
         raise InputError(f"expected a price with '$', received {pricing!r:.40}")
     try:
-        values = [float(Decimal(_NO_DIGIT.sub("", part))) for part in pricing.split("$")[1:]]
+        values = [
+            float(Decimal(_NO_DIGIT.sub("", part))) for part in pricing.split("$")[1:]
+        ]
     except InvalidOperation:
         raise InputError(
             f"expected a price with a number after each '$', received {pricing!r:.40}"
@@ -164,7 +172,8 @@ def options(customization: object) -> dict[str, tuple[str, ...]]:
             continue
         try:
             values = tuple(
-                text(choice, "value").strip().replace("/", " | ").lower() for choice in choices
+                text(choice, "value").strip().replace("/", " | ").lower()
+                for choice in choices
             )
         except (TypeError, AttributeError):
             raise InputError(
@@ -177,13 +186,18 @@ def options(customization: object) -> dict[str, tuple[str, ...]]:
 def bullet_points(small_description: object) -> tuple[str, ...]:
     """Return the features, from a list of texts or a single text."""
     return texts(
-        small_description if isinstance(small_description, list) else [small_description],
+        small_description
+        if isinstance(small_description, list)
+        else [small_description],
         "small_description",
     )
 
 
 def indexed_text(
-    title: str, description: str, bullets: tuple[str, ...], choices: Mapping[str, Iterable[str]]
+    title: str,
+    description: str,
+    bullets: tuple[str, ...],
+    choices: Mapping[str, Iterable[str]],
 ) -> str:
     """Return the indexed text of a product: title, description, the first feature and options, in lowercase.
 
@@ -193,11 +207,15 @@ def indexed_text(
     >>> indexed_text("Red Mug", "Large", ("Safe", "Light"), {"size": ("s", "m"), "color": ("red",)})
     'red mug large safe size: s, m, and color: red'
     """
-    chosen = ", and ".join(f"{name}: {', '.join(values)}" for name, values in choices.items())
+    chosen = ", and ".join(
+        f"{name}: {', '.join(values)}" for name, values in choices.items()
+    )
     return " ".join((title, description, bullets[0] if bullets else "", chosen)).lower()
 
 
-def attribute_entry(entry: object) -> tuple[tuple[str, ...], str | None, tuple[str, ...] | None]:
+def attribute_entry(
+    entry: object,
+) -> tuple[tuple[str, ...], str | None, tuple[str, ...] | None]:
     """Return a product's attributes, synthetic instruction and the instruction's attributes from the attribute file.
 
     >>> attribute_entry({"attributes": ["gluten free"]})
@@ -207,7 +225,9 @@ def attribute_entry(entry: object) -> tuple[tuple[str, ...], str | None, tuple[s
         raise InputError(f"expected an object, received {entry!r:.40}")
     own = entry.get("instruction_attributes")
     return (
-        texts(entry["attributes"], "attributes") if "attributes" in entry else NO_ATTRIBUTES,
+        texts(entry["attributes"], "attributes")
+        if "attributes" in entry
+        else NO_ATTRIBUTES,
         None if entry.get("instruction") is None else text(entry, "instruction"),
         None if own is None else texts(own, "instruction_attributes"),
     )

@@ -95,7 +95,9 @@ def build(
                     ) from None
                 maker.unusable(line)
         manifest = maker.finish(report_progress) | {"nouns": method}
-        manifest["sources"] = {path.name: sha256(path) for path in (items, attributes, human)}
+        manifest["sources"] = {
+            path.name: sha256(path) for path in (items, attributes, human)
+        }
         return _seal(folder, manifest)
 
 
@@ -117,7 +119,9 @@ def _packed_attributes(path: Path, report_progress: Progress) -> dict[str, bytes
     for asin, entry in elements(path, "{", _share(report_progress, "attributes", path)):
         try:
             # copied, because orjson allocates far more memory than its result needs
-            known[asin] = bytes(memoryview(orjson.dumps(products.attribute_entry(entry))))
+            known[asin] = bytes(
+                memoryview(orjson.dumps(products.attribute_entry(entry)))
+            )
         except InputError as error:
             raise InputError(f"{path}, entry {asin!r}: {error}") from None
     return known
@@ -217,7 +221,9 @@ class _Maker:
     def _people(self, asin: str) -> Iterator[dict[str, Any]]:
         listed = self.human.get(asin, [])
         if not isinstance(listed, list):
-            raise InputError(f"expected a list of human instructions, received {listed!r:.40}")
+            raise InputError(
+                f"expected a list of human instructions, received {listed!r:.40}"
+            )
         for entry in listed:
             try:
                 yield {
@@ -230,7 +236,9 @@ class _Maker:
                     ),
                 }
             except (InputError, AttributeError) as error:
-                raise InputError(f"its human instruction cannot be used: {error}") from None
+                raise InputError(
+                    f"its human instruction cannot be used: {error}"
+                ) from None
 
     def flush(self) -> None:
         """Write the current batch."""
@@ -240,7 +248,8 @@ class _Maker:
             row["nouns"] = found
             # a list: with an object, table readers would create a column for every option name
             row["options"] = [
-                {"name": name, "values": values} for name, values in row["options"].items()
+                {"name": name, "values": values}
+                for name, values in row["options"].items()
             ]
             self.products.write(row)
         self.rows = []
@@ -257,7 +266,9 @@ class _Maker:
             self.people,
             compress=self.compress,
         )
-        counts = [(person["product"], len(person["attributes"])) for person in self.people]
+        counts = [
+            (person["product"], len(person["attributes"])) for person in self.people
+        ]
         asins = np.array([asin.encode() for asin in self.seen], dtype=np.bytes_)
         order = np.argsort(asins, kind="stable").astype(np.int32)
         arrays = {
@@ -272,7 +283,9 @@ class _Maker:
             np.save(self.folder / f"{name}.npy", array)
         ranks = np.empty_like(order)
         ranks[order] = np.arange(len(order), dtype=np.int32)
-        self.index.finish(ranks, lambda done, total: report_progress("search index", done, total))
+        self.index.finish(
+            ranks, lambda done, total: report_progress("search index", done, total)
+        )
         return {
             "format": FORMAT,
             "products": len(self.seen),
@@ -286,10 +299,13 @@ class _Maker:
 def _seal(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """Complete and write the manifest: every file's size and digest, and the id computed from them."""
     paths = sorted(
-        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
     )
     manifest["files"] = {
-        path.relative_to(folder).as_posix(): [path.stat().st_size, sha256(path)] for path in paths
+        path.relative_to(folder).as_posix(): [path.stat().st_size, sha256(path)]
+        for path in paths
     }
     content = orjson.dumps([manifest["format"], manifest["nouns"], manifest["files"]])
     manifest["id"] = hashlib.sha256(content).hexdigest()[:16]

@@ -123,7 +123,8 @@ class _Stream:
                 break
         if not isinstance(value, expected):
             raise self.fault(
-                f"expected {expected.__name__}, received {type(value).__name__}", self.at
+                f"expected {expected.__name__}, received {type(value).__name__}",
+                self.at,
             )
         self.at = end
         return value

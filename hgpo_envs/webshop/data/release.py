@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from hgpo_envs.files.download import Progress
 
-DRIVE: Final = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
+DRIVE: Final = (
+    "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
+)
 """Google Drive, as in the original's setup.sh. `confirm` skips its page about files that are too large to scan."""
 
 MIRROR: Final = "https://huggingface.co/datasets/YWZBrandon/webshop-data/resolve/main/"
@@ -43,12 +45,18 @@ class OfficialFile:
     begins: bytes
 
 
-_HUMAN: Final = OfficialFile("items_human_ins.json", "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5O", b"{")
+_HUMAN: Final = OfficialFile(
+    "items_human_ins.json", "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5O", b"{"
+)
 
 FILES: Final[dict[str, tuple[OfficialFile, ...]]] = {
     "small": (
-        OfficialFile("items_shuffle_1000.json", "1EgHdxQ_YxqIQlvvq5iKlCrkEKR6-j0Ib", b"["),
-        OfficialFile("items_ins_v2_1000.json", "1IduG0xl544V_A_jv3tHXC0kyFi7PnyBu", b"{"),
+        OfficialFile(
+            "items_shuffle_1000.json", "1EgHdxQ_YxqIQlvvq5iKlCrkEKR6-j0Ib", b"["
+        ),
+        OfficialFile(
+            "items_ins_v2_1000.json", "1IduG0xl544V_A_jv3tHXC0kyFi7PnyBu", b"{"
+        ),
         _HUMAN,
     ),
     "full": (
@@ -109,10 +117,14 @@ def _check_local(size: str, local: Path, out: Path) -> None:
     if not missing:
         return
     others = [
-        name for name, files in FILES.items() if name != size and (local / files[0].name).exists()
+        name
+        for name, files in FILES.items()
+        if name != size and (local / files[0].name).exists()
     ]
     hint = f"; it has those of --size {others[0]}" if others else ""
-    raise InputError(f"--from {local}: no {missing[0]} in this folder of official files{hint}")
+    raise InputError(
+        f"--from {local}: no {missing[0]} in this folder of official files{hint}"
+    )
 
 
 def _copy(file: OfficialFile, source: Path, path: Path) -> None:

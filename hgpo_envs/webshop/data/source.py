@@ -13,7 +13,12 @@ from hgpo_envs.errors import check_known
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.engine import WebShopEngine
-from hgpo_envs.webshop.engine.engine import AfterDone, ObservationMode, Quirks, RewardScale
+from hgpo_envs.webshop.engine.engine import (
+    AfterDone,
+    ObservationMode,
+    Quirks,
+    RewardScale,
+)
 from hgpo_envs.webshop.engine.goals import split_ranges
 from hgpo_envs.webshop.engine.reward import OptionColours
 from hgpo_envs.webshop.engine.shop import Shop
@@ -36,7 +41,9 @@ class TaskIds(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 (an id, or several for a slice)
         return (
-            TaskIds(self._places[index]) if isinstance(index, slice) else str(self._places[index])
+            TaskIds(self._places[index])
+            if isinstance(index, slice)
+            else str(self._places[index])
         )
 
     def __eq__(self, other: object) -> bool:
@@ -59,7 +66,8 @@ class GoalTasks:
             InputError: There is no such split.
         """
         check_known("split", split, (*self.splits, "all"))
-        every = range(sum(map(len, self.splits.values())))  # they are disjoint and complete
+        # they are disjoint and complete
+        every = range(sum(map(len, self.splits.values())))
         return TaskIds(self.splits.get(split, every))
 
     def _task(self, index: int, instruction: str, category: str) -> Task:
@@ -144,11 +152,17 @@ class WebShopSource(GoalTasks):
         The catalogue's id is left out: it depends on whether its files are compressed.
         """
         goal = self.shop.goal(task_id)
-        options = dict(goal.options) if isinstance(goal.options, Mapping) else goal.options
-        versions = {name: value for name, value in self._versions.items() if name != "catalogue"}
+        options = (
+            dict(goal.options) if isinstance(goal.options, Mapping) else goal.options
+        )
+        versions = {
+            name: value for name, value in self._versions.items() if name != "catalogue"
+        }
         return {
             "instruction": goal.instruction,
-            "goal": json.dumps([goal.product.asin, goal.attributes, options, goal.price_upper]),
+            "goal": json.dumps(
+                [goal.product.asin, goal.attributes, options, goal.price_upper]
+            ),
             "catalogue": json.dumps([sorted(self.files.values()), self._products]),
             "versions": json.dumps(versions),
         }

@@ -185,7 +185,11 @@ class WebShopEngine:
                     tuple(argument.split(" ")),
                     1,
                 )
-            elif name == "click" and argument in self._view.clickables and argument != "search":
+            elif (
+                name == "click"
+                and argument in self._view.clickables
+                and argument != "search"
+            ):
                 bought = self._click(session, argument)
             else:
                 return self._state(session, valid=False)
@@ -237,7 +241,9 @@ class WebShopEngine:
 
     # Actions
 
-    def _search(self, session: _Session, keywords: tuple[str, ...], number: int) -> None:
+    def _search(
+        self, session: _Session, keywords: tuple[str, ...], number: int
+    ) -> None:
         session.keywords = keywords
         session.number = number
         session.asin = None
@@ -245,10 +251,10 @@ class WebShopEngine:
         selection = self._select(session, keywords)
         size = pages.PAGE_SIZE
         product = self.shop.catalogue.product
-        products = [product(int(row)) for row in selection[(number - 1) * size : number * size]]
-        session.url = (
-            f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
-        )
+        products = [
+            product(int(row)) for row in selection[(number - 1) * size : number * size]
+        ]
+        session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
         session.page = pages.results_page(
             session.goal.instruction,
             number,
@@ -327,7 +333,9 @@ class WebShopEngine:
         elif node.kind == "option":
             session.options[node.option.lower()] = name
         product = self._product(session)
-        session.url = f"{self._item_address(session, 'item_page')}/{json.dumps(session.options)}"
+        session.url = (
+            f"{self._item_address(session, 'item_page')}/{json.dumps(session.options)}"
+        )
         body = self.shop.item_nodes(product.index, self.show_attributes)
         session.page = pages.item_page(session.goal.instruction, body)
 
@@ -341,7 +349,9 @@ class WebShopEngine:
             session.options,
             self.quirks.option_colours,
         )
-        session.url = f"{_ADDRESS}/done/{session.goal.index}/{product.asin}/{session.options}"
+        session.url = (
+            f"{_ADDRESS}/done/{session.goal.index}/{product.asin}/{session.options}"
+        )
         session.page = pages.done_page(
             product.asin,
             session.options,
@@ -382,7 +392,12 @@ class WebShopEngine:
         )
 
     def _state(
-        self, session: _Session, *, valid: bool, bought: bool = False, error: str | None = None
+        self,
+        session: _Session,
+        *,
+        valid: bool,
+        bought: bool = False,
+        error: str | None = None,
     ) -> State:
         view = self._view
         page = session.page

@@ -147,7 +147,9 @@ class GoalSet:
         number = place - (int(self._ends[source - 1]) if source else 0)
         bound = float(self._bounds[source])
         product = self.catalogue.product(int(self._rows[source]))
-        price = "" if bound == NO_BOUND else f", and price lower than {bound:.2f} dollars"
+        price = (
+            "" if bound == NO_BOUND else f", and price lower than {bound:.2f} dollars"
+        )
         if self.kind == "human":
             human = self.catalogue.human_instruction(int(self._sources[source]))
             text = human.instruction.strip(".") + price
@@ -166,7 +168,9 @@ class GoalSet:
         options = combination(product.options, number)
         chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
         text = f"{product.instruction}{' with ' if chosen else ''}{chosen}{price}"
-        return Goal(index, product, text, product.instruction_attributes, options, bound)
+        return Goal(
+            index, product, text, product.instruction_attributes, options, bound
+        )
 
 
 def checked_seed(name: str, seed: object) -> int:
@@ -249,7 +253,9 @@ def _bounds(prices: NDArray[np.float64], draw: random.Random) -> NDArray[np.floa
         if choices >= 2:
             one = _below(choices, bits)
             other = _below(choices - 1, bits)
-            bounds[at] = BOUNDS[first + max(one, choices - 1 if other == one else other)]
+            bounds[at] = BOUNDS[
+                first + max(one, choices - 1 if other == one else other)
+            ]
     return bounds
 
 

@@ -33,7 +33,14 @@ _BLANK: Final = " \t\n\f\r"  # white space for the original's HTML parser
 
 NodeKind = Literal["text", "button", "option", "product"]
 PageName = Literal[
-    "index", "results", "item", "description", "features", "reviews", "attributes", "done"
+    "index",
+    "results",
+    "item",
+    "description",
+    "features",
+    "reviews",
+    "attributes",
+    "done",
 ]
 
 
@@ -93,14 +100,20 @@ def _head(instruction: str) -> tuple[Node, ...]:
     return (Node("Instruction:"), Node(instruction))
 
 
-def results_page(instruction: str, number: int, total: int, products: Iterable[Product]) -> Page:
+def results_page(
+    instruction: str, number: int, total: int, products: Iterable[Product]
+) -> Page:
     """Return a page of search results. Every page has `Next >`, and pages from 2 on have `< Prev`."""
     body = [_BACK_NODE, Node(f"Page {number} (Total results: {total})")]
     if number > 1:
         body.append(_PREVIOUS_NODE)
     body.append(_NEXT_NODE)
     for product in products:
-        body += (Node(product.asin, "product"), Node(product.title), Node(product.price_text))
+        body += (
+            Node(product.asin, "product"),
+            Node(product.title),
+            Node(product.price_text),
+        )
     return Page("results", _head(instruction), tuple(body))
 
 
@@ -110,8 +123,14 @@ def item_nodes(product: Product, *, show_attributes: bool) -> tuple[Node, ...]:
     for name, values in product.options.items():
         body.append(Node(name))
         body += [Node(value, "option", name) for value in values]
-    body += (Node(product.title), Node(f"Price: {product.price_text}"), Node("Rating: N.A."))
-    body += [Node(tab, "button") for tab in (SUB_PAGES if show_attributes else SUB_PAGES[:3])]
+    body += (
+        Node(product.title),
+        Node(f"Price: {product.price_text}"),
+        Node("Rating: N.A."),
+    )
+    body += [
+        Node(tab, "button") for tab in (SUB_PAGES if show_attributes else SUB_PAGES[:3])
+    ]
     body.append(Node(BUY, "button"))
     return tuple(body)
 
@@ -214,11 +233,17 @@ def visible_text(text: str) -> str:
 def text_observation(nodes: Iterable[Node]) -> str:
     """Return the `text` observation: all texts, stripped and joined by ` [SEP] `."""
     return SEPARATOR.join(
-        [text for node in nodes if (text := node.text.strip()) or visible_text(node.text)]
+        [
+            text
+            for node in nodes
+            if (text := node.text.strip()) or visible_text(node.text)
+        ]
     )
 
 
-def text_rich_observation(nodes: Iterable[Node], url: str, visited: Collection[str]) -> str:
+def text_rich_observation(
+    nodes: Iterable[Node], url: str, visited: Collection[str]
+) -> str:
     """Return the `text_rich` observation: one text per line, with clickable texts marked and clicked options first.
 
     An option's value counts as clicked if it occurs in double quotes anywhere in the URL. Values that JSON escapes
@@ -323,7 +348,9 @@ def rich_state_text(text: str, task: str) -> str:
         if found:
             return (
                 "".join(
-                    line for line in before.splitlines(keepends=True) if line.startswith(_CLICKED)
+                    line
+                    for line in before.splitlines(keepends=True)
+                    if line.startswith(_CLICKED)
                 )
                 + after
             )

@@ -71,8 +71,14 @@ class Reward:
 
     def parts(self) -> dict[str, float | bool]:
         """Return the parts under the original's names. Those of options are omitted if the goal has no options."""
-        left_out = {"score"} if self.r_option is not None else {"score", "r_option", "w_option"}
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        left_out = (
+            {"score"}
+            if self.r_option is not None
+            else {"score", "r_option", "w_option"}
+        )
+        return {
+            name: value for name, value in asdict(self).items() if name not in left_out
+        }
 
 
 def _process(text: str) -> str:
@@ -121,7 +127,10 @@ def wanted_options(goal: Goal, colours: OptionColours = "original") -> list[str]
     pairs = goal.options.items()
     if colours == "both":
         return [first_colour(value) for _, value in pairs]
-    return [next((colour for colour in COLOURS if colour in pair), str(pair)) for pair in pairs]
+    return [
+        next((colour for colour in COLOURS if colour in pair), str(pair))
+        for pair in pairs
+    ]
 
 
 def matched_options(chosen: Sequence[str], wanted: Sequence[str]) -> int:

@@ -68,4 +68,6 @@ class Shop:
         return float(self.goals.prices[index])
 
     def _item_nodes(self, index: int, show_attributes: bool) -> tuple[Node, ...]:
-        return pages.item_nodes(self.catalogue.product(index), show_attributes=show_attributes)
+        return pages.item_nodes(
+            self.catalogue.product(index), show_attributes=show_attributes
+        )

@@ -81,7 +81,11 @@ def write_synthetic(
     report_progress = progress or (lambda _: None)
     with writing(out), new_folder(out) as folder:
         # orjson has no integers of more than 64 bits.
-        made = {"made_by": "hgpo data synth webshop", "products": products, "seed": seed}
+        made = {
+            "made_by": "hgpo data synth webshop",
+            "products": products,
+            "seed": seed,
+        }
         (folder / NOTE).write_text(json.dumps(made, separators=(",", ":")))
         with ExitStack() as stack:
             items, attributes, human = (
@@ -94,10 +98,13 @@ def write_synthetic(
                 product = SyntheticProduct(seed, number, text=text)
                 comma = b", " if number else b""
                 items.write(comma + orjson.dumps(product.record))
-                attributes.write(comma + _entry(product.asin, product.attribute_entry()))
+                attributes.write(
+                    comma + _entry(product.asin, product.attribute_entry())
+                )
                 if instructions := product.human_entries(rate):
                     human.write(
-                        (b", " if human.tell() > 1 else b"") + _entry(product.asin, instructions)
+                        (b", " if human.tell() > 1 else b"")
+                        + _entry(product.asin, instructions)
                     )
                 if not number % 1000:
                     report_progress(number)
@@ -181,7 +188,9 @@ class SyntheticProduct:
 
     def some(self, choices: Sequence[str], least: int, most: int) -> list[str]:
         """Return `least` to `most` distinct elements."""
-        return self.random.sample(choices, min(len(choices), self.random.randint(least, most)))
+        return self.random.sample(
+            choices, min(len(choices), self.random.randint(least, most))
+        )
 
     def chance(self, share: float) -> bool:
         """Return True with the probability `share`."""
@@ -189,7 +198,9 @@ class SyntheticProduct:
 
     def rare(self) -> str:
         """Return an invented word. The frequency of the word of rank n is proportional to 1/n."""
-        return rare_word(int(math.exp(self.random.random() * math.log(_RARE_WORDS))) - 1)
+        return rare_word(
+            int(math.exp(self.random.random() * math.log(_RARE_WORDS))) - 1
+        )
 
     def model(self) -> str:
         """Return an invented model number."""
@@ -200,7 +211,9 @@ class SyntheticProduct:
     def _choices(self) -> dict[str, list[str]]:
         names = [name for name in self.kind.options if self.chance(0.85)]
         return {
-            OPTIONS[name][0]: self.some(plain_values(name), 2, 8 if name == "color" else 5)
+            OPTIONS[name][0]: self.some(
+                plain_values(name), 2, 8 if name == "color" else 5
+            )
             for name in names
         }
 
@@ -238,7 +251,8 @@ class SyntheticProduct:
         kind = self.kind
         number = self.random.randint(10**8, 10**9)
         sentences = self.random.sample(
-            SENTENCES, max(1, min(len(SENTENCES), round(self.random.uniform(5, 13) * text)))
+            SENTENCES,
+            max(1, min(len(SENTENCES), round(self.random.uniform(5, 13) * text))),
         )
         features = [
             FIRST_POINT,
@@ -246,7 +260,8 @@ class SyntheticProduct:
         ]
         bullets = [self._filled(form) for form in features]
         bullets += [
-            f"{attribute.capitalize()} {self.name.lower()}" for attribute in self.attributes
+            f"{attribute.capitalize()} {self.name.lower()}"
+            for attribute in self.attributes
         ]
         price = max(1.99, kind.price * math.exp(self.random.gauss(0, 0.55)))
         rating = round(self.random.uniform(1, 5), 1)
@@ -258,9 +273,15 @@ class SyntheticProduct:
                 "Manufacturer": self.brand,
             },
             "brand": f"Visit the {self.brand} Store",
-            "full_description": " ".join(self._filled(sentence) for sentence in sentences),
+            "full_description": " ".join(
+                self._filled(sentence) for sentence in sentences
+            ),
             "pricing": f"${price:.2f}"
-            + (f" - ${price * self.random.uniform(1.1, 2.2):.2f}" if self.chance(0.12) else ""),
+            + (
+                f" - ${price * self.random.uniform(1.1, 2.2):.2f}"
+                if self.chance(0.12)
+                else ""
+            ),
             "images": [
                 f"https://m.media-amazon.com/images/I/{number + n}.jpg"
                 for n in range(self.random.randint(1, 4))
@@ -314,7 +335,9 @@ class SyntheticProduct:
                 "i want",
             )
         )
-        is_so = [attribute for attribute in asked if attribute.split()[-1] in DESCRIBING]
+        is_so = [
+            attribute for attribute in asked if attribute.split()[-1] in DESCRIBING
+        ]
         has = [attribute for attribute in asked if attribute not in is_so]
         verb = "are" if noun == name else "is"
         clauses = []
@@ -323,14 +346,16 @@ class SyntheticProduct:
         if has:
             clauses.append(f"with {' and '.join(has)}")
         wishes = [
-            self.pick(("{} {}", "the {} should be {}", "i prefer {} {}", "and {} {}")).format(
-                label, value
-            )
+            self.pick(
+                ("{} {}", "the {} should be {}", "i prefer {} {}", "and {} {}")
+            ).format(label, value)
             for label, value in itertools.islice(choices.items(), 3)
         ]
         return {
             "asin": self.asin,
-            "instruction": ", ".join([" ".join([opening, noun, *clauses]), *wishes]).lower()
+            "instruction": ", ".join(
+                [" ".join([opening, noun, *clauses]), *wishes]
+            ).lower()
             + self.pick((".", "", ".")),
             "attributes": asked,
             "options": list(choices.values()),
@@ -345,7 +370,8 @@ class SyntheticProduct:
         offered = self.record["customization_options"] or {}
         return {
             label.lower(): [
-                option["value"].strip().replace("/", " | ").lower() for option in options
+                option["value"].strip().replace("/", " | ").lower()
+                for option in options
             ]
             for label, options in offered.items()
             if options

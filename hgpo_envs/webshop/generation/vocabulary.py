@@ -42,7 +42,8 @@ _WORDS: Final[dict[str, Any]] = json.loads(
 PRODUCT_KINDS: Final = msgspec.convert(_WORDS["kinds"], tuple[ProductKind, ...])
 
 OPTIONS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    name: (option["label"], tuple(option["values"])) for name, option in _WORDS["options"].items()
+    name: (option["label"], tuple(option["values"]))
+    for name, option in _WORDS["options"].items()
 }
 """The label and values of each option."""
 

@@ -82,7 +82,9 @@ class ExpertPlayer:
         del state
         self._done += 1
         return (
-            self.plan.actions[self._done - 1] if self._done <= len(self.plan.actions) else _GIVE_UP
+            self.plan.actions[self._done - 1]
+            if self._done <= len(self.plan.actions)
+            else _GIVE_UP
         )
 
 
@@ -151,7 +153,9 @@ def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list
 
     Some values cannot be chosen: a button has the same text, or an action cannot contain the text.
     """
-    page = pages.item_page("", engine.shop.item_nodes(product.index, engine.show_attributes))
+    page = pages.item_page(
+        "", engine.shop.item_nodes(product.index, engine.show_attributes)
+    )
     taken = {
         "search",
         pages.BUY.lower(),
@@ -175,7 +179,11 @@ def _others(engine: WebShopEngine) -> Iterable[Product]:
     shop = engine.shop
     goal = engine.goal
     small = len(shop.catalogue) <= EXAMINED
-    rows = range(len(shop.catalogue)) if small else shop.catalogue.search(_clean(goal.instruction))
+    rows = (
+        range(len(shop.catalogue))
+        if small
+        else shop.catalogue.search(_clean(goal.instruction))
+    )
     for row in rows:
         if row == goal.product.index or shop.price(int(row)) > goal.price_upper:
             continue

@@ -67,7 +67,9 @@ class ExplorerPlayer:
 
     def act(self, state: State) -> str:
         """Return the next action."""
-        clicks = [action[6:-1] for action in state.actions if action.startswith("click[")]
+        clicks = [
+            action[6:-1] for action in state.actions if action.startswith("click[")
+        ]
         if pages.QUERY_ACTION in state.actions:
             return f"search[{' '.join(self._wanted) or self._instruction}]"
         if pages.BUY.lower() in clicks:
@@ -78,7 +80,9 @@ class ExplorerPlayer:
 
     def _on_results(self, state: State, clicks: Sequence[str]) -> str:
         # An offer that was opened is not opened again: it may have had no page.
-        here = list(offers(page_parts(state.text), set(clicks) - BUTTONS - self._opened))
+        here = list(
+            offers(page_parts(state.text), set(clicks) - BUTTONS - self._opened)
+        )
         self._offers += here
         self._pages += 1
         affordable = [offer for offer in here if offer.price <= self._bound]
@@ -105,4 +109,8 @@ class ExplorerPlayer:
                 for name, group in groups
                 if (best := named_value(self._instruction, name, group)) is not None
             ]
-        return f"click[{self._choices.pop(0)}]" if self._choices else f"click[{pages.BUY.lower()}]"
+        return (
+            f"click[{self._choices.pop(0)}]"
+            if self._choices
+            else f"click[{pages.BUY.lower()}]"
+        )

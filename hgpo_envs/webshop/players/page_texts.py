@@ -23,7 +23,14 @@ _EMPTY: Final = frozenset(
 )
 BUTTONS: Final = frozenset(
     text.lower()
-    for text in (pages.BUY, pages.NEXT, pages.PREVIOUS, pages.BACK, "Search", *pages.SUB_PAGES)
+    for text in (
+        pages.BUY,
+        pages.NEXT,
+        pages.PREVIOUS,
+        pages.BACK,
+        "Search",
+        *pages.SUB_PAGES,
+    )
 )
 
 
@@ -37,7 +44,11 @@ class Offer(NamedTuple):
 
 def words(text: str) -> list[str]:
     """Return the distinct words of a text in order, without stop words."""
-    return [word for word in dict.fromkeys(_WORD.findall(text.lower())) if word not in _EMPTY]
+    return [
+        word
+        for word in dict.fromkeys(_WORD.findall(text.lower()))
+        if word not in _EMPTY
+    ]
 
 
 def says(text: str, phrase: str) -> bool:
@@ -49,7 +60,11 @@ def page_parts(text: str) -> list[str]:
     """Return the texts of a page from either kind of state text."""
     if text.startswith("'"):
         return text[1:-1].split(f"'{pages.SEPARATOR}'")
-    return [mark[1] if (mark := _MARK.search(line)) else line for line in text.split("\n") if line]
+    return [
+        mark[1] if (mark := _MARK.search(line)) else line
+        for line in text.split("\n")
+        if line
+    ]
 
 
 def offers(parts: Sequence[str], asins: Iterable[str]) -> Iterable[Offer]:
@@ -61,7 +76,9 @@ def offers(parts: Sequence[str], asins: Iterable[str]) -> Iterable[Offer]:
             yield Offer(part, parts[at + 1], float(price[1]))
 
 
-def option_groups(parts: Sequence[str], values: Sequence[str]) -> list[tuple[str, list[str]]]:
+def option_groups(
+    parts: Sequence[str], values: Sequence[str]
+) -> list[tuple[str, list[str]]]:
     """Return the options of an item page: names with the values that can be clicked."""
     known = set(values)
     groups = list[tuple[str, list[str]]]()
@@ -83,7 +100,9 @@ def named_value(instruction: str, name: str, values: Sequence[str]) -> str | Non
         values: The option's values.
     """
     for prefix in (f"{name}: ", ""):
-        named = [value for value in values if value and says(instruction, f"{prefix}{value}")]
+        named = [
+            value for value in values if value and says(instruction, f"{prefix}{value}")
+        ]
         if named:
             return max(named, key=len)
     wanted = set(words(instruction))

@@ -21,7 +21,12 @@ from hgpo_envs.task_sampling import task_number
 from hgpo_envs.webshop.data.source import GoalTasks
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.engine import RANDOM_QUERY_SEED, ObservationMode
-from hgpo_envs.webshop.engine.goals import SHUFFLE_SEED, GoalKind, checked_seed, split_ranges
+from hgpo_envs.webshop.engine.goals import (
+    SHUFFLE_SEED,
+    GoalKind,
+    checked_seed,
+    split_ranges,
+)
 from hgpo_envs.webshop.engine.shop import GOAL_INDEX
 
 INDEXES: Final = {
@@ -139,12 +144,15 @@ class OriginalEngine:
     def act(self, command: str) -> State:
         """Execute a command. If the original raises an error, the page stays and `info["error"]` contains the error."""
         before = self._clickables
-        answer = self._source.process.ask({"environment": self._number, "command": command})
+        answer = self._source.process.ask(
+            {"environment": self._number, "command": command}
+        )
         name, argument = pages.parse_action(command)
         listed = name == "click" and argument in before and argument != "search"
         return self._state(
             answer,
-            valid=(listed or (name == "search" and argument != "")) and "error" not in answer,
+            valid=(listed or (name == "search" and argument != ""))
+            and "error" not in answer,
         )
 
     def _state(self, answer: dict[str, Any], *, valid: bool) -> State:
@@ -167,7 +175,9 @@ class OriginalEngine:
         }
         if "error" in answer:
             info["error"] = answer["error"]
-        actions = pages.action_list(available["has_search_bar"], available["clickables"])
+        actions = pages.action_list(
+            available["has_search_bar"], available["clickables"]
+        )
         done = answer["done"]
         reward = answer["reward"]
         return State(
@@ -237,7 +247,9 @@ class OriginalProcess:
         except (BrokenPipeError, ValueError):
             line = ""
         if not line:
-            raise RuntimeError(f"the original WebShop has stopped: {self._last_words()}")
+            raise RuntimeError(
+                f"the original WebShop has stopped: {self._last_words()}"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -260,14 +272,18 @@ def _end(process: subprocess.Popen[str], complaints: IO[bytes]) -> None:
 def checked_checkout(checkout: str | Path | None, num_products: int | None) -> Path:
     """Return the checkout's folder. Raises InputError if a part of it is missing."""
     if checkout is None:
-        raise InputError("the original WebShop needs a checkout: give its folder, data=…")
+        raise InputError(
+            "the original WebShop needs a checkout: give its folder, data=…"
+        )
     folder = Path(checkout).resolve()
     if not (folder / _CODE).is_file():
         raise InputError(
             f"no WebShop checkout in {folder} (it has no {_CODE}); git clone princeton-nlp/WebShop first"
         )
     if not any((folder / "data").glob("items_shuffle*.json")):
-        raise InputError(f"{folder / 'data'} has no items_shuffle*.json; {_FIXES['data/']}")
+        raise InputError(
+            f"{folder / 'data'} has no items_shuffle*.json; {_FIXES['data/']}"
+        )
     index = folder / "search_engine" / INDEXES[num_products]
     if not any(index.glob("segments_*")):
         raise InputError(f"no search index in {index}; {_FIXES['indexes']}")

@@ -26,7 +26,8 @@ def _stand_in_tagger(nouns: dict[str, list[str]]) -> types.ModuleType:
 
     def load(_name: str) -> Any:  # noqa: ANN401 - the part of spaCy's pipeline that the original uses
         return lambda title: [
-            types.SimpleNamespace(text=noun, pos_="NOUN") for noun in nouns.get(title, [])
+            types.SimpleNamespace(text=noun, pos_="NOUN")
+            for noun in nouns.get(title, [])
         ]
 
     module.load = load  # type: ignore[attr-defined]
@@ -65,7 +66,9 @@ class Original:
 
     def goals(self) -> list[list[str]]:
         """Return the instruction and category of each goal, in the shuffled order."""
-        return [[goal["instruction_text"], goal["category"]] for goal in self.server.goals]
+        return [
+            [goal["instruction_text"], goal["category"]] for goal in self.server.goals
+        ]
 
     def start(self, number: int | None, goal: int) -> dict[str, Any]:
         """Start a goal in the environment with a number, or in a new one if the number is None."""
@@ -73,7 +76,9 @@ class Original:
             number = len(self._environments)
             prefix = f"e{number}-"
             self._environments.append(
-                self._site.WebAgentTextEnv(self._mode, server=self.server, session_prefix=prefix)
+                self._site.WebAgentTextEnv(
+                    self._mode, server=self.server, session_prefix=prefix
+                )
             )
             self._pages.append("")
         environment = self._environments[number]

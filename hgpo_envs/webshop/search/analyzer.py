@@ -119,7 +119,9 @@ def _core() -> re.Pattern[str]:
         "pictures",
         "modified",
     )
-    return re.compile(_set(*names) + "|[0-9#*\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff]")
+    return re.compile(
+        _set(*names) + "|[0-9#*\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff]"
+    )
 
 
 _ASCII: Final = re.compile(
@@ -135,7 +137,8 @@ def words(text: str) -> list[str]:
     >>> words("Women's U.S.A. Wi-Fi 3.5oz, ½ cup 日本 tm™")
     ["Women's", 'U.S.A', 'Wi', 'Fi', '3.5oz', 'cup', '日', '本', 'tm', '™']
     """
-    if len(text) > LONGEST_WORD:  # the pattern's time is quadratic in the length of its input
+    # the pattern's time is quadratic in the length of its input
+    if len(text) > LONGEST_WORD:
         return list(_cut_words(text))
     matches = (_ASCII if text.isascii() else _any()).findall(text)
     if any(len(word) > LONGEST_WORD // 2 for word in matches):

@@ -48,7 +48,10 @@ _LENGTHS: Final = np.array([byte_length(byte) for byte in range(256)], np.float3
 
 
 def saturation(
-    frequencies: NDArray[np.int32], lengths: NDArray[np.uint8], documents: int, tokens: int
+    frequencies: NDArray[np.int32],
+    lengths: NDArray[np.uint8],
+    documents: int,
+    tokens: int,
 ) -> NDArray[np.float32]:
     """Return frequencies divided by their norms. A posting scores `weight - weight / (1 + saturation)`.
 

@@ -102,7 +102,9 @@ class _Postings:
 
     def count_above(self, cut: float) -> int:
         """Return an estimate of the number of documents whose score exceeds a cut."""
-        return _EVERY * int(np.count_nonzero(self.codes[::_EVERY] >= self.code_above(cut)))
+        return _EVERY * int(
+            np.count_nonzero(self.codes[::_EVERY] >= self.code_above(cut))
+        )
 
     def best(self, count: int) -> NDArray[Any]:
         """Return approximately `count` of the best documents, or all if there are fewer."""
@@ -148,7 +150,8 @@ class Index:
     def __init__(self, folder: Path, products: int) -> None:
         try:
             counts = msgspec.json.decode(
-                read_bytes(folder / "index.json", 1 << 16, "catalogue's file"), type=_Counts
+                read_bytes(folder / "index.json", 1 << 16, "catalogue's file"),
+                type=_Counts,
             )
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(
@@ -162,7 +165,11 @@ class Index:
         terms_size = int(ends[-1]) if len(ends) else 0
         with open_regular(folder / "terms.bin", "catalogue's file") as file:
             fits = os.fstat(file.fileno()).st_size == terms_size
-            names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
+            names = (
+                np.memmap(file, np.uint8, "r")
+                if fits and terms_size
+                else np.empty(0, np.uint8)
+            )
         # The cache gets the arrays, not the index: a reference cycle would delay unmapping the files.
         # a view, because slicing a memmap is slow
         find = partial(
@@ -221,7 +228,9 @@ class Index:
                 raise ValueError(f"the postings of {term!r} are damaged")
             documents = self._documents[begin:end]
             codes = self._codes[begin:end]
-            table = bm25.scores(bm25.weight(self.size, end - begin, count), self._saturation)
+            table = bm25.scores(
+                bm25.weight(self.size, end - begin, count), self._saturation
+            )
             bound = float(table[codes.max()])
             lists.append(_Postings(documents, codes, table, bound))
         return sorted(lists, key=lambda postings: -postings.bound)
@@ -256,7 +265,10 @@ class Index:
 
 
 def _number(
-    names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray[np.int32], term: str
+    names: NDArray[np.uint8],
+    ends: NDArray[np.uint32],
+    numbers: NDArray[np.int32],
+    term: str,
 ) -> int | None:
     """Find a term's number by bisection of the sorted names."""
     wanted = term.encode("utf-8", "surrogatepass")
@@ -288,7 +300,10 @@ def _threshold(lists: list[_Postings], results: int) -> float:
 
 
 def _reached(
-    lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np.float64], results: int
+    lists: list[_Postings],
+    documents: NDArray[Any],
+    totals: NDArray[np.float64],
+    results: int,
 ) -> float:
     """Return a score that at least `results` of some documents reach.
 
@@ -351,7 +366,9 @@ def _union(lists: list[NDArray[Any]]) -> NDArray[Any]:
             out=first[1:],
         )
         return documents[first]
-    flags = np.zeros(1 + max(int(documents[-1]) for documents in lists if len(documents)), np.bool_)
+    flags = np.zeros(
+        1 + max(int(documents[-1]) for documents in lists if len(documents)), np.bool_
+    )
     for documents in lists:
         flags[documents] = True
     return np.flatnonzero(flags).astype(lists[0].dtype)
@@ -370,7 +387,8 @@ def _scored(
         if place in _LOOK_AGAIN and len(documents) > _FEW:
             best = _largest(totals, _FEW)
             threshold = max(
-                threshold, _reached(lists[place + 1 :], documents[best], totals[best], results)
+                threshold,
+                _reached(lists[place + 1 :], documents[best], totals[best], results),
             )
         # Documents that cannot reach it with the bounds of the other lists are dropped.
         if threshold > 0:

@@ -70,7 +70,9 @@ class IndexWriter:
 
     def _learn(self, piece: str) -> tuple[int, ...]:
         vocabulary = self.vocabulary
-        terms = tuple(vocabulary.setdefault(term, len(vocabulary)) for term in piece_terms(piece))
+        terms = tuple(
+            vocabulary.setdefault(term, len(vocabulary)) for term in piece_terms(piece)
+        )
         if len(self.pieces) >= KNOWN_PIECES:
             self.pieces.clear()
         if len(piece) <= 64:
@@ -81,7 +83,9 @@ class IndexWriter:
         """Write one run: sorted (term, document) pairs with their frequencies."""
         # 1. A term and its document in one integer, so that one sort groups the tokens of each pair.
         lengths = np.array(self.lengths[self.flushed :], np.int64)
-        documents = np.repeat(np.arange(self.flushed, len(self.lengths), dtype=np.int64), lengths)
+        documents = np.repeat(
+            np.arange(self.flushed, len(self.lengths), dtype=np.int64), lengths
+        )
         keys = np.array(self.tokens, np.int64) << 32
         keys |= documents
         keys.sort()
@@ -103,7 +107,9 @@ class IndexWriter:
         self.flushed = len(self.lengths)
         self.tokens.clear()
 
-    def finish(self, ranks: NDArray[np.int32], progress: Callable[[int, int], None]) -> None:
+    def finish(
+        self, ranks: NDArray[np.int32], progress: Callable[[int, int], None]
+    ) -> None:
         """Merge the runs and complete the index.
 
         Args:
@@ -135,7 +141,12 @@ class IndexWriter:
             first = 0
             while first < len(starts) - 1:
                 last = (
-                    int(np.searchsorted(starts, starts[first] + TOKENS_AT_ONCE, side="right")) - 1
+                    int(
+                        np.searchsorted(
+                            starts, starts[first] + TOKENS_AT_ONCE, side="right"
+                        )
+                    )
+                    - 1
                 )
                 last = max(last, first + 1)
                 document, code = self._merged(
@@ -154,13 +165,17 @@ class IndexWriter:
 
     def _run(self, name: str, number: int) -> NDArray[Any]:
         path = self.runs / f"{name}-{number}.npy"
-        array: NDArray[Any] = np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
+        array: NDArray[Any] = np.load(
+            path, mmap_mode="r" if path.stat().st_size > 128 else None
+        )
         return array
 
     def _starts(self) -> NDArray[np.int64]:
         counts = np.zeros(len(self.vocabulary) + 1, np.int64)
         for number in range(self.files):
-            counts[1:] += np.bincount(self._run("terms", number), minlength=len(self.vocabulary))
+            counts[1:] += np.bincount(
+                self._run("terms", number), minlength=len(self.vocabulary)
+            )
         return np.cumsum(counts)
 
     def _codes(self, documents: int, total: int) -> NDArray[np.int64]:
@@ -173,7 +188,9 @@ class IndexWriter:
         pairs = np.array(sorted(self.pairs), np.int64)
         frequencies = (pairs >> 8).astype(np.int32)
         lengths = (pairs & 0xFF).astype(np.uint8)
-        order = np.argsort(saturation(frequencies, lengths, documents, total), kind="stable")
+        order = np.argsort(
+            saturation(frequencies, lengths, documents, total), kind="stable"
+        )
         np.save(self.folder / "code_frequencies.npy", frequencies[order])
         np.save(self.folder / "code_lengths.npy", lengths[order])
         code = np.empty(len(pairs), np.int64)
@@ -200,11 +217,16 @@ class IndexWriter:
             code = codes[1][np.searchsorted(codes[0], pair)]
             # term and rank in one sortable integer; the list of a term has at most one posting per document
             parts.append(
-                ((terms[begin:end] - first).astype(np.int64) << 32 | ranks[document], code)
+                (
+                    (terms[begin:end] - first).astype(np.int64) << 32 | ranks[document],
+                    code,
+                )
             )
         keys = np.concatenate([key for key, _ in parts])
         order = np.argsort(keys)
-        return keys[order] & 0xFFFFFFFF, np.concatenate([code for _, code in parts])[order]
+        return keys[order] & 0xFFFFFFFF, np.concatenate([code for _, code in parts])[
+            order
+        ]
 
     def _write_terms(self) -> None:
         encoded = sorted(
@@ -217,7 +239,8 @@ class IndexWriter:
             np.cumsum([len(term) for term, _ in encoded], dtype=np.uint32),
         )
         np.save(
-            self.folder / "term_numbers.npy", np.array([number for _, number in encoded], np.int32)
+            self.folder / "term_numbers.npy",
+            np.array([number for _, number in encoded], np.int32),
         )
 
 

@@ -13,7 +13,13 @@ _STEP_2: Final = {
     "a": (("ational", "ate"), ("tional", "tion")),
     "c": (("enci", "ence"), ("anci", "ance")),
     "e": (("izer", "ize"),),
-    "l": (("bli", "ble"), ("alli", "al"), ("entli", "ent"), ("eli", "e"), ("ousli", "ous")),
+    "l": (
+        ("bli", "ble"),
+        ("alli", "al"),
+        ("entli", "ent"),
+        ("eli", "e"),
+        ("ousli", "ous"),
+    ),
     "o": (("ization", "ize"), ("ation", "ate"), ("ator", "ate")),
     "s": (("alism", "al"), ("iveness", "ive"), ("fulness", "ful"), ("ousness", "ous")),
     "t": (("aliti", "al"), ("iviti", "ive"), ("biliti", "ble")),
@@ -62,11 +68,15 @@ def stem(word: str) -> str:
 
 def _split(word: str) -> str:
     """Return a word's UTF-16 units as characters, because Lucene stems UTF-16 units."""
-    return "".join(map(chr, memoryview(word.encode("utf-16-le", "surrogatepass")).cast("H")))
+    return "".join(
+        map(chr, memoryview(word.encode("utf-16-le", "surrogatepass")).cast("H"))
+    )
 
 
 def _joined(units: str) -> str:
-    return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return units.encode("utf-16-le", "surrogatepass").decode(
+        "utf-16-le", "surrogatepass"
+    )
 
 
 def _shape(word: str) -> str:
@@ -132,7 +142,9 @@ def _replace(word: str, endings: tuple[tuple[str, str], ...]) -> str:
 def _strip(word: str) -> str:
     """Apply step 4: remove the first matching ending if the rest has a measure above 1."""
     for ending in _STEP_4.get(word[-2:-1], ()):
-        if word.endswith(ending) and (ending != "ion" or word[: -len(ending)].endswith(("s", "t"))):
+        if word.endswith(ending) and (
+            ending != "ion" or word[: -len(ending)].endswith(("s", "t"))
+        ):
             rest = word[: -len(ending)]
             return rest if _measure(rest) > 1 else word
     return word

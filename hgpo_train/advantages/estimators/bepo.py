@@ -36,7 +36,10 @@ import numpy as np
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.estimators.bootstrapping import GaeLambda, generalised_advantage
+from hgpo_train.advantages.estimators.bootstrapping import (
+    GaeLambda,
+    generalised_advantage,
+)
 from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.parameters import (
     GAMMA,
@@ -62,7 +65,8 @@ Gate = Annotated[
 ]
 
 _ROUNDS: Final = 100_000
-_CONVERGED: Final = 1e-15  # the largest change of a round, relative to the largest value
+# the largest change of a round, relative to the largest value
+_CONVERGED: Final = 1e-15
 
 
 @estimator(reads=("state_hash", "next_state_hash"), details=("value", "gate"))
@@ -82,7 +86,9 @@ def bepo(
     """Bootstrap from values at the Bellman fixed point of the task's state graph, where paths part."""
     # 1. The mean return of each state, and what the fixed point adds to it.
     state = within("state_hash")
-    steps = normalise(steps, "(deviation)", "plain_return", state, mode="mean_norm", alone=0.0)
+    steps = normalise(
+        steps, "(deviation)", "plain_return", state, mode="mean_norm", alone=0.0
+    )
     steps = normalise(steps, "(charged)", "return", state, mode="mean_norm", alone=0.0)
     ahead = -neighbour("(deviation)", 1).fill_null(0.0)
     node = state.fill_null(0)  # aborted rollouts lead to no others
@@ -104,7 +110,12 @@ def bepo(
     )
     steps = generalised_advantage(steps, "(step)", gamma=gamma, gae_lambda=gae_lambda)
     steps = with_episode(
-        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+        steps,
+        mode=mode,
+        cross_steps=cross_steps,
+        ddof=ddof,
+        epsilon=epsilon,
+        precision=precision,
     )
     if mode == "mean_std_norm":
         steps = normalise(
@@ -114,10 +125,14 @@ def bepo(
     # 3. Whether a state was left in different ways.
     successor = pl.col("next_state_hash").fill_null(0)
     several = (
-        successor.min().over(state) != successor.max().over(state) if gate else pl.lit(value=True)
+        successor.min().over(state) != successor.max().over(state)
+        if gate
+        else pl.lit(value=True)
     )
     steps = steps.with_columns(gate=several)
-    return steps.with_columns(advantage=pl.when("gate").then("(step)").otherwise("episode"))
+    return steps.with_columns(
+        advantage=pl.when("gate").then("(step)").otherwise("episode")
+    )
 
 
 def _fixed_point(columns: Sequence[pl.Series], gamma: float) -> pl.Series:
@@ -143,6 +158,7 @@ def _fixed_point(columns: Sequence[pl.Series], gamma: float) -> pl.Series:
         updated = constant + np.bincount(source, weight * value[target], len(visits))
         change = np.abs(updated - value).max()
         value = updated
-        if not change > _CONVERGED * np.abs(value).max():  # nor if a return has overflowed
+        # nor if a return has overflowed
+        if not change > _CONVERGED * np.abs(value).max():
             break
     return pl.Series(value[state])

@@ -54,7 +54,9 @@ def generalised_advantage(
     def accumulated(columns: Sequence[pl.Series]) -> pl.Series:
         surplus, first = (column.to_numpy() for column in columns)
         return pl.Series(
-            discounted((1.0 - gae_lambda) * surplus, gamma * gae_lambda, first.nonzero()[0])
+            discounted(
+                (1.0 - gae_lambda) * surplus, gamma * gae_lambda, first.nonzero()[0]
+            )
         )
 
     ahead = pl.map_batches(["(surplus)", "first"], accumulated, return_dtype=pl.Float64)

@@ -43,7 +43,9 @@ def carl(
     """Compare the steps that leave a node of the tree of rollouts, where their actions differ."""
     steps = with_tree(steps, gamma=gamma, fresh=fresh)
     value = pl.col("tree_return") - pl.col("penalty")
-    steps = normalise(steps, "(edge)", value, within("node"), mode=mode, epsilon=epsilon, alone=0.0)
+    steps = normalise(
+        steps, "(edge)", value, within("node"), mode=mode, epsilon=epsilon, alone=0.0
+    )
     differ = pl.col("action_hash").n_unique().over(within("node")) > 1
     weight = pl.col("weight") if tree_weights else 1.0
     return steps.with_columns(

@@ -50,7 +50,9 @@ def discounted_grpo(
     others = first.sum().over(task) - 1.0
     base = ((own * first).sum().over(task) - own) / others
     deviation = pl.when("first").then(score).std().over(task)
-    visits = pl.len().over(within("state_hash", of="trajectory_key")) if per_visit else 1.0
+    visits = (
+        pl.len().over(within("state_hash", of="trajectory_key")) if per_visit else 1.0
+    )
     # Scores of equal values have a deviation of 0, or of rounding.
     varies = score.max().over(task) > score.min().over(task)
     credit = (pl.col("return") - base) / deviation / visits

@@ -52,14 +52,18 @@ Kappa = Annotated[
     ),
 ]
 Tau = Annotated[
-    PositiveFloat, Meta(description="τ, the number of steps in a state that are much evidence.")
+    PositiveFloat,
+    Meta(description="τ, the number of steps in a state that are much evidence."),
 ]
 VarianceGate = Annotated[
-    bool, Meta(description="Whether the step term is multiplied by ρ(s); if false, ρ is 1.")
+    bool,
+    Meta(description="Whether the step term is multiplied by ρ(s); if false, ρ is 1."),
 ]
 
 
-@estimator(reads=("state_hash", "action_hash"), details=("episode", "step", "value", "gate"))
+@estimator(
+    reads=("state_hash", "action_hash"), details=("episode", "step", "value", "gate")
+)
 def ecpo(
     steps: pl.LazyFrame,
     *,
@@ -94,7 +98,14 @@ def ecpo(
     steps = steps.with_columns(value=centre + n / (n + kappa) * between)
     once = pl.col("(action)").is_first_distinct()
     steps = normalise(
-        steps, "step", "value", state, mode=mode, epsilon=epsilon, sample=once, alone=0.0
+        steps,
+        "step",
+        "value",
+        state,
+        mode=mode,
+        epsilon=epsilon,
+        sample=once,
+        alone=0.0,
     )
 
     # 2. The gate. The variance of the returns is that between actions plus that within them.
@@ -104,7 +115,9 @@ def ecpo(
         variance = ((pl.col("return") - centre) ** 2).mean().over("(state)")
         evidence = (pl.len().over("(state)").cast(pl.Float64) / tau).tanh()
         ratio = (
-            pl.when(variance > 0).then(evidence * explained / (variance + epsilon)).otherwise(0.0)
+            pl.when(variance > 0)
+            .then(evidence * explained / (variance + epsilon))
+            .otherwise(0.0)
         )
     steps = steps.with_columns(gate=ratio)
     step = step_weight * pl.col("gate") * pl.col("step")

@@ -40,10 +40,12 @@ from hgpo_train.advantages.windows import mean, neighbour, normalise, within
 from hgpo_train.settings import NonNegativeFloat
 
 Sharpness = Annotated[
-    NonNegativeFloat, Meta(description="k, how much confident steps count more; 0: not at all.")
+    NonNegativeFloat,
+    Meta(description="k, how much confident steps count more; 0: not at all."),
 ]
 FutureSharpness = Annotated[
-    NonNegativeFloat, Meta(description="k', how fast the bonus falls with the next entropy.")
+    NonNegativeFloat,
+    Meta(description="k', how fast the bonus falls with the next entropy."),
 ]
 BonusWeight = Annotated[
     float, Meta(description="ζ, the weight of the bonus for a confident next step.")
@@ -53,7 +55,9 @@ _RANGE: Final = 1e-8
 """Added to the range of entropies, as in the authors' pseudocode."""
 
 
-@estimator(reads=(), scores=("entropy",), scope="batch", details=("episode", "scale", "bonus"))
+@estimator(
+    reads=(), scores=("entropy",), scope="batch", details=("episode", "scale", "bonus")
+)
 def empg(
     steps: pl.LazyFrame,
     *,
@@ -69,14 +73,21 @@ def empg(
 ) -> pl.LazyFrame:
     """Scale episode advantages by the confidence of the step, and add a bonus for a confident next step."""
     steps = with_episode(
-        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+        steps,
+        mode=mode,
+        cross_steps=cross_steps,
+        ddof=ddof,
+        epsilon=epsilon,
+        precision=precision,
     )
     # The entropy among those of the batch.
     batch = within(of="batch_key")
     entropy = pl.col("entropy")
     least = entropy.min().over(batch)
     most = entropy.max().over(batch)
-    steps = steps.with_columns(((entropy - least) / (most - least + _RANGE)).alias("(entropy)"))
+    steps = steps.with_columns(
+        ((entropy - least) / (most - least + _RANGE)).alias("(entropy)")
+    )
 
     # The factor of the step, and what its next step adds.
     confidence = (-k * pl.col("(entropy)")).exp()

@@ -47,7 +47,10 @@ from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import mean, neighbour, normalise, within
 
 SuccessReward = Annotated[
-    float, Meta(description="The episode reward of a success, and the value of the state after it.")
+    float,
+    Meta(
+        description="The episode reward of a success, and the value of the state after it."
+    ),
 ]
 
 
@@ -77,14 +80,35 @@ def g2po(
     after = pl.col("(after)")
     value = pl.col("value")
     steps = with_episode(
-        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+        steps,
+        mode=mode,
+        cross_steps=cross_steps,
+        ddof=ddof,
+        epsilon=epsilon,
+        precision=precision,
     )
     cost = pl.col("penalty")
     steps = normalise(
-        steps, "node", after - cost, node, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+        steps,
+        "node",
+        after - cost,
+        node,
+        mode=mode,
+        ddof=ddof,
+        epsilon=epsilon,
+        alone=0.0,
     )
     steps = normalise(
-        steps, "edge", after - value, within(), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+        steps,
+        "edge",
+        after - value,
+        within(),
+        mode=mode,
+        ddof=ddof,
+        epsilon=epsilon,
+        alone=0.0,
     )
     graph = pl.col("node") + pl.col("edge")
-    return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * graph)
+    return steps.with_columns(
+        advantage=episode_weight * pl.col("episode") + step_weight * graph
+    )

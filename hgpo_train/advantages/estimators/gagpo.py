@@ -26,7 +26,10 @@ from typing import Annotated, Literal, Unpack
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.estimators.bootstrapping import GaeLambda, generalised_advantage
+from hgpo_train.advantages.estimators.bootstrapping import (
+    GaeLambda,
+    generalised_advantage,
+)
 from hgpo_train.advantages.parameters import (
     GAMMA,
     CallOptions,
@@ -60,7 +63,9 @@ def gagpo(
 ) -> pl.LazyFrame:
     """Bootstrap from the mean return of each state, and compare with the task or the batch."""
     state = within("state_hash")
-    steps = normalise(steps, "(deviation)", "plain_return", state, mode="mean_norm", alone=0.0)
+    steps = normalise(
+        steps, "(deviation)", "plain_return", state, mode="mean_norm", alone=0.0
+    )
     steps = normalise(steps, "(charged)", "return", state, mode="mean_norm", alone=0.0)
     surplus = -pl.col("(deviation)")
     steps = steps.with_columns(
@@ -71,5 +76,12 @@ def gagpo(
     steps = generalised_advantage(steps, "(step)", gamma=gamma, gae_lambda=gae_lambda)
     compared = within() if normalize == "group" else within(of="batch_key")
     return normalise(
-        steps, "advantage", "(step)", compared, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+        steps,
+        "advantage",
+        "(step)",
+        compared,
+        mode=mode,
+        ddof=ddof,
+        epsilon=epsilon,
+        alone=0.0,
     )

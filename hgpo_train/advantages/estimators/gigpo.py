@@ -57,7 +57,12 @@ def gigpo(
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and steps in the same state."""
     steps = with_episode(
-        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+        steps,
+        mode=mode,
+        cross_steps=cross_steps,
+        ddof=ddof,
+        epsilon=epsilon,
+        precision=precision,
     )
     group = within("history_hash_0")
     if similarity:

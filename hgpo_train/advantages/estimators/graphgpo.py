@@ -170,22 +170,40 @@ def graphgpo(
     unreachable = pl.col("from").max().over("task_key").fill_null(0.0) + 1
     before, after = (pl.col(name).fill_null(unreachable) for name in ("from", "to"))
     steps = steps.with_columns(
-        (after - before + 1 if normalize_distance else after).alias("edges"), distance=after
+        (after - before + 1 if normalize_distance else after).alias("edges"),
+        distance=after,
     )
     value = success_reward * gamma ** pl.col("edges")
     if potential == "rewardflow":
         before, after = (
-            success_reward * (gamma ** pl.col(name)).fill_null(0.0) for name in ("from", "to")
+            success_reward * (gamma ** pl.col(name)).fill_null(0.0)
+            for name in ("from", "to")
         )
-        value = pl.when(pl.col("next").is_null()).then("step_reward").otherwise(after - before)
+        value = (
+            pl.when(pl.col("next").is_null())
+            .then("step_reward")
+            .otherwise(after - before)
+        )
     value = rounded(value, precision)
     value = rounded(value - rounded(pl.col("penalty"), precision), precision)
     # float64: unlike the others, the official code does not round 1 + ε, by which it divides a lone score
     steps = with_episode(
-        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision="float64"
+        steps,
+        mode=mode,
+        cross_steps=cross_steps,
+        ddof=ddof,
+        epsilon=epsilon,
+        precision="float64",
     )
     steps = normalise(
-        steps, "step", value, within("state_hash"), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+        steps,
+        "step",
+        value,
+        within("state_hash"),
+        mode=mode,
+        ddof=ddof,
+        epsilon=epsilon,
+        alone=0.0,
     )
     return steps.with_columns(
         advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step")
@@ -206,7 +224,13 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
     )
     # a node's small number is the index of its first row
     number = pl.col("index").min().over("node")
-    numbers = everything.lazy().select(number).collect(engine="streaming").to_series().to_numpy()
+    numbers = (
+        everything.lazy()
+        .select(number)
+        .collect(engine="streaming")
+        .to_series()
+        .to_numpy()
+    )
     before, behind, goal = np.split(numbers, [len(state), 2 * len(state)])
     distance = np.full(len(numbers), -1, np.int32)
     distance[goal] = reached = 0
@@ -223,6 +247,11 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
         reached += 1
         distance[nearer] = reached
     distances = pl.DataFrame(
-        {"from": distance[before], "to": np.where(after.is_null(), -1, distance[behind])}
+        {
+            "from": distance[before],
+            "to": np.where(after.is_null(), -1, distance[behind]),
+        }
     )
-    return distances.select(pl.when(pl.all() >= 0).then(pl.all().cast(pl.Float64))).to_struct()
+    return distances.select(
+        pl.when(pl.all() >= 0).then(pl.all().cast(pl.Float64))
+    ).to_struct()

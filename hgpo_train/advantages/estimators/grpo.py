@@ -52,7 +52,9 @@ def grpo(
     sample = None if cross_steps else pl.col("first")
     lone = score
     if mode == "mean_std_norm":
-        lone = score / (1 + epsilon if precision == "float64" else float(np.float32(1 + epsilon)))
+        lone = score / (
+            1 + epsilon if precision == "float64" else float(np.float32(1 + epsilon))
+        )
     return normalise(
         steps,
         "advantage",
@@ -80,7 +82,12 @@ def with_episode(
     It differs from `grpo` where the standard deviation is 0: a penalty after the first row is not divided by ε.
     """
     steps = grpo.function(
-        steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
+        steps,
+        mode=mode,
+        cross_steps=cross_steps,
+        ddof=ddof,
+        epsilon=epsilon,
+        precision=precision,
     )
     episode = pl.col("advantage")
     if mode == "mean_std_norm" and not cross_steps:

@@ -44,11 +44,16 @@ from hgpo_train.advantages.windows import mean, neighbour, normalise, within
 from hgpo_train.settings import NonNegativeFloat
 
 Flatness = Annotated[
-    float, Meta(gt=0, description="By what mean log-probabilities are divided; 1: as they are.")
+    float,
+    Meta(
+        gt=0, description="By what mean log-probabilities are divided; 1: as they are."
+    ),
 ]
 Lowest = Annotated[NonNegativeFloat, Meta(description="The lowest ρ.")]
 Highest = Annotated[NonNegativeFloat, Meta(description="The highest ρ.")]
-Smoothing = Annotated[bool, Meta(description="Whether Q_t is the mean of Q_t and Q_{t+1}.")]
+Smoothing = Annotated[
+    bool, Meta(description="Whether Q_t is the mean of Q_t and Q_{t+1}.")
+]
 Micro = Annotated[
     Literal["group", "state"],
     Meta(
@@ -88,7 +93,9 @@ def hcapo(
     score = pl.col("hindsight")
     likelihood = ((score - score.max().over("trajectory_key")) / temperature).exp()
     steps = mean(steps, "(likelihood)", likelihood, pl.col("trajectory_key"))
-    ratio = (likelihood / pl.col("(likelihood)")).clip(ratio_low, ratio_high).fill_null(1.0)
+    ratio = (
+        (likelihood / pl.col("(likelihood)")).clip(ratio_low, ratio_high).fill_null(1.0)
+    )
 
     # 2. Q of each step.
     total = pl.col("episode_return")

@@ -58,7 +58,10 @@ Weights = Annotated[
     ),
 ]
 SkipZeroAdvantages = Annotated[
-    bool, Meta(description="Whether levels with an advantage of 0 are excluded from the weights.")
+    bool,
+    Meta(
+        description="Whether levels with an advantage of 0 are excluded from the weights."
+    ),
 ]
 
 
@@ -70,7 +73,11 @@ def details(p: Any) -> list[str]:  # noqa: ANN401 - of a class that is made of t
     """
     levels = [f"k{k}" for k in range(p.history_length + 1)]
     named = (["episode"] if p.base_group else []) + levels
-    return [*named, *(f"weight_{name}" for name in named), *(f"size_{name}" for name in levels)]
+    return [
+        *named,
+        *(f"weight_{name}" for name in named),
+        *(f"size_{name}" for name in levels),
+    ]
 
 
 @estimator(
@@ -103,13 +110,16 @@ def hgpo(
         # a step that shares no context of depth k - 1 shares none of depth k: fewer groups are faster
         if k:
             group = pl.when(pl.col(f"size_k{k - 1}") > 1).then(group)
-        steps = normalise(steps, f"k{k}", "return", group, mode=mode, ddof=ddof, epsilon=epsilon)
+        steps = normalise(
+            steps, f"k{k}", "return", group, mode=mode, ddof=ddof, epsilon=epsilon
+        )
         levels[f"k{k}"] = float((k + first) ** alpha)
     sizes = {
         f"size_k{k}": pl.col(f"{CHAINS[context]}{k}").is_not_null()
         for k in range(history_length + 1)
     }
     steps = steps.with_columns(
-        pl.when(known).then(pl.col(n).fill_null(1.0)).alias(n) for n, known in sizes.items()
+        pl.when(known).then(pl.col(n).fill_null(1.0)).alias(n)
+        for n, known in sizes.items()
     )
     return weighted_mean(steps, levels, skip_zero=skip_zero_advantages, epsilon=epsilon)

@@ -26,7 +26,9 @@ from hgpo_train.advantages.registry import estimator
 
 
 @estimator(
-    reads=(), scores=("logprobs", "reference_logprobs"), details=("logprob", "reference_logprob")
+    reads=(),
+    scores=("logprobs", "reference_logprobs"),
+    details=("logprob", "reference_logprob"),
 )
 def progress(steps: pl.LazyFrame, **_: Unpack[SharedOptions]) -> pl.LazyFrame:
     """Compare each response's log-probability with that of a reference model."""

@@ -30,9 +30,12 @@ from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import mean, normalise, within
 from hgpo_train.settings import NonNegativeFloat
 
-Baseline = Annotated[bool, Meta(description="Whether the task's mean score is subtracted first.")]
+Baseline = Annotated[
+    bool, Meta(description="Whether the task's mean score is subtracted first.")
+]
 BatchEpsilon = Annotated[
-    NonNegativeFloat, Meta(description="ε, added to the variance and to the number of rows.")
+    NonNegativeFloat,
+    Meta(description="ε, added to the variance and to the number of rows."),
 ]
 
 
@@ -49,12 +52,16 @@ def reinforce_pp(
     x = pl.col("episode_score")
     if baseline:
         sample = None if cross_steps else pl.col("first")
-        steps = normalise(steps, "centred", x, within(), mode="mean_norm", sample=sample, alone=x)
+        steps = normalise(
+            steps, "centred", x, within(), mode="mean_norm", sample=sample, alone=x
+        )
         x = pl.col("centred")
     n = pl.len().over("batch_key").cast(pl.Float64)
     batch = within(of="batch_key")
     steps = mean(steps, "(batch mean)", x, batch)
-    steps = steps.with_columns((x - pl.col("(batch mean)") * (n / (n + epsilon))).alias("centred"))
+    steps = steps.with_columns(
+        (x - pl.col("(batch mean)") * (n / (n + epsilon))).alias("centred")
+    )
     steps = mean(steps, "(batch square)", pl.col("centred") ** 2, batch)
     variance = pl.col("(batch square)") * (n / (n + epsilon)) * n / (n - 1).clip(1)
     return steps.with_columns(advantage=pl.col("centred") / (variance + epsilon).sqrt())

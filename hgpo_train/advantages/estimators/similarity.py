@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def clusters(texts: Mapping[str, pl.Expr], threshold: float, *, goal: str = "") -> pl.Expr:
+def clusters(
+    texts: Mapping[str, pl.Expr], threshold: float, *, goal: str = ""
+) -> pl.Expr:
     """Return structs with the int64 numbers of the clusters of each row's texts, and of `goal`; null for null.
 
     Texts are clustered within each task, in the order of trajectory names and steps, then of `texts`; the goal, a text
@@ -52,7 +54,9 @@ def clusters(texts: Mapping[str, pl.Expr], threshold: float, *, goal: str = "") 
             if (task, text) in known:
                 return known[task, text]
             near = (
-                cluster for cluster, opener in openers[task] if _similar(text, opener, threshold)
+                cluster
+                for cluster, opener in openers[task]
+                if _similar(text, opener, threshold)
             )
             cluster = next(near, len(known))
             if cluster == len(known):
@@ -61,7 +65,10 @@ def clusters(texts: Mapping[str, pl.Expr], threshold: float, *, goal: str = "") 
             return cluster
 
         ordered = rows[order].rows(named=True)
-        codes = [{name: number(row["task_key"], row[name]) for name in texts} for row in ordered]
+        codes = [
+            {name: number(row["task_key"], row[name]) for name in texts}
+            for row in ordered
+        ]
         for row, code in zip(ordered, codes, strict=True):
             code["goal"] = number(row["task_key"], goal)
         return pl.DataFrame(codes, schema=fields)[order.arg_sort()].to_struct()

@@ -50,7 +50,14 @@ def tree_grpo(
     leaf = pl.when(is_leaf).then("weight").otherwise(0.0)
     score = pl.col("(score)")
     steps = weighted_normalise(
-        steps, "(compared)", score, within(), weight=leaf, mode=mode, ddof=ddof, epsilon=epsilon
+        steps,
+        "(compared)",
+        score,
+        within(),
+        weight=leaf,
+        mode=mode,
+        ddof=ddof,
+        epsilon=epsilon,
     )
     alone = score / (1 + epsilon) if mode == "mean_std_norm" else score
     weight = pl.col("weight") if tree_weights else 1.0

@@ -59,8 +59,17 @@ def tree_hgpo(
     for k in range(history_length + 1):
         group = within(f"{CHAINS[context]}{k}")
         steps = weighted_normalise(
-            steps, f"k{k}", value, group, weight=weight, mode=mode, ddof=0, epsilon=epsilon
+            steps,
+            f"k{k}",
+            value,
+            group,
+            weight=weight,
+            mode=mode,
+            ddof=0,
+            epsilon=epsilon,
         )
         levels[f"k{k}"] = float((k + 2) ** alpha)
     steps = weighted_mean(steps, levels, epsilon=epsilon)
-    return steps.with_columns(advantage=pl.col("advantage") * (weight if tree_weights else 1.0))
+    return steps.with_columns(
+        advantage=pl.col("advantage") * (weight if tree_weights else 1.0)
+    )

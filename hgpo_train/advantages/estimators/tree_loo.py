@@ -37,7 +37,8 @@ def tree_loo(
     n = pl.col("children")
     node = within("node")
     least = value.min().over(node)
-    is_constant = value.max().over(node) - least <= 1e-12 * least.abs()  # sums are rounded
+    # sums are rounded
+    is_constant = value.max().over(node) - least <= 1e-12 * least.abs()
     others = (value.sum().over(node) - value) / (n - 1)
     edge = pl.when(is_constant).then(0.0).otherwise(value - others)
     edge = pl.when(n > 1).then(edge).otherwise(value)

@@ -77,9 +77,18 @@ def turn(
             precision=precision,
         )
         steps = normalise(
-            steps, "step", reward, same, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0
+            steps,
+            "step",
+            reward,
+            same,
+            mode=mode,
+            ddof=ddof,
+            epsilon=epsilon,
+            alone=0.0,
         )
-        return steps.with_columns(advantage=pl.col("step") + episode_weight * pl.col("episode"))
+        return steps.with_columns(
+            advantage=pl.col("step") + episode_weight * pl.col("episode")
+        )
 
     # The mean over all rollouts is that over the rollouts that are there, times their share.
     steps = normalise(steps, "(deviation)", "return", same, mode="mean_norm", alone=0.0)

@@ -118,7 +118,9 @@ def check_rows(steps: pl.DataFrame, vocabulary: int) -> None:
             )
 
     if not (steps["prompt_token_ids"].list.len().fill_null(0) > 0).all():
-        raise InputError("expected prompts of at least one token, received an empty one")
+        raise InputError(
+            "expected prompts of at least one token, received an empty one"
+        )
 
     # The loss is float32, in which a finite float64 can be infinite.
     if "advantage" in steps.columns:
@@ -127,7 +129,9 @@ def check_rows(steps: pl.DataFrame, vocabulary: int) -> None:
             raise InputError("expected finite advantages, received one that is not")
 
     if _has_logprobs(steps):
-        _check_logprobs(steps["response_logprobs"], steps["response_token_ids"].list.len())
+        _check_logprobs(
+            steps["response_logprobs"], steps["response_token_ids"].list.len()
+        )
 
 
 def _has_logprobs(steps: pl.DataFrame) -> bool:
@@ -192,13 +196,18 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
         rows = np.split(tokens, start[1:-1])
         # A row that its predecessor does not begin starts a new sequence.
         is_new = [
-            not np.array_equal(row, following[: len(row)]) for row, following in pairwise(rows)
+            not np.array_equal(row, following[: len(row)])
+            for row, following in pairwise(rows)
         ]
         sequence = np.cumsum([0, *is_new])
-    return Samples(tokens, start, prompt_length, response_start, advantage, logprob, sequence)
+    return Samples(
+        tokens, start, prompt_length, response_start, advantage, logprob, sequence
+    )
 
 
-def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+def _ragged(
+    column: pl.Series, dtype: type
+) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     """Return a list column's flat values and its lengths; a null counts as an empty list."""
     lengths = column.list.len().fill_null(0).cast(pl.Int64).to_numpy()
     values = column.filter(column.list.len() > 0).explode()
@@ -255,7 +264,9 @@ def micro_batches(
     rows = rows[samples.response_length[rows] > 0]
 
     # 1. The sequences of the rows (`unit` is each row's), longest first, and of equal ones the first in `rows`.
-    _, first, unit = np.unique(samples.sequence[rows], return_index=True, return_inverse=True)
+    _, first, unit = np.unique(
+        samples.sequence[rows], return_index=True, return_inverse=True
+    )
     longest = np.zeros(len(first), np.int64)
     np.maximum.at(longest, unit, samples.length[rows])
     order = np.lexsort((first, -longest))
@@ -310,7 +321,9 @@ def _micro_batch(
     # Each response token is predicted by the output before it, the first one by that of the prompt's last token.
     answer = samples.response_length[rows]
     offset = _counted(answer)
-    source = np.repeat(first[sequence] + samples.prompt_length[rows] - 1, answer) + offset
+    source = (
+        np.repeat(first[sequence] + samples.prompt_length[rows] - 1, answer) + offset
+    )
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids.reshape(height, width)),
         position_ids=torch.from_numpy(position_ids.reshape(height, width)),
@@ -323,4 +336,6 @@ def _micro_batch(
 
 def _counted(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return 0 to n - 1 for each length n, one after another."""
-    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.arange(int(lengths.sum())) - np.repeat(
+        np.cumsum(lengths) - lengths, lengths
+    )

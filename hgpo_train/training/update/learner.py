@@ -71,7 +71,9 @@ class Learner(TokenScorer):
             if keep:
                 is_adapted = hasattr(model, "disable_adapter")
                 self.reference = (
-                    model if is_adapted else frozen_copy(model, compute_dtype(config.model))
+                    model
+                    if is_adapted
+                    else frozen_copy(model, compute_dtype(config.model))
                 )
         if config.model.compile:
             compile_layers(model)
@@ -80,7 +82,11 @@ class Learner(TokenScorer):
 
     def fixed_scores(self, samples: Samples) -> Fixed:
         """Score samples by what the configured loss takes as given, before the update changes the policy."""
-        old = self.logprobs(samples) if self.config.update.old_logprobs == "recompute" else None
+        old = (
+            self.logprobs(samples)
+            if self.config.update.old_logprobs == "recompute"
+            else None
+        )
         reference = None if self.reference is None else self.reference_logprobs(samples)
         return Fixed(old, reference)
 
@@ -136,7 +142,9 @@ class Learner(TokenScorer):
         end = time.perf_counter()
 
         # 3. Metrics: means over optimiser steps, and throughput.
-        metrics |= {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
+        metrics |= {
+            name: float(np.mean([step[name] for step in steps])) for name in steps[0]
+        }
         metrics["actor/lr"] = self.optimiser.param_groups[0]["lr"]
         metrics["actor/optimiser_steps"] = float(len(steps))
         computed = float(samples.sequence_length.sum())
@@ -145,7 +153,9 @@ class Learner(TokenScorer):
         peak = peak_flops(self.device, self.dtype)
         if peak is not None:
             flops = (
-                model_flops(self.model, samples.sequence_length, samples.response_length)
+                model_flops(
+                    self.model, samples.sequence_length, samples.response_length
+                )
                 * config.epochs
             )
             # as verl's: without scoring
@@ -223,7 +233,9 @@ class Learner(TokenScorer):
         config = self.config.update
         # A token's weight is that in the whole mini-batch, so that the sum of the micro-batches' losses is its loss.
         row_weight = np.zeros(len(samples))
-        row_weight[rows] = token_weights(samples.response_length[rows], config.aggregation)
+        row_weight[rows] = token_weights(
+            samples.response_length[rows], config.aggregation
+        )
         tokens = int(samples.response_length[rows].sum())
         self.model.train()
         sums: dict[str, float] = {}

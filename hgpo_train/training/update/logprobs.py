@@ -76,14 +76,21 @@ def response_logprobs(
     hidden = last_hidden_states(model, input_ids, position_ids).flatten(0, 1)[source]
     output_layer = unwrap_peft(model).get_output_embeddings()
     head = partial(
-        head_logprobs, output_layer, temperature=temperature, entropy_gradient=entropy_gradient
+        head_logprobs,
+        output_layer,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
     )
     size = chunk or len(target)
     parts = []
-    for part, tokens in zip(torch.split(hidden, size), torch.split(target, size), strict=True):
+    for part, tokens in zip(
+        torch.split(hidden, size), torch.split(target, size), strict=True
+    ):
         if chunk and torch.is_grad_enabled():
             parts.append(
-                checkpoint(head, part, tokens, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(
+                    head, part, tokens, use_reentrant=False, preserve_rng_state=False
+                )
             )
         else:
             parts.append(head(part, tokens))

@@ -82,7 +82,9 @@ def clipped_policy_loss(
     return loss, ratio.detach(), clipped, dual_clipped
 
 
-def sequence_old_logprob(logprob: Tensor, old_logprob: Tensor, response: Tensor) -> Tensor:
+def sequence_old_logprob(
+    logprob: Tensor, old_logprob: Tensor, response: Tensor
+) -> Tensor:
     """Return the values in the place of log π_old with which the ratio of each token is s, the ratio of its response.
 
     As in GSPO-token, the gradient of a token's ratio is s ∇ log π(y). With equal weights of a response's tokens, the
@@ -94,8 +96,12 @@ def sequence_old_logprob(logprob: Tensor, old_logprob: Tensor, response: Tensor)
         response: int of the same shape, the response of each token. Tokens of a response are next to each other.
     """
     present = logprob.detach()
-    _, place, length = torch.unique_consecutive(response, return_inverse=True, return_counts=True)
-    sums = torch.zeros_like(length, dtype=present.dtype).index_add(0, place, present - old_logprob)
+    _, place, length = torch.unique_consecutive(
+        response, return_inverse=True, return_counts=True
+    )
+    sums = torch.zeros_like(length, dtype=present.dtype).index_add(
+        0, place, present - old_logprob
+    )
     mean: Tensor = (sums / length)[place]
     return present - mean
 
@@ -134,7 +140,9 @@ def token_weights(
         return filled / max(float(response_lengths.sum()), 1.0)
     responses = max(float(filled.sum()), 1.0)
     return filled / (
-        responses * np.maximum(response_lengths, 1) if aggregation == "sequence_mean" else responses
+        responses * np.maximum(response_lengths, 1)
+        if aggregation == "sequence_mean"
+        else responses
     )
 
 
@@ -179,7 +187,9 @@ def policy_loss(
         clip_high=terms.clip_high,
         dual_clip=terms.dual_clip,
     )
-    policy = (weight * (clipped_loss if rollout_is is None else rollout_is * clipped_loss)).sum()
+    policy = (
+        weight * (clipped_loss if rollout_is is None else rollout_is * clipped_loss)
+    ).sum()
     mean_entropy = (weight * entropy).sum()
     loss = policy - terms.entropy_weight * mean_entropy
     parts = {"pg_loss": policy, "entropy": mean_entropy}
@@ -193,12 +203,15 @@ def policy_loss(
     if reference_logprob is not None:
         estimate = low_variance_kl(logprob, reference_logprob)
         if terms.unbiased_kl:
-            estimate = estimate * (logprob - old_logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
+            estimate = (
+                estimate * (logprob - old_logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
+            )
         divergence = (weight * estimate).sum()
         loss = loss + terms.kl_weight * divergence
         parts["kl_loss"] = divergence
     parts["loss"] = loss
     parts, totals = (
-        {name: value.detach() for name, value in values.items()} for values in (parts, totals)
+        {name: value.detach() for name, value in values.items()}
+        for values in (parts, totals)
     )
     return loss, parts, totals

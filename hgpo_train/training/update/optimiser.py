@@ -22,7 +22,9 @@ def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Ada
 
     Its moments are allocated here and not in the first step, so that a lack of memory shows before any rollout.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     fused = parameters[0].is_cuda  # one kernel for all parameters; faster on GPUs
     optimiser = torch.optim.AdamW(
         parameters,
@@ -34,7 +36,10 @@ def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Ada
     )
     for parameter in parameters:
         step = torch.tensor(0.0, device=parameter.device if fused else "cpu")
-        zeros = [torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(2)]
+        zeros = [
+            torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            for _ in range(2)
+        ]
         optimiser.state[parameter] = dict(zip(_MOMENTS, [step, *zeros], strict=True))
     return optimiser
 
@@ -66,8 +71,12 @@ def learning_rate(config: OptimiserConfig, iteration: int, iterations: int) -> f
 
 def clip_gradient(model: nn.Module, largest: float) -> float:
     """Scale the gradient to a norm of at most `largest`, or not at all if it is 0; return the norm before scaling."""
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    return float(torch.nn.utils.clip_grad_norm_(parameters, largest if largest > 0 else math.inf))
+    parameters = [
+        parameter for parameter in model.parameters() if parameter.grad is not None
+    ]
+    return float(
+        torch.nn.utils.clip_grad_norm_(parameters, largest if largest > 0 else math.inf)
+    )
 
 
 def move_state(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
@@ -77,7 +86,9 @@ def move_state(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
             state[name] = state[name].to(device)
 
 
-def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimiser_tensors(
+    model: nn.Module, optimiser: torch.optim.Optimizer
+) -> dict[str, Tensor]:
     """Return the optimiser's state by the names ``state.<parameter>.<moment>``."""
     return {
         f"state.{name}.{moment}": value.detach().cpu()
@@ -92,7 +103,9 @@ def restore_optimiser(
     tensors: dict[str, Tensor],
 ) -> None:
     """Restore the state that `optimiser_tensors` returned; raise `InputError` if it is another model's."""
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
     expected = {f"state.{name}.{moment}" for name in trained for moment in _MOMENTS}
     if odd := tensors.keys() ^ expected:
         parameter = min(odd).removeprefix("state.").rpartition(".")[0]

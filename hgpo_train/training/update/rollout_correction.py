@@ -73,7 +73,9 @@ def rollout_correction(
     log_ratio = np.nan_to_num(log_ratio.clip(-_FAR, _FAR), nan=-np.inf)
     lengths = np.diff(response_start)
     # A sum per response, not the difference of two sums over the batch, which rounds by the largest value in it.
-    sums = np.bincount(np.repeat(np.arange(len(lengths)), lengths), log_ratio, len(lengths))
+    sums = np.bincount(
+        np.repeat(np.arange(len(lengths)), lengths), log_ratio, len(lengths)
+    )
     log_ratio = log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT)
     tokens: NDArray[np.float64] = np.exp(log_ratio)
     responses = np.exp(sums.clip(-_LOG_LIMIT, _LOG_LIMIT))
@@ -105,4 +107,6 @@ def rollout_correction(
     }
     if masks:
         values["rollout_is_masked"] = masked.mean()
-    return weight, {f"rollout_corr/{name}": float(value) for name, value in values.items()}
+    return weight, {
+        f"rollout_corr/{name}": float(value) for name, value in values.items()
+    }

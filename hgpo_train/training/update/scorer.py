@@ -13,10 +13,17 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.forward_check import can_pack
 from hgpo_train.models.hf import unwrap_peft
 from hgpo_train.models.loading import compute_dtype, vocabulary
-from hgpo_train.models.packed_attention import disable_packed_kernel, enable_packed_kernel
+from hgpo_train.models.packed_attention import (
+    disable_packed_kernel,
+    enable_packed_kernel,
+)
 from hgpo_train.scores.rows import TokenScores
 from hgpo_train.training.memory_plan import memory_advice
-from hgpo_train.training.update.batches import check_rows, micro_batches, samples_from_steps
+from hgpo_train.training.update.batches import (
+    check_rows,
+    micro_batches,
+    samples_from_steps,
+)
 from hgpo_train.training.update.logprobs import response_logprobs
 
 if TYPE_CHECKING:
@@ -63,17 +70,23 @@ class TokenScorer:
         """The number of tokens of the longest sequence that the model accepts; None if its configuration names none."""
         positions: int | None
         positions = getattr(
-            unwrap_peft(self.model).config.get_text_config(), "max_position_embeddings", None
+            unwrap_peft(self.model).config.get_text_config(),
+            "max_position_embeddings",
+            None,
         )
         return positions
 
     def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:
         """Score the response tokens of rows; see `hgpo_train.scores.Scorer`."""
         check_rows(steps, vocabulary(self.model))
-        samples = samples_from_steps(steps, share_prefixes=self.config.update.share_prefixes)
+        samples = samples_from_steps(
+            steps, share_prefixes=self.config.update.share_prefixes
+        )
         return self.score_samples(samples, reference=reference)
 
-    def score_samples(self, samples: Samples, *, reference: bool = False) -> TokenScores:
+    def score_samples(
+        self, samples: Samples, *, reference: bool = False
+    ) -> TokenScores:
         """Score the response tokens of samples, under the present policy or under the reference model.
 
         Raises:
@@ -131,7 +144,9 @@ class TokenScorer:
                 chunk=self.config.update.logits_at_a_time,
             )
 
-    def micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
+    def micro_batches(
+        self, samples: Samples, rows: NDArray[np.int64]
+    ) -> Iterator[MicroBatch]:
         """Split rows into micro-batches of the configured size."""
         return micro_batches(
             samples,

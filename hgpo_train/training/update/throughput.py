@@ -25,7 +25,12 @@ _DENSE_BF16: Final = {
     "A800": 312e12,
 }
 """Dense bfloat16 peak in FLOP/s by a substring of the device's name, from the manufacturers' data sheets."""
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS: Final = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+)
 _CHOSEN: Final = ("num_experts_per_tok", "moe_k", "moe_topk")
 """The names of the number of experts, and of those that a token takes, in configurations of Transformers."""
 
@@ -71,15 +76,22 @@ def model_flops(
     # different widths.
     value_dim = getattr(config, "v_head_dim", None)
     key_dim = getattr(config, "qk_head_dim", None)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = (
+        getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads
+    )
     if value_dim is not None and key_dim is not None:
         head_dim = (key_dim + value_dim) / 2
     squared = float((length.astype("float64") ** 2).sum())
-    attention = 6.0 * config.num_hidden_layers * config.num_attention_heads * head_dim * squared
+    attention = (
+        6.0 * config.num_hidden_layers * config.num_attention_heads * head_dim * squared
+    )
 
     # 3. Weights, per token and per response token. Adapters are those whose trained weights are a small part.
     total = sum(parameter.numel() for parameter in plain.parameters())
-    trained = sum(parameter.numel() for parameter in plain.parameters() if parameter.requires_grad)
+    trained = sum(
+        parameter.numel() for parameter in plain.parameters() if parameter.requires_grad
+    )
     per_weight = 6.0 if trained > 0.5 * total else 4.0
     head = plain.get_output_embeddings().weight.numel()
     weights = layers * float(length.sum()) + head * float(response_length.sum())

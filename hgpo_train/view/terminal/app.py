@@ -69,7 +69,9 @@ class TerminalViewer(App[None]):
     Input { display: none; }
     """
 
-    def __init__(self, sources: Sequence[Source], estimators: Sequence[str] = ()) -> None:
+    def __init__(
+        self, sources: Sequence[Source], estimators: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.sources = sources
         self.searched = ""
@@ -110,7 +112,9 @@ class TerminalViewer(App[None]):
         try:
             yield
         except (InputError, OSError) as error:
-            self.notify(visible(str(error)).plain, severity="error", markup=False, timeout=10)
+            self.notify(
+                visible(str(error)).plain, severity="error", markup=False, timeout=10
+            )
 
     def action_fill(self) -> None:
         """Read the groups of the tasks that contain the searched text."""
@@ -127,8 +131,13 @@ class TerminalViewer(App[None]):
 
     def _add_groups(self, source: Source, parent: TreeNode[Any]) -> None:
         index = source.index()
-        texts = [pl.col(name).fill_null("").str.to_lowercase() for name in ("task_id", "task")]
-        contains = [text.str.contains(self.searched.lower(), literal=True) for text in texts]
+        texts = [
+            pl.col(name).fill_null("").str.to_lowercase()
+            for name in ("task_id", "task")
+        ]
+        contains = [
+            text.str.contains(self.searched.lower(), literal=True) for text in texts
+        ]
         found = index.groups.filter(pl.any_horizontal(contains))
         for group in found.head(GROUPS).iter_rows(named=True):
             won = (
@@ -144,24 +153,34 @@ class TerminalViewer(App[None]):
         if found.height > GROUPS:
             parent.add_leaf(Text(f"… {found.height - GROUPS:,} more: find a task"))
 
-    def _add_trajectories(self, index: Index, number_of_group: int, parent: TreeNode[Any]) -> None:
+    def _add_trajectories(
+        self, index: Index, number_of_group: int, parent: TreeNode[Any]
+    ) -> None:
         """Add the rollouts of a group, each branch indented below its parent."""
         group = group_document(index, number_of_group)
         tree = group["tree"]
         depths: dict[int | None, int] = {None: -1}
         for place in tree["order"]:
             depths[place] = depths[tree["parent"][place]] + 1
-            first = Step(index, group, group["trajectories"][place]["row"] - group["row"])
-            load = partial(self._add_steps, first, group["trajectories"][place]["length"])
+            first = Step(
+                index, group, group["trajectories"][place]["row"] - group["row"]
+            )
+            load = partial(
+                self._add_steps, first, group["trajectories"][place]["length"]
+            )
             indent = "  " * (depths[place] - 1) + "└ " if depths[place] else ""
-            parent.add(_label(indent + _about_rollout(group["trajectories"][place])), load)
+            parent.add(
+                _label(indent + _about_rollout(group["trajectories"][place])), load
+            )
 
     def _add_steps(self, first: Step, length: int, parent: TreeNode[Any]) -> None:
         steps = first.group["steps"]
         for row in range(first.row, first.row + length):
             position = steps["action"][row]
             action = (
-                "no action" if position is None else line(first.group["actions"][position], 100)
+                "no action"
+                if position is None
+                else line(first.group["actions"][position], 100)
             )
             mark = "" if steps["valid"][row] else " (invalid)"
             parent.add_leaf(
@@ -182,11 +201,18 @@ class TerminalViewer(App[None]):
         step = event.node.data
         with self._reporting():
             (document,) = step_documents(step.run, step.group["row"] + step.row)
-            found = {name: _estimated(step, estimator) for name, estimator in self.compared.items()}
-            lines = [_about_step(step, name, columns) for name, columns in found.items()]
+            found = {
+                name: _estimated(step, estimator)
+                for name, estimator in self.compared.items()
+            }
+            lines = [
+                _about_step(step, name, columns) for name, columns in found.items()
+            ]
             parts = [_head(step, document), Content("\n").join(lines)]
             parts += [
-                _levels(columns, step.row) for columns in found.values() if "size_k0" in columns
+                _levels(columns, step.row)
+                for columns in found.values()
+                if "size_k0" in columns
             ][:1]
             after = step.group["steps"]["next"][step.row]
             texts = document | {
@@ -226,7 +252,9 @@ class TerminalViewer(App[None]):
 def _estimated(step: Step, estimator: Estimator | None) -> dict[str, Any]:
     """Return the columns of an estimate, or why it is refused."""
     try:
-        columns: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)["columns"]
+        columns: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)[
+            "columns"
+        ]
     except InputError as error:
         columns = {"refused": str(error)}
     return columns
@@ -238,7 +266,9 @@ def _about_step(step: Step, name: str, columns: dict[str, Any]) -> Content:
     if "refused" in columns:
         return Content.assemble(title, " ", visible(columns["refused"], "$text-error"))
     value = signed(columns["advantage"][step.row], 3).stylize("bold")
-    return Content.assemble(title, " ", value, f"  R {number(columns['return'][step.row], 3)}")
+    return Content.assemble(
+        title, " ", value, f"  R {number(columns['return'][step.row], 3)}"
+    )
 
 
 def _label(content: Content) -> Text:
@@ -252,7 +282,9 @@ def _about_rollout(trajectory: dict[str, Any]) -> Content:
     parent = trajectory["parent"] or ""
     name = line(trajectory["trajectory"].removeprefix(parent), 40)
     leaves = f" · from step {trajectory['branch_step']} of " if parent else ""
-    return Content.assemble(outcome(trajectory), " ", name, about, leaves, line(parent, 60))
+    return Content.assemble(
+        outcome(trajectory), " ", name, about, leaves, line(parent, 60)
+    )
 
 
 def _head(step: Step, document: dict[str, Any]) -> Content:
@@ -266,7 +298,9 @@ def _head(step: Step, document: dict[str, Any]) -> Content:
         about += f" · invalid: {document['why_invalid']}"
     head = Content("\n").join([title, _about_rollout(trajectory), visible(about)])
     if trajectory["error"] is not None:
-        head += Content.styled("\nAborted: " if trajectory["aborted"] else "\n", "$text-error")
+        head += Content.styled(
+            "\nAborted: " if trajectory["aborted"] else "\n", "$text-error"
+        )
         head += line(trajectory["error"])
     return head
 

@@ -77,4 +77,6 @@ def outcome(trajectory: dict[str, Any]) -> Content:
         return Content.styled("unknown", "$text-warning")
     if trajectory["won"]:
         return Content.styled("won", "$text-success")
-    return Content.styled("cut off" if trajectory["truncated"] else "lost", "$text-error")
+    return Content.styled(
+        "cut off" if trajectory["truncated"] else "lost", "$text-error"
+    )

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from hgpo_appworld.engine.source import AppWorldSource
     from hgpo_appworld.reference.compare import Call
 
-PROGRAMS = {"step": "x = 1 + 1", "step, one API call": "x = apis.supervisor.show_profile()"}
+PROGRAMS = {
+    "step": "x = 1 + 1",
+    "step, one API call": "x = apis.supervisor.show_profile()",
+}
 STEPS = 20
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -50,7 +53,9 @@ def memory(pids: list[int]) -> tuple[float, float]:
     for pid in pids:
         lines = [
             line.split()
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
+            for line in Path(f"/proc/{pid}/smaps_rollup")
+            .read_text("ascii")
+            .splitlines()[1:]
         ]
         found = {line[0].rstrip(":"): int(line[1]) for line in lines}
         total += found["Pss"]
@@ -60,7 +65,10 @@ def memory(pids: list[int]) -> tuple[float, float]:
 
 def children(pid: int) -> list[int]:
     """Return the process ids of a process's children."""
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
+    return [
+        int(one)
+        for one in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+    ]
 
 
 def worlds(source: AppWorldSource, count: int) -> dict[str, float]:
@@ -95,7 +103,10 @@ def worlds(source: AppWorldSource, count: int) -> dict[str, float]:
         now = cpu(server.pid, ended=True)
         figures.setdefault("end and evaluation", []).append(now - before - spent)
         before = now
-    return summarized(figures) | {"memory, MB": round(total), "private, MB": round(private)}
+    return summarized(figures) | {
+        "memory, MB": round(total),
+        "private, MB": round(private),
+    }
 
 
 def servers(python: str, data: str, ids: list[str], count: int) -> dict[str, float]:
@@ -109,7 +120,10 @@ def servers(python: str, data: str, ids: list[str], count: int) -> dict[str, flo
             figures.setdefault("server until it answers", []).append(cpu(pid))
             one_server(call, pid, ids[number % len(ids)], f"rollout-{number}", figures)
         total, private = memory(pids)
-    return summarized(figures) | {"memory, MB": round(total), "private, MB": round(private)}
+    return summarized(figures) | {
+        "memory, MB": round(total),
+        "private, MB": round(private),
+    }
 
 
 def one_server(
@@ -125,11 +139,18 @@ def one_server(
             figures.setdefault(name, []).append((cpu(pid) - before) / times)
 
     for again in (False, True):
-        timed("start" if again else "first start", 1, "initialize", experiment_name=rollout)
+        timed(
+            "start" if again else "first start",
+            1,
+            "initialize",
+            experiment_name=rollout,
+        )
         for name, program in PROGRAMS.items():
             timed(None, 1, "execute", code=program)
             timed(name if again else None, STEPS, "execute", code=program)
-        timed("end and evaluation" if again else None, 1, "evaluate", suppress_errors=True)
+        timed(
+            "end and evaluation" if again else None, 1, "evaluate", suppress_errors=True
+        )
 
 
 def summarized(figures: dict[str, list[float]]) -> dict[str, float]:
@@ -147,7 +168,9 @@ def main() -> None:
     )
     parser.add_argument("--data", required=True, help="AppWorld's root")
     parser.add_argument(
-        "--python", default=os.environ.get("HGPO_APPWORLD_PYTHON"), help="AppWorld's interpreter"
+        "--python",
+        default=os.environ.get("HGPO_APPWORLD_PYTHON"),
+        help="AppWorld's interpreter",
     )
     parser.add_argument("--worlds", default="1,16,64")
     parser.add_argument("--servers", default="1,4")
@@ -163,18 +186,25 @@ def main() -> None:
             "wall, s": round(time.perf_counter() - began, 1),
             "CPU, s": round(cpu(server.pid), 1),
         },
-        "worlds": {number: worlds(source, int(number)) for number in given.worlds.split(",")},
+        "worlds": {
+            number: worlds(source, int(number)) for number in given.worlds.split(",")
+        },
     }
     python = source._launch.python  # noqa: SLF001
     figures["servers"] = {
-        number: servers(python, given.data, ids, int(number)) for number in given.servers.split(",")
+        number: servers(python, given.data, ids, int(number))
+        for number in given.servers.split(",")
     }
     columns = {f"{n} worlds": found for n, found in figures["worlds"].items()}
     columns |= {f"{n} servers": found for n, found in figures["servers"].items()}
     table = Table("CPU of one, median", *columns, title="AppWorld")
     for name in dict.fromkeys(name for found in columns.values() for name in found):
         table.add_row(
-            name, *(f"{found[name]:,}" if name in found else "" for found in columns.values())
+            name,
+            *(
+                f"{found[name]:,}" if name in found else ""
+                for found in columns.values()
+            ),
         )
     console = Console()
     console.print(table)

@@ -112,7 +112,9 @@ class Players:
             return _MODULES + PROGRAMS[request.rng.choice(list(PROGRAMS))]
         steps = split_solution(request.engine.ground_truth_solution(), request.task.id)  # type: ignore[union-attr]
         return (
-            steps[request.step] if request.step < len(steps) else "apis.supervisor.complete_task()"
+            steps[request.step]
+            if request.step < len(steps)
+            else "apis.supervisor.complete_task()"
         )
 
 
@@ -175,7 +177,8 @@ def opened(pid: int) -> int:
 def children(pid: int) -> list[int]:
     """Return the process ids of a process's children, of all its threads."""
     found = [
-        path.read_text("ascii").split() for path in Path(f"/proc/{pid}/task").glob("*/children")
+        path.read_text("ascii").split()
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
     ]
     return [int(child) for part in found for child in part]
 
@@ -208,7 +211,9 @@ def harm(run: Path) -> dict[str, int]:
     )
     hostile = rollouts.filter("hostile")
     others = rollouts.filter(~pl.col("hostile"))
-    for rollout in others.filter(~pl.col("won").fill_null(value=False)).iter_rows(named=True):
+    for rollout in others.filter(~pl.col("won").fill_null(value=False)).iter_rows(
+        named=True
+    ):
         sys.stdout.write(f"harmed: {rollout}\n")
     return {
         "hostile rollouts": len(hostile),
@@ -216,8 +221,11 @@ def harm(run: Path) -> dict[str, int]:
         "hostile, won": int(hostile["won"].sum()),
         "hostile, aborted": int(hostile["aborted"].sum()),
         "other rollouts": len(others),
-        "others that were not won": len(others) - int((others["won"].fill_null(value=False)).sum()),
-        "others that were lost or aborted": int((others["lost"] | others["aborted"]).sum()),
+        "others that were not won": len(others)
+        - int((others["won"].fill_null(value=False)).sum()),
+        "others that were lost or aborted": int(
+            (others["lost"] | others["aborted"]).sum()
+        ),
     }
 
 
@@ -228,12 +236,16 @@ def main() -> None:
     )
     parser.add_argument("--data", required=True, help="AppWorld's root")
     parser.add_argument(
-        "--python", default=os.environ.get("HGPO_APPWORLD_PYTHON"), help="AppWorld's interpreter"
+        "--python",
+        default=os.environ.get("HGPO_APPWORLD_PYTHON"),
+        help="AppWorld's interpreter",
     )
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--sample", type=float, default=5, help="seconds between two samples")
+    parser.add_argument(
+        "--sample", type=float, default=5, help="seconds between two samples"
+    )
     given = parser.parse_args()
     options: dict[str, Any] = {"data": given.data, "python": given.python}
     source: Any = open_source(**options)
@@ -260,7 +272,9 @@ def main() -> None:
         for seed in count(1):
             run = Path(folder, str(seed))
             rounds(Players(ONE_IN), run, tasks=len(tasks), seed=seed)
-            totals.update(harm(run) | {"runs": 1, "runs that verify": int(verify(run).ok)})
+            totals.update(
+                harm(run) | {"runs": 1, "runs that verify": int(verify(run).ok)}
+            )
             sys.stdout.write(f"{json.dumps(totals)} {resident(os.getpid()):,.0f} MB\n")
             sys.stdout.flush()
             if time.monotonic() > until:

@@ -24,7 +24,9 @@ def install_appworld(
 
     made = install(into, python, _tell)
     name = f"export {VARIABLE}={made} && " if into else ""
-    print(f"AppWorld is installed for {made}. Next: {name}hgpo data synth appworld --out appworld")
+    print(
+        f"AppWorld is installed for {made}. Next: {name}hgpo data synth appworld --out appworld"
+    )
 
 
 def fetch_appworld(

@@ -84,18 +84,28 @@ def open_source(
     }
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InputError(f"{name}: expected an integer of at least 1, received {number!r}")
+            raise InputError(
+                f"{name}: expected an integer of at least 1, received {number!r}"
+            )
     root = os.environ.get("APPWORLD_ROOT") if data is None else data
     if not root:
         raise InputError(
             "data: expected AppWorld's root; get the official tasks with hgpo data fetch appworld, or make tasks with "
             "hgpo data synth appworld --out FOLDER (integrations/appworld/README.md)"
         )
-    rules = Rules(cast("Any", observation), cast("Any", reward_scale), refuse, max_steps)
+    rules = Rules(
+        cast("Any", observation), cast("Any", reward_scale), refuse, max_steps
+    )
     limits = Limits(program_seconds, memory_mb, max_output)
     interpreter = _default_python() if python is None else python
     return AppWorldSource(
-        root, interpreter, rules, limits, cast("Any", isolation), max_difficulty, concurrent
+        root,
+        interpreter,
+        rules,
+        limits,
+        cast("Any", isolation),
+        max_difficulty,
+        concurrent,
     )
 
 

@@ -33,7 +33,9 @@ def parse_code(text: str) -> Response:
     start = text.find(_OPEN)
     end = text.find(_CLOSE, start + len(_OPEN)) if start >= 0 else -1
     if end < 0:
-        return Response(_in_blocks(text) or text[-FALLBACK_CHARACTERS:], False, "no <code> tags")
+        return Response(
+            _in_blocks(text) or text[-FALLBACK_CHARACTERS:], False, "no <code> tags"
+        )
     inside = text[start + len(_OPEN) : end]
     program = _in_blocks(inside) or inside.strip("\n").rstrip()
     if "<think>" not in text or "</think>" not in text:

@@ -26,14 +26,18 @@ def appworld_python() -> str:
     python = os.environ.get("HGPO_APPWORLD_PYTHON", "")
     if (
         not python
-        or subprocess.run([python, "-c", "import appworld.apps"], capture_output=True).returncode
+        or subprocess.run(
+            [python, "-c", "import appworld.apps"], capture_output=True
+        ).returncode
     ):
         pytest.skip("needs HGPO_APPWORLD_PYTHON, set to a Python that has appworld")
     return python
 
 
 @pytest.fixture(scope="session")
-def appworld_root(appworld_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def appworld_root(
+    appworld_python: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Return the root of a generated world, or the one in HGPO_APPWORLD_ROOT."""
     if given := os.environ.get("HGPO_APPWORLD_ROOT"):
         return Path(given)
@@ -58,7 +62,9 @@ def opened(appworld_python: str, appworld_root: Path) -> Callable[..., AppWorldS
     kept = []
 
     def open_world(**arguments: Any) -> AppWorldSource:
-        source = open_source(data=str(appworld_root), python=appworld_python, **arguments)
+        source = open_source(
+            data=str(appworld_root), python=appworld_python, **arguments
+        )
         assert isinstance(source, AppWorldSource)
         kept.append(source)
         return source

@@ -21,7 +21,9 @@ EPISODES = 6  # `python -m hgpo_appworld.reference ROOT` plays more
 def test_every_difference_is_named() -> None:
     one = Played(("a",), (True,), True, 2, 2, ())
     assert differences(one, one) == []
-    assert differences(one, replace(one, outputs=("b",))) == ["outputs: ('a',) != ('b',)"]
+    assert differences(one, replace(one, outputs=("b",))) == [
+        "outputs: ('a',) != ('b',)"
+    ]
     assert differences(one, replace(one, completed=(False,), passed=1)) == [
         "completed: (True,) != (False,)",
         "passed: 2 != 1",

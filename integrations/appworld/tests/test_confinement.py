@@ -14,7 +14,8 @@ import pytest
 from hgpo_appworld.engine.worker import framing
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="needs Linux on x86-64"
+    sys.platform != "linux" or platform.machine() != "x86_64",
+    reason="needs Linux on x86-64",
 )
 
 HARNESS = r"""
@@ -192,7 +193,8 @@ Results = dict[tuple[int | None, int], dict[str, list[str]]]
 def results() -> Results:
     """Return the error of each attempt, by the version of Landlock (0: off; None: not confined at all) and user."""
     cases = [(version, user) for version in (None, *VERSIONS) for user in USERS]
-    with tempfile.TemporaryDirectory() as place:  # not pytest's, in which another user cannot look
+    # not pytest's, in which another user cannot look
+    with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         settings = []
         for number, (version, user) in enumerate(cases):
@@ -225,7 +227,9 @@ def test_the_attempts_are_possible_without_confinement(results: Results) -> None
     for (version, _), found in results.items():
         if version is None:
             for name, errors in found.items():
-                assert sum(error not in DENIED for error in errors) >= len(errors) / 2, (
+                assert (
+                    sum(error not in DENIED for error in errors) >= len(errors) / 2
+                ), (
                     name,
                     errors,
                 )
@@ -243,9 +247,13 @@ def test_the_page_says_what_is_denied(results: Results) -> None:
                 (with_landlock if version else without).update(found[name])
         denied = {True: "denied", False: "possible"}
         assert (with_landlock <= DENIED) == (name not in NOT_DENIED), (name, results)
-        assert (without <= DENIED) == (name not in FILES | NOT_DENIED), (name, results[0, 0])
+        assert (without <= DENIED) == (name not in FILES | NOT_DENIED), (
+            name,
+            results[0, 0],
+        )
         assert (
-            f"| {name} | {denied[with_landlock <= DENIED]} | {denied[without <= DENIED]} |" in page
+            f"| {name} | {denied[with_landlock <= DENIED]} | {denied[without <= DENIED]} |"
+            in page
         )
 
 
@@ -270,7 +278,8 @@ def test_a_process_ends_with_its_parent() -> None:
         child = Path(f"/proc/{int(parent.stdout.readline())}")
         assert child.exists()
         parent.kill()
-        assert parent.stdout.read() == ""  # the end of the child closes the last copy of the pipe
+        # the end of the child closes the last copy of the pipe
+        assert parent.stdout.read() == ""
 
 
 WORLDS = r"""
@@ -344,7 +353,9 @@ def test_a_world_finds_nothing_of_another(tmp_path: Path) -> None:
                 "memory_mb": 500,
             }
             socket.send_fds(
-                control, [json.dumps({**request, "cpu_seconds": 60}).encode()], [given.fileno()]
+                control,
+                [json.dumps({**request, "cpu_seconds": 60}).encode()],
+                [given.fileno()],
             )
             given.close()
             connections.append(ours)  # the first runs while the second looks

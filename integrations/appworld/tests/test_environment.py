@@ -42,9 +42,12 @@ def test_numbered_actions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "data" / "tasks").mkdir(parents=True)
     (tmp_path / "data" / "datasets").mkdir()
     with pytest.raises(
-        InputError, match="received 'number': it has no list of admissible actions to number"
+        InputError,
+        match="received 'number': it has no list of admissible actions to number",
     ):
-        gymnasium.make(ENV_ID, data=str(tmp_path), python="python3", action_format="number")
+        gymnasium.make(
+            ENV_ID, data=str(tmp_path), python="python3", action_format="number"
+        )
 
 
 @pytest.mark.parametrize(
@@ -78,12 +81,18 @@ def test_numbered_actions_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_named(
-    arguments: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, Any],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("APPWORLD_ROOT", raising=False)
     (tmp_path / "data" / "tasks").mkdir(parents=True)
     (tmp_path / "data" / "datasets").mkdir()
-    given = {name: str(tmp_path) if value == "DATA" else value for name, value in arguments.items()}
+    given = {
+        name: str(tmp_path) if value == "DATA" else value
+        for name, value in arguments.items()
+    }
     with pytest.raises(InputError) as error:
         gymnasium.make(ENV_ID, **{"python": "python3", **given})
     assert line in str(error.value)
@@ -100,7 +109,9 @@ class TestGymnasium:
             warnings.simplefilter("error")
             check_env(gymnasium.make(ENV_ID, **place).unwrapped, skip_render_check=True)
 
-    def test_vector_environments_play_like_single_ones(self, place: dict[str, str]) -> None:
+    def test_vector_environments_play_like_single_ones(
+        self, place: dict[str, str]
+    ) -> None:
         many = gymnasium.make_vec(ENV_ID, num_envs=2, max_steps=3, **place)
         one = gymnasium.make(ENV_ID, max_steps=3, **place)
         observations, infos = many.reset(seed=5)
@@ -130,11 +141,14 @@ class TestGymnasium:
         env.reset(seed=1)
         play(env, ["import uuid\nprint(uuid.uuid4())"])
         with pytest.raises(
-            InputError, match=r"replaying task .* ended in another state after 1 commands"
+            InputError,
+            match=r"replaying task .* ended in another state after 1 commands",
         ):
             env.fork()
 
-    def test_sources_and_tasks_can_be_pickled(self, opened: Callable[..., AppWorldSource]) -> None:
+    def test_sources_and_tasks_can_be_pickled(
+        self, opened: Callable[..., AppWorldSource]
+    ) -> None:
         source = opened(max_difficulty=2)
         task = source.ids("train")[0]
         again = pickle.loads(pickle.dumps(source))
@@ -148,9 +162,13 @@ class TestGymnasium:
 @pytest.mark.original
 @pytest.mark.slow
 class TestRollouts:
-    def test_every_task_is_won_by_its_solution(self, place: dict[str, str], tmp_path: Path) -> None:
+    def test_every_task_is_won_by_its_solution(
+        self, place: dict[str, str], tmp_path: Path
+    ) -> None:
         """The whole way: collector, step table, advantages."""
-        tasks = sample_or_all(16, len(gymnasium.make(ENV_ID, split="all", **place).unwrapped.tasks))
+        tasks = sample_or_all(
+            16, len(gymnasium.make(ENV_ID, split="all", **place).unwrapped.tasks)
+        )
         run = collect(
             ENV_ID,
             "expert",
@@ -169,7 +187,11 @@ class TestRollouts:
         assert verify(run).ok
         last = steps.filter(pl.col("terminated"))
         assert last["score"].to_list() == [1.0] * tasks
-        assert set(steps["task_type"]) == {"difficulty 1", "difficulty 2", "difficulty 3"}
+        assert set(steps["task_type"]) == {
+            "difficulty 1",
+            "difficulty 2",
+            "difficulty 3",
+        }
         advantages = compute(scan_steps(run), "hgpo").collect()["advantage"]
         assert advantages.is_finite().all()
 
@@ -183,11 +205,25 @@ class TestRollouts:
                 else "print(1)"
             )
 
-        run = collect(ENV_ID, policy, tmp_path / "run", tasks=2, group_size=4, max_steps=3, **place)
+        run = collect(
+            ENV_ID,
+            policy,
+            tmp_path / "run",
+            tasks=2,
+            group_size=4,
+            max_steps=3,
+            **place,
+        )
         lost = run.steps.filter(pl.col("error").is_not_null()).collect()
         assert 0 < len(lost) < 8
-        assert lost.select("aborted", "terminated", "won").unique().row(0) == (False, True, False)
-        assert all("Lost" in line and "died of SIGABRT" in line for line in lost["error"])
+        assert lost.select("aborted", "terminated", "won").unique().row(0) == (
+            False,
+            True,
+            False,
+        )
+        assert all(
+            "Lost" in line and "died of SIGABRT" in line for line in lost["error"]
+        )
         lengths = (
             run.steps.group_by("task_id", "group", "trajectory")
             .agg(pl.len(), pl.col("error").count())
@@ -195,13 +231,19 @@ class TestRollouts:
         )
         assert set(lengths.select("len", "error").iter_rows()) == {(2, 1), (3, 0)}
 
-    def test_prompts_show_programs_with_their_results(self, place: dict[str, str]) -> None:
-        env = gymnasium.make(ENV_ID, action_format="response", history_length=2, **place)
+    def test_prompts_show_programs_with_their_results(
+        self, place: dict[str, str]
+    ) -> None:
+        env = gymnasium.make(
+            ENV_ID, action_format="response", history_length=2, **place
+        )
         observation, info = env.reset(seed=1)
         assert info["task"] in observation["prompt"]
         assert "Program" not in observation["prompt"].partition("Step 1")[2]
         for number in range(3):
-            observation, *_ = env.step(f"<think>.</think><code>print({number} + 10)</code>")
+            observation, *_ = env.step(
+                f"<think>.</think><code>print({number} + 10)</code>"
+            )
         prompt = observation["prompt"]
         assert "Program 1:" not in prompt
         assert (
@@ -213,11 +255,15 @@ class TestRollouts:
 
     def test_the_programs_of_the_example_run(self, place: dict[str, str]) -> None:
         template = next(
-            path for name, path in bundled_templates().items() if name == "appworld-example"
+            path
+            for name, path in bundled_templates().items()
+            if name == "appworld-example"
         )
         env = gymnasium.make(ENV_ID, prompt_template=str(template), **place)
         observation, _ = env.reset(seed=1)
-        example = observation["prompt"].partition("An example")[2].partition("Step 1")[0]
+        example = (
+            observation["prompt"].partition("An example")[2].partition("Step 1")[0]
+        )
         programs = re.findall(r"Program \d+:\n(.*?)\nOutput", example, re.DOTALL)
         assert len(programs) == 4
         for program in programs:
@@ -226,7 +272,10 @@ class TestRollouts:
         assert terminated
 
     def test_evaluations_report_tasks_and_scenarios_by_difficulty(
-        self, place: dict[str, str], tmp_path: Path, hgpo: Callable[..., tuple[int, str, str]]
+        self,
+        place: dict[str, str],
+        tmp_path: Path,
+        hgpo: Callable[..., tuple[int, str, str]],
     ) -> None:
         where = ["--data", place["data"], "--env-option", f"python={place['python']}"]
         code, out, errors = hgpo(
@@ -249,5 +298,13 @@ class TestRollouts:
             == everything["tasks"]
             == sum(kind["tasks"] for kind in kinds)
         )
-        assert everything["scenario_success"] == everything["measures"]["success"]["mean"] == 1
-        assert {kind["name"] for kind in kinds} <= {"difficulty 1", "difficulty 2", "difficulty 3"}
+        assert (
+            everything["scenario_success"]
+            == everything["measures"]["success"]["mean"]
+            == 1
+        )
+        assert {kind["name"] for kind in kinds} <= {
+            "difficulty 1",
+            "difficulty 2",
+            "difficulty 3",
+        }

@@ -16,7 +16,9 @@ LARGEST = 1 << 24
 Pair = tuple[socket.socket, socket.socket]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters()),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+    ),
 )
 
 
@@ -35,7 +37,9 @@ def test_messages_arrive(messages: list[dict[str, object]]) -> None:
     with ours, theirs:
         for message in messages:
             framing.send(ours, message)
-        assert [json.loads(framing.receive(theirs, LARGEST, 10)) for _ in messages] == messages
+        assert [
+            json.loads(framing.receive(theirs, LARGEST, 10)) for _ in messages
+        ] == messages
 
 
 def test_lone_surrogates_and_large_messages_arrive(pair: Pair) -> None:

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from nightly import ALL
 
 from hgpo_appworld.engine.source import AppWorldSource
-from hgpo_appworld.generation.plan import DEFAULT_TASKS, SCENARIOS, SPLITS, Plan, make_plan
+from hgpo_appworld.generation.plan import (
+    DEFAULT_TASKS,
+    SCENARIOS,
+    SPLITS,
+    Plan,
+    make_plan,
+)
 from hgpo_appworld.generation.root import write_root
 from hgpo_appworld.players.expert import split_solution
 from hgpo_envs.errors import InputError
@@ -81,7 +87,9 @@ def test_every_task_asks_for_something_that_can_be_done(seed: int) -> None:
         assert asks == any(
             check.requirement == "the answer is right" for check in task.scenario.checks
         )
-        assert asks or all(value or value is False for value in task.draft.private.values())
+        assert asks or all(
+            value or value is False for value in task.draft.private.values()
+        )
         ast.parse(task.to_dict()["evaluation"])
         steps = split_solution(task.to_dict()["solution"], task.id)
         assert len(steps) == len(task.draft.steps) >= 4
@@ -111,7 +119,9 @@ def test_answers_follow_from_the_rows(seed: int) -> None:
         answer = task.draft.answer
         match task.scenario.name:
             case "library_size":
-                model = next(m for m in ("song", "album", "playlist") if f"many {m}s" in asked)
+                model = next(
+                    m for m in ("song", "album", "playlist") if f"many {m}s" in asked
+                )
                 table = {
                     "song": "UserLibrarySong",
                     "album": "UserLibraryAlbum",
@@ -121,14 +131,20 @@ def test_answers_follow_from_the_rows(seed: int) -> None:
             case "alarm_time":
                 label = asked.split('"')[1]
                 assert [answer] == [
-                    row["time"] for row in rows_of(plan, "phone.Alarm", user_id=user, label=label)
+                    row["time"]
+                    for row in rows_of(plan, "phone.Alarm", user_id=user, label=label)
                 ]
             case "tagged_notes":
                 notes = rows_of(plan, "simple_note.Note", user_id=user)
-                assert answer == sum(asked.split('"')[1] in note["tags"] for note in notes) > 0
+                assert (
+                    answer
+                    == sum(asked.split('"')[1] in note["tags"] for note in notes)
+                    > 0
+                )
             case "most_played":
                 ids = [
-                    row["song_id"] for row in rows_of(plan, "spotify.UserLibrarySong", user_id=user)
+                    row["song_id"]
+                    for row in rows_of(plan, "spotify.UserLibrarySong", user_id=user)
                 ]
                 songs = sorted(
                     (row["play_count"], row["title"])
@@ -139,9 +155,13 @@ def test_answers_follow_from_the_rows(seed: int) -> None:
                 assert len({count for count, _ in songs}) == len(songs)
             case "money_sent":
                 other = next(
-                    person.id for person in plan.world.people if f"to {person.name} on" in asked
+                    person.id
+                    for person in plan.world.people
+                    if f"to {person.name} on" in asked
                 )
-                sent = rows_of(plan, "venmo.Transaction", sender_id=user, receiver_id=other)
+                sent = rows_of(
+                    plan, "venmo.Transaction", sender_id=user, receiver_id=other
+                )
                 assert answer == pytest.approx(
                     sum(row["amount"] for row in sent if row["created_at"] >= "2023")
                 )
@@ -149,7 +169,9 @@ def test_answers_follow_from_the_rows(seed: int) -> None:
 
 @pytest.mark.parametrize("tasks", [0, -1, 10_001])
 def test_a_wrong_number_of_tasks_is_one_line(tasks: int) -> None:
-    with pytest.raises(InputError, match=f"tasks: expected 1 to 10,000, received {tasks}"):
+    with pytest.raises(
+        InputError, match=f"tasks: expected 1 to 10,000, received {tasks}"
+    ):
         make_plan(0, tasks)
 
 
@@ -160,7 +182,9 @@ def test_a_wrong_number_of_tasks_is_one_line(tasks: int) -> None:
         ("/no/python", "cannot run /no/python"),
     ],
 )
-def test_a_failure_is_one_line_and_leaves_nothing(tmp_path: Path, python: str, line: str) -> None:
+def test_a_failure_is_one_line_and_leaves_nothing(
+    tmp_path: Path, python: str, line: str
+) -> None:
     with pytest.raises(InputError, match=line) as caught:
         write_root(tmp_path / "root", python, tasks=3)
     assert "\n" not in str(caught.value)
@@ -189,22 +213,28 @@ def test_every_task_is_won_by_its_solution_alone(opened) -> None:
 
 @pytest.mark.original
 @pytest.mark.slow
-def test_no_task_is_won_by_doing_nothing_or_by_a_wrong_answer(opened, appworld_root: Path) -> None:
+def test_no_task_is_won_by_doing_nothing_or_by_a_wrong_answer(
+    opened, appworld_root: Path
+) -> None:
     source = opened()
     for task_id in some(source):
         data = json.loads(
-            (appworld_root / "data/tasks" / task_id / "ground_truth/test_data.json").read_text(
-                "utf-8"
-            )
+            (
+                appworld_root / "data/tasks" / task_id / "ground_truth/test_data.json"
+            ).read_text("utf-8")
         )
-        expected = sorted(test["requirement"] for test in data if test["label"] == "no_op_fail")
+        expected = sorted(
+            test["requirement"] for test in data if test["label"] == "no_op_fail"
+        )
         engine = source.engine()
         engine.start(task_id)
         state = engine.act("apis.supervisor.complete_task()")
         assert (state.terminated, state.won) == (True, False)
         assert sorted(state.info["failed_tests"]) == expected
         engine.start(task_id)
-        assert not engine.act("apis.supervisor.complete_task(answer='no such thing')").won
+        assert not engine.act(
+            "apis.supervisor.complete_task(answer='no such thing')"
+        ).won
 
 
 @pytest.mark.original
@@ -249,16 +279,24 @@ def test_a_root_is_what_appworld_reads(appworld_root: Path, opened) -> None:
 
 @pytest.mark.original
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_files(appworld_python: str, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_files(
+    appworld_python: str, tmp_path: Path
+) -> None:
     roots = [tmp_path / "first", tmp_path / "second in memory"]
     for root in roots:
         write_root(root, appworld_python, seed=3, tasks=2)
     contents = [
-        {str(path.relative_to(root)): content(path) for path in root.rglob("*") if path.is_file()}
+        {
+            str(path.relative_to(root)): content(path)
+            for path in root.rglob("*")
+            if path.is_file()
+        }
         for root in roots
     ]
     assert contents[0].keys() == contents[1].keys()
-    assert [name for name in contents[0] if contents[0][name] != contents[1][name]] == []
+    assert [
+        name for name in contents[0] if contents[0][name] != contents[1][name]
+    ] == []
 
 
 def content(path: Path) -> object:

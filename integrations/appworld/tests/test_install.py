@@ -42,12 +42,16 @@ def told() -> tuple[list[str], object]:
 # -------------------------------------------------------------------------------------------------- the interpreter
 
 
-def test_the_interpreter_is_the_named_one_or_the_installed_one(monkeypatch, tmp_path) -> None:
+def test_the_interpreter_is_the_named_one_or_the_installed_one(
+    monkeypatch, tmp_path
+) -> None:
     monkeypatch.setenv("HGPO_APPWORLD_PYTHON", "/some/python")
     assert default_python() == Path("/some/python")
     monkeypatch.delenv("HGPO_APPWORLD_PYTHON")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    with pytest.raises(InputError, match="run hgpo data install appworld, or name the interpreter"):
+    with pytest.raises(
+        InputError, match="run hgpo data install appworld, or name the interpreter"
+    ):
         default_python()
     (tmp_path / "hgpo/appworld/bin").mkdir(parents=True)
     (tmp_path / "hgpo/appworld/bin/python").touch()
@@ -78,8 +82,11 @@ def test_an_installation_is_in_one_folder_and_its_scripts_work_there(
     python = install(tmp_path / "made", script(VENV), tell)
     assert python == tmp_path / "made/bin/python"
     assert python.exists()
-    assert (tmp_path / "made/bin/appworld").read_text() == f"#!{tmp_path}/made/bin/python\n"
-    assert (tmp_path / "made/appworld/cache/tests").is_dir()  # and not in the home folder
+    assert (
+        tmp_path / "made/bin/appworld"
+    ).read_text() == f"#!{tmp_path}/made/bin/python\n"
+    # and not in the home folder
+    assert (tmp_path / "made/appworld/cache/tests").is_dir()
     pip, unpacked = log.read_text().splitlines()
     assert pip.endswith(f"appworld=={VERSION}")
     assert unpacked.startswith("install ")
@@ -95,7 +102,10 @@ def test_an_installation_is_in_one_folder_and_its_scripts_work_there(
             ("echo 3 12", "echo 3 14"),
             "expected Python 3.11 to 3.13, which AppWorld's packages support; .* is 3.14",
         ),
-        (("mkdir -p", "echo 'ensurepip is not available' >&2; exit 1; mkdir"), "python3-venv"),
+        (
+            ("mkdir -p", "echo 'ensurepip is not available' >&2; exit 1; mkdir"),
+            "python3-venv",
+        ),
         (
             (
                 'echo "$@"',
@@ -104,15 +114,24 @@ def test_an_installation_is_in_one_folder_and_its_scripts_work_there(
             "index",
         ),
         (
-            ('echo "$@"', "echo \"error: command 'gcc' failed: No such file\" >&2; exit 1; echo"),
+            (
+                'echo "$@"',
+                "echo \"error: command 'gcc' failed: No such file\" >&2; exit 1; echo",
+            ),
             "needs a compiler",
         ),
         (
-            ('echo "$@"', "echo 'OSError: [Errno 28] No space left on device' >&2; exit 1; echo"),
+            (
+                'echo "$@"',
+                "echo 'OSError: [Errno 28] No space left on device' >&2; exit 1; echo",
+            ),
             "300 MB",
         ),
         (
-            ('echo "$3 $APP', "echo 'FileNotFoundError: Apps bundle' >&2; exit 1; echo \"$3 $APP"),
+            (
+                'echo "$3 $APP',
+                "echo 'FileNotFoundError: Apps bundle' >&2; exit 1; echo \"$3 $APP",
+            ),
             "Apps bundle",
         ),
     ],
@@ -159,7 +178,9 @@ def test_an_environment_that_was_moved_still_works(tmp_path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="shell scripts")
 def test_fetched_data_is_whole(script, tmp_path) -> None:
     lists = '"$APPWORLD_ROOT/data/datasets"'
-    python = script(f'[ "$1" = -c ] || {{ mkdir -p {lists}; echo a_1 > {lists}/dev.txt; }}')
+    python = script(
+        f'[ "$1" = -c ] || {{ mkdir -p {lists}; echo a_1 > {lists}/dev.txt; }}'
+    )
     lines, tell = told()
     assert fetch(tmp_path / "root", python, tell) == {"dev": 1}
     assert (tmp_path / "root/data/datasets/dev.txt").read_text() == "a_1\n"
@@ -186,7 +207,9 @@ def test_fetched_data_is_whole(script, tmp_path) -> None:
         ('[ "$1" = -c ] || kill -9 $$', "it gave no reason"),
     ],
 )
-def test_a_failed_download_is_one_line_and_leaves_nothing(script, tmp_path, body, line) -> None:
+def test_a_failed_download_is_one_line_and_leaves_nothing(
+    script, tmp_path, body, line
+) -> None:
     with pytest.raises(InputError) as caught:
         fetch(tmp_path / "root", script(body), lambda line: None)
     assert line in str(caught.value)
@@ -195,4 +218,6 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(script, tmp_path, body
 
 
 def test_reasons_hide_secrets() -> None:
-    assert "hunter2" not in reason("cannot reach https://user:hunter2@example.com/simple")
+    assert "hunter2" not in reason(
+        "cannot reach https://user:hunter2@example.com/simple"
+    )

@@ -12,7 +12,9 @@ def root(tmp_path: Path) -> Path:
     """Return a root with the lists of two splits and no tasks."""
     (tmp_path / "data" / "tasks").mkdir(parents=True)
     (tmp_path / "data" / "datasets").mkdir()
-    (tmp_path / "data" / "datasets" / "train.txt").write_text("a_1\na_2:tagged\n\na_1\n")
+    (tmp_path / "data" / "datasets" / "train.txt").write_text(
+        "a_1\na_2:tagged\n\na_1\n"
+    )
     (tmp_path / "data" / "datasets" / "dev.txt").write_text("b_1\n")
     return tmp_path
 

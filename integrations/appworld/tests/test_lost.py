@@ -24,7 +24,9 @@ class Stub:
             raise WorldLost("the world of a_1 ended with exit code 3")
         if code == "server":
             raise WorldFailed("the world of a_1 was lost")
-        return Executed("", failed=False, completed=code == "complete", calls={}, api_calls=0)
+        return Executed(
+            "", failed=False, completed=code == "complete", calls={}, api_calls=0
+        )
 
     def evaluate(self) -> Evaluated:
         raise WorldLost("the evaluation of a_1 failed: too slow")
@@ -35,18 +37,30 @@ class Stub:
 
 @pytest.fixture
 def engine() -> AppWorldEngine:
-    rules = SimpleNamespace(observation="output", max_steps=9, refuse=False, reward_scale="score")
-    engine = AppWorldEngine(SimpleNamespace(rules=rules, limits=SimpleNamespace(longest=99)))
+    rules = SimpleNamespace(
+        observation="output", max_steps=9, refuse=False, reward_scale="score"
+    )
+    engine = AppWorldEngine(
+        SimpleNamespace(rules=rules, limits=SimpleNamespace(longest=99))
+    )
     engine._world = Stub()
     return engine
 
 
 @pytest.mark.parametrize(
-    ("program", "reason"), [("exit", "ended with exit code 3"), ("complete", "too slow")]
+    ("program", "reason"),
+    [("exit", "ended with exit code 3"), ("complete", "too slow")],
 )
-def test_the_agents_doing_loses(engine: AppWorldEngine, program: str, reason: str) -> None:
+def test_the_agents_doing_loses(
+    engine: AppWorldEngine, program: str, reason: str
+) -> None:
     state = engine.act(program)
-    assert (state.terminated, state.won, state.reward, state.score) == (True, False, 0.0, 0.0)
+    assert (state.terminated, state.won, state.reward, state.score) == (
+        True,
+        False,
+        0.0,
+        0.0,
+    )
     assert reason in state.info["lost"]
     assert engine.act("print(1)") is state
 
@@ -108,9 +122,15 @@ def answered(data: bytes, longest: int = 1_000) -> Executed:
 def test_an_answer_within_its_limits_is_believed() -> None:
     output = "\U0001f600" * 1_000
     executed = answered(
-        json.dumps({**EXECUTED, "output": output, "calls": {"GET /x": 2}, "api_calls": 2}).encode()
+        json.dumps(
+            {**EXECUTED, "output": output, "calls": {"GET /x": 2}, "api_calls": 2}
+        ).encode()
     )
-    assert (executed.output, executed.calls, executed.api_calls) == (output, {"GET /x": 2}, 2)
+    assert (executed.output, executed.calls, executed.api_calls) == (
+        output,
+        {"GET /x": 2},
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +149,13 @@ def test_an_answer_within_its_limits_is_believed() -> None:
         {**EXECUTED, "completed": 1},
         {**EXECUTED, "failed": None},
         {"is": "executed", "output": "x"},
-        {"is": "evaluated", "success": True, "passed": 9, "tests": 9, "failed_tests": []},
+        {
+            "is": "evaluated",
+            "success": True,
+            "passed": 9,
+            "tests": 9,
+            "failed_tests": [],
+        },
         {"is": "ready"},
         {"is": "failed", "error": "x" * 100_000},
         {"is": "failed", "error": ["x"]},

@@ -74,7 +74,8 @@ def test_the_explorer_reads_documentation_before_it_acts() -> None:
     player = ExplorerPlayer()
     player.reset(task("How many songs are there in my Spotify song library?"), START)
     programs = [
-        attempt.program for attempt in plan("How many songs are there in my Spotify song library?")
+        attempt.program
+        for attempt in plan("How many songs are there in my Spotify song library?")
     ]
     assert programs[0] == "print(apis.api_docs.show_app_descriptions())"
     assert "show_api_descriptions(app_name='spotify')" in programs[1]
@@ -82,7 +83,10 @@ def test_the_explorer_reads_documentation_before_it_acts() -> None:
     assert programs[-1] == "apis.supervisor.complete_task(answer=reply)"
     assert play(player, [""]) == programs[:1]
     assert play(player, ['{"name": "supervisor"}']) == programs[1:2]
-    assert play(player, ['[{"name": "show_song_library", "description": ""}]']) == programs[2:3]
+    assert (
+        play(player, ['[{"name": "show_song_library", "description": ""}]'])
+        == programs[2:3]
+    )
 
 
 def test_the_explorer_tries_again_and_then_goes_on() -> None:
@@ -97,9 +101,13 @@ def test_the_explorer_tries_again_and_then_goes_on() -> None:
 
 
 def test_the_explorer_gives_up_on_what_it_does_not_understand() -> None:
-    programs = [attempt.program for attempt in plan("Tidy up my Gmail and my file system.")]
+    programs = [
+        attempt.program for attempt in plan("Tidy up my Gmail and my file system.")
+    ]
     assert "print(apis.api_docs.show_api_descriptions(app_name='gmail'))" in programs
-    assert "print(apis.api_docs.show_api_descriptions(app_name='file_system'))" in programs
+    assert (
+        "print(apis.api_docs.show_api_descriptions(app_name='file_system'))" in programs
+    )
     assert programs[-1] == "apis.supervisor.complete_task(status='fail')"
 
 
@@ -122,13 +130,16 @@ def episode(source, name: str, task_id: str) -> tuple[list[str], list[State]]:
 def test_the_explorer_explores_and_wins_where_the_first_page_is_enough(opened) -> None:
     source = opened()
     task_id = next(
-        one for one in source.ids("all") if "Create the file" in source.task(one).instruction
+        one
+        for one in source.ids("all")
+        if "Create the file" in source.task(one).instruction
     )
     programs, states = episode(source, "explorer", task_id)
     assert (states[-1].terminated, states[-1].won) == (True, True)
     assert not any(state.info["execution_failed"] for state in states[1:])
     assert len(programs) == len(set(programs)) == 8
-    assert episode(source, "explorer", task_id) == (programs, states)  # deterministic, to the byte
+    # deterministic, to the byte
+    assert episode(source, "explorer", task_id) == (programs, states)
 
 
 @pytest.mark.original
@@ -136,7 +147,9 @@ def test_the_explorer_loses_where_it_is_not(opened) -> None:
     """It sends the message to the first five of six friends."""
     source = opened()
     wanted = (
-        one for one in source.ids("all") if "to each of my friends" in source.task(one).instruction
+        one
+        for one in source.ids("all")
+        if "to each of my friends" in source.task(one).instruction
     )
     task_id = next(wanted, None)
     if task_id is None:
@@ -166,7 +179,9 @@ def test_the_expert_goes_on_when_others_have_taken_turns(opened) -> None:
 
 @pytest.mark.original
 @pytest.mark.slow
-def test_a_mixture_is_collected_and_weighed(appworld_python, appworld_root, tmp_path) -> None:
+def test_a_mixture_is_collected_and_weighed(
+    appworld_python, appworld_root, tmp_path
+) -> None:
     from hgpo_datasets import scan_steps
     from hgpo_train import collect, compute
 
@@ -178,7 +193,13 @@ def test_a_mixture_is_collected_and_weighed(appworld_python, appworld_root, tmp_
         "max_steps": 30,
     }
     run = tmp_path / "run"
-    collect("HGPO/AppWorld-v0", "mixture:expert=0.5,explorer=0.5", run, **given, progress=False)
+    collect(
+        "HGPO/AppWorld-v0",
+        "mixture:expert=0.5,explorer=0.5",
+        run,
+        **given,
+        progress=False,
+    )
     steps = scan_steps(run)
     assert steps.collect()["trajectory"].n_unique() == 6
     for name in ("grpo", "gigpo", "hgpo", "g2po"):

@@ -40,7 +40,9 @@ def test_without_tags_and_blocks_the_last_characters_are_the_program() -> None:
 
 
 @given(st.text(), st.text(), st.text())
-def test_every_text_has_a_program_and_a_validity(before: str, program: str, after: str) -> None:
+def test_every_text_has_a_program_and_a_validity(
+    before: str, program: str, after: str
+) -> None:
     found = parse_code(before + program + after)
     assert found.valid == (found.flaw == "")
     assert found.action in before + program + after

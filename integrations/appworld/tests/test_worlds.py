@@ -33,7 +33,10 @@ def children(pid: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                if (
+                    int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                    == pid
+                ):
                     found.append(int(folder.name))
     return found
 
@@ -43,7 +46,10 @@ def gone(pids: list[int], seconds: float = 30) -> bool:
 
     def ended(pid: int) -> bool:
         try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            return (
+                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                == "Z"
+            )
         except OSError:
             return True
 
@@ -69,7 +75,9 @@ def started(source: AppWorldSource) -> AppWorldEngine:
 # -------------------------------------------------------------------------------------------------------------- playing
 
 
-def test_programs_share_a_session_and_their_output_is_the_state(engine: AppWorldEngine) -> None:
+def test_programs_share_a_session_and_their_output_is_the_state(
+    engine: AppWorldEngine,
+) -> None:
     assert engine.act("x = 20").text == "Execution successful."
     assert engine.act("print(x + 1)").text == "21\n"
     failed = engine.act("1 / 0")
@@ -86,7 +94,10 @@ def test_a_task_ends_with_its_evaluation(opened: Opened) -> None:
     assert not state.won
     assert state.reward == 0
     assert state.score == state.info["tests_passed"] / state.info["tests"] < 1
-    assert len(state.info["failed_tests"]) == state.info["tests"] - state.info["tests_passed"]
+    assert (
+        len(state.info["failed_tests"])
+        == state.info["tests"] - state.info["tests_passed"]
+    )
     assert engine.act("print(1)") is state
 
 
@@ -102,7 +113,9 @@ def test_at_the_step_limit_the_state_is_evaluated(opened: Opened) -> None:
 def test_calls_tell_steps_with_the_same_output_apart(opened: Opened) -> None:
     engine = started(opened(observation="calls"))
     first = engine.act("x = apis.supervisor.show_profile()").text
-    assert first == "Execution successful.\n\nAPI calls so far:\nGET /supervisor/profile"
+    assert (
+        first == "Execution successful.\n\nAPI calls so far:\nGET /supervisor/profile"
+    )
     assert engine.act("x = apis.supervisor.show_profile()").text.endswith(
         "GET /supervisor/profile (2 times)"
     )
@@ -160,7 +173,14 @@ def test_outputs_are_the_same_in_other_processes(opened: Opened) -> None:
         ("apis.supervisor.complete_task(answer=chr(0xd800))", "UnicodeEncodeError"),
         ("json.dumps = None", "NoneType"),
     ],
-    ids=["abort", "exit", "closed", "garbage", "surrogate in the database", "broken library"],
+    ids=[
+        "abort",
+        "exit",
+        "closed",
+        "garbage",
+        "surrogate in the database",
+        "broken library",
+    ],
 )
 def test_a_program_that_ends_its_world_loses_its_episode_and_no_other(
     engine: AppWorldEngine, opened: Opened, program: str, line: str
@@ -169,8 +189,14 @@ def test_a_program_that_ends_its_world_loses_its_episode_and_no_other(
     other = opened().engine()
     other.start(task)
     state = engine.act(program)
-    assert (state.terminated, state.won, state.reward, state.score) == (True, False, 0.0, 0.0)
-    assert re.search(line, state.info["lost"])  # a lost episode, not a failure of the environment
+    assert (state.terminated, state.won, state.reward, state.score) == (
+        True,
+        False,
+        0.0,
+        0.0,
+    )
+    # a lost episode, not a failure of the environment
+    assert re.search(line, state.info["lost"])
     assert engine.act("print(1)") is state
     assert other.act("print(apis.supervisor.show_profile()['email'])").text.strip()
     engine.start(task)
@@ -187,12 +213,12 @@ NEST = (
 @pytest.mark.parametrize(
     "program",
     [
-        f"{OPEN_FOLDER}for _ in range(3000):\n    {NEST}".replace("NAME", "'a'").replace(
-            "MODE", "448"
-        ),
-        f"{OPEN_FOLDER}for _ in range(99):\n    {NEST}".replace("NAME", "'b' * 255").replace(
-            "MODE", "493"
-        ),
+        f"{OPEN_FOLDER}for _ in range(3000):\n    {NEST}".replace(
+            "NAME", "'a'"
+        ).replace("MODE", "448"),
+        f"{OPEN_FOLDER}for _ in range(99):\n    {NEST}".replace(
+            "NAME", "'b' * 255"
+        ).replace("MODE", "493"),
         f"{POSIX}for n in range(5000):\n    posix.mkdir(str(n), 0)",
     ],
     ids=["3,000 nested", "long names", "without permissions"],
@@ -212,7 +238,9 @@ def test_files_of_a_program_end_neither_the_parent_nor_another_world(
     assert other.act("print(1)").text == "1\n"
     other.close()
     gc.collect()
-    assert [path.name for path in (scratch / "experiments" / "outputs").iterdir()] == ["warm-up"]
+    assert [path.name for path in (scratch / "experiments" / "outputs").iterdir()] == [
+        "warm-up"
+    ]
 
 
 SPIN = (
@@ -254,7 +282,9 @@ def test_a_program_that_takes_what_all_share_is_killed(
     other.close()
 
 
-def test_worlds_do_not_find_each_others_files(engine: AppWorldEngine, opened: Opened) -> None:
+def test_worlds_do_not_find_each_others_files(
+    engine: AppWorldEngine, opened: Opened
+) -> None:
     """The size or existence of a file, which Landlock does not hide, would carry a text to the rollouts of a group."""
     other = opened().engine()
     other.start(opened().ids("all")[0])
@@ -262,7 +292,8 @@ def test_worlds_do_not_find_each_others_files(engine: AppWorldEngine, opened: Op
         one.act(f"{POSIX}print(posix.getcwd())").text.strip() for one in (engine, other)
     )
     assert Path(folder).parent == Path(foreign).parent
-    assert len(set(Path(folder).name)) > 8 < len(set(Path(foreign).name))  # drawn at random
+    # drawn at random
+    assert len(set(Path(folder).name)) > 8 < len(set(Path(foreign).name))
     assert "PermissionError" in engine.act(f"{POSIX}posix.listdir('..')").text
     other.close()
 
@@ -270,7 +301,9 @@ def test_worlds_do_not_find_each_others_files(engine: AppWorldEngine, opened: Op
 @pytest.mark.parametrize(
     "request_", [{"run": "nothing"}, {"end": "x"}, {}, {"end": 10**9, "kill": True}]
 )
-def test_a_bad_request_has_an_answer(opened: Opened, request_: dict[str, object]) -> None:
+def test_a_bad_request_has_an_answer(
+    opened: Opened, request_: dict[str, object]
+) -> None:
     server = opened().server(opened().ids("all")[0])
     assert server._ask(request_).keys() & {"failed", "status"}
     assert server.running
@@ -288,7 +321,10 @@ def test_a_bad_request_has_an_answer(opened: Opened, request_: dict[str, object]
             "INSERT INTO sqlite_sequence WITH RECURSIVE c AS (VALUES(1) UNION ALL SELECT 1 FROM c) SELECT 1, 1 FROM c",
             "not authorized",
         ),
-        ("INSERT INTO sqlite_sequence VALUES ('a', hex(randomblob(400000000)))", "MemoryError"),
+        (
+            "INSERT INTO sqlite_sequence VALUES ('a', hex(randomblob(400000000)))",
+            "MemoryError",
+        ),
         ("ATTACH 'other.db' AS other", "not authorized"),
         ("VACUUM INTO 'other.db'", "authorization denied"),
         ("PRAGMA writable_schema = 1", "not authorized"),
@@ -339,7 +375,9 @@ def test_a_database_of_a_program_loses_its_evaluation(opened: Opened) -> None:
     assert "a file that AppWorld does not write: venmo.db" in state.info["lost"]
 
 
-def test_a_world_that_hangs_is_killed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_world_that_hangs_is_killed(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "GRACE_S", 1.0)
     source = opened(program_seconds=1)
     engine = started(source)
@@ -348,7 +386,8 @@ def test_a_world_that_hangs_is_killed(opened: Opened, monkeypatch: pytest.Monkey
     running = children(source._server.pid)
     hang = "while True:\n    try:\n        for _ in iter(int, 1): sum(range(99))\n    except BaseException: pass"
     assert re.search(
-        r"no answer from the world of .* within 2 s; it was killed", engine.act(hang).info["lost"]
+        r"no answer from the world of .* within 2 s; it was killed",
+        engine.act(hang).info["lost"],
     )
     assert running
     assert gone(running)
@@ -370,7 +409,8 @@ def test_a_world_that_hangs_is_killed(opened: Opened, monkeypatch: pytest.Monkey
 def test_what_a_world_survives(opened: Opened, program: str, output: str) -> None:
     source = opened(memory_mb=300)
     engine = started(source)
-    if output == "MemoryError":  # raised by the program, or in the code that prints its error
+    # raised by the program, or in the code that prints its error
+    if output == "MemoryError":
         state = engine.act(program)
         if not state.terminated:
             assert output in state.text
@@ -417,7 +457,9 @@ def test_a_world_has_neither_secrets_nor_files_of_others_open_for_writing(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-123")
     seen = engine.act("import os\nprint(dict(os.environ))").text
-    assert not {"OPENAI_API_KEY", "HGPO_APPWORLD_PYTHON", "USER"} & json.loads(seen).keys()
+    assert (
+        not {"OPENAI_API_KEY", "HGPO_APPWORLD_PYTHON", "USER"} & json.loads(seen).keys()
+    )
     (pid,) = children(engine._world._server.pid)
     own = engine._world._server._outputs / engine._world._rollout
     for number in Path(f"/proc/{pid}/fd").iterdir():
@@ -453,7 +495,9 @@ def test_worlds_end_with_their_engines(opened: Opened) -> None:
     gc.collect()
     assert gone(running)
     assert not [
-        path for path in (scratch / "experiments" / "outputs").iterdir() if path.name != "warm-up"
+        path
+        for path in (scratch / "experiments" / "outputs").iterdir()
+        if path.name != "warm-up"
     ]
 
 
@@ -495,7 +539,9 @@ def test_no_process_and_no_file_outlives_its_owner(
 ) -> None:
     """The second is killed and has forked a process that keeps copies of the sockets."""
     command = [sys.executable, "-c", OWNER, str(appworld_root), appworld_python, end]
-    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdin
     assert owner.stdout
     pid = int(owner.stdout.readline())
@@ -521,7 +567,8 @@ def test_an_interpreter_without_appworld_is_named(appworld_root: Path) -> None:
 
     source = open_source(data=str(appworld_root), python=sys.executable)
     with pytest.raises(
-        InputError, match="No module named 'appworld'; install it: hgpo data install appworld"
+        InputError,
+        match="No module named 'appworld'; install it: hgpo data install appworld",
     ):
         source.engine().start(source.ids("train")[0])
 
@@ -544,6 +591,8 @@ def test_bubblewrap_hides_the_home_folder(opened: Opened) -> None:
         engine = started(opened(isolation="bwrap"))
     except InputError as error:
         pytest.skip(f"bubblewrap does not run here: {error}")
-    text = engine.act(f"{POSIX}print(posix.stat('/home').st_nlink, os.getpid() < 100)").text
+    text = engine.act(
+        f"{POSIX}print(posix.stat('/home').st_nlink, os.getpid() < 100)"
+    ).text
     assert text.endswith("True\n")
     assert engine.act("apis.supervisor.complete_task()").terminated

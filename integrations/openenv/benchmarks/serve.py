@@ -71,7 +71,9 @@ class Play:
             **observation,
             "history_hash": np.asarray(observation["history_hash"], np.int64).tolist(),
         }
-        self._digest.update(orjson.dumps([shown, reward, done, info], option=orjson.OPT_SORT_KEYS))
+        self._digest.update(
+            orjson.dumps([shown, reward, done, info], option=orjson.OPT_SORT_KEYS)
+        )
 
     def digest(self) -> str:
         """Return the digest."""
@@ -92,7 +94,9 @@ def play_locally(
         observation, info = env.reset(options={"task": tasks[seed % len(tasks)]})
         play.observe(observation, 0.0, (False, False), info)
         for _ in range(steps):
-            observation, reward, terminated, truncated, info = env.step(play.action(info))
+            observation, reward, terminated, truncated, info = env.step(
+                play.action(info)
+            )
             play.observe(observation, float(reward), (terminated, truncated), info)
             taken += 1
             if terminated or truncated:
@@ -129,7 +133,9 @@ async def play_served(
         taken = 0
         for step in range(steps + 1):
             seen = data["observation"]
-            observation = {name: seen[name] for name in ("state", "prompt", "history_hash")}
+            observation = {
+                name: seen[name] for name in ("state", "prompt", "history_hash")
+            }
             play.observe(
                 observation,
                 data["reward"] or 0.0,
@@ -182,9 +188,14 @@ async def short_sessions(url: str, tasks: list[str], count: int, at_once: int) -
     async def session(number: int) -> None:
         async with (
             turns,
-            connect(url, compression=None, ping_interval=None, open_timeout=60) as connection,
+            connect(
+                url, compression=None, ping_interval=None, open_timeout=60
+            ) as connection,
         ):
-            await ask(connection, {"type": "reset", "data": {"task": tasks[number % len(tasks)]}})
+            await ask(
+                connection,
+                {"type": "reset", "data": {"task": tasks[number % len(tasks)]}},
+            )
             await ask(connection, {"type": "step", "data": {"action": "look"}})
 
     start = time.perf_counter()
@@ -192,12 +203,16 @@ async def short_sessions(url: str, tasks: list[str], count: int, at_once: int) -
     return count / (time.perf_counter() - start)
 
 
-async def memory_per_session(url: str, tasks: list[str], count: int, process: int) -> float:
+async def memory_per_session(
+    url: str, tasks: list[str], count: int, process: int
+) -> float:
     """Return the kilobytes that each of `count` open sessions takes in the server's process."""
     before = resident_kb(process)
     connections = []
     for number in range(count):
-        connection = await connect(url, compression=None, ping_interval=None, open_timeout=60)
+        connection = await connect(
+            url, compression=None, ping_interval=None, open_timeout=60
+        )
         connections.append(connection)
         data = await ask(
             connection, {"type": "reset", "data": {"task": tasks[number % len(tasks)]}}
@@ -230,9 +245,22 @@ def server() -> Iterator[tuple[str, int]]:
     """Run `hgpo serve`: its address, with the token, and its process."""
     code = "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()"
     named = [word for env_id in ENVIRONMENTS.values() for word in ("--env", env_id)]
-    environment = {name: value for name, value in os.environ.items() if name != "HGPO_SERVE_TOKEN"}
-    command = [sys.executable, "-u", "-c", code, "serve", *named, "--max-sessions", "5000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    environment = {
+        name: value for name, value in os.environ.items() if name != "HGPO_SERVE_TOKEN"
+    }
+    command = [
+        sys.executable,
+        "-u",
+        "-c",
+        code,
+        "serve",
+        *named,
+        "--max-sessions",
+        "5000",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         try:
@@ -241,10 +269,14 @@ def server() -> Iterator[tuple[str, int]]:
             process.terminate()
 
 
-def measure(address: str, process: int, name: str, given: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    address: str, process: int, name: str, given: argparse.Namespace
+) -> dict[str, Any]:
     """Return the figures of one environment."""
     url = f"{address.replace('http', 'ws', 1)}/{name}/ws"
-    tasks = [gym.make(ENVIRONMENTS[name]).unwrapped.tasks[number] for number in range(64)]  # type: ignore[attr-defined]
+    tasks = [
+        gym.make(ENVIRONMENTS[name]).unwrapped.tasks[number] for number in range(64)
+    ]  # type: ignore[attr-defined]
     seeds = range(given.sessions)
     asyncio.run(play_all(url, tasks, seeds, 2, 0.0))  # opens what is opened once
     before = cpu_seconds(process)
@@ -254,7 +286,9 @@ def measure(address: str, process: int, name: str, given: argparse.Namespace) ->
     opened = asyncio.run(short_sessions(url, tasks, 4 * given.sessions, given.sessions))
     memory = asyncio.run(memory_per_session(url, tasks, given.open, process))
     before = time.process_time()
-    digests, steps, seconds = play_locally(ENVIRONMENTS[name], tasks, seeds, given.steps)
+    digests, steps, seconds = play_locally(
+        ENVIRONMENTS[name], tasks, seeds, given.steps
+    )
     local_cpu = time.process_time() - before
     same = digests == fast.pop("digests")
     assert same, "the served episodes differ from the local ones"
@@ -280,17 +314,24 @@ def main() -> None:
     parser.add_argument(
         "--sessions", type=int, default=256, help="sessions that play at the same time"
     )
-    parser.add_argument("--steps", type=int, default=50, help="the most steps of an episode")
+    parser.add_argument(
+        "--steps", type=int, default=50, help="the most steps of an episode"
+    )
     parser.add_argument(
         "--pause", type=float, default=0.5, help="mean pause before a step, in seconds"
     )
     parser.add_argument(
-        "--open", type=int, default=2000, help="sessions that are open when memory is measured"
+        "--open",
+        type=int,
+        default=2000,
+        help="sessions that are open when memory is measured",
     )
     add_keep(parser)
     given = parser.parse_args()
     with server() as (address, process):
-        figures = {name: measure(address, process, name, given) for name in ENVIRONMENTS}
+        figures = {
+            name: measure(address, process, name, given) for name in ENVIRONMENTS
+        }
     table = Table(
         "",
         "steps/s",

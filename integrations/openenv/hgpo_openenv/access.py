@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE: Final = "HGPO_SERVE_TOKEN"  # noqa: S105 - a name, not a token
 """The environment variable that may contain the token."""
 
-RESOURCES: Final = ("ws", "schema", "metadata", "tasks", "health", "openapi.json", "mcp")
+RESOURCES: Final = (
+    "ws",
+    "schema",
+    "metadata",
+    "tasks",
+    "health",
+    "openapi.json",
+    "mcp",
+)
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault
@@ -87,7 +95,9 @@ class Access:
             raise Refusal(HTTPStatus.FORBIDDEN, "requests of web pages are refused")
         hosts = headers.get("host", ())
         if len(hosts) != 1 or not is_known_host(hosts[0], self.hosts):
-            raise Refusal(HTTPStatus.BAD_REQUEST, "unknown host; name it with --allow-host")
+            raise Refusal(
+                HTTPStatus.BAD_REQUEST, "unknown host; name it with --allow-host"
+            )
         names, _, query = path.partition("?")
         parts = [unquote(part) for part in names.split("/") if part]
         if parts == ["health"]:
@@ -96,7 +106,8 @@ class Access:
         resource = parts.pop() if parts else ""
         if resource not in RESOURCES:
             raise Refusal(
-                HTTPStatus.NOT_FOUND, f"expected an address that ends in {', '.join(RESOURCES)}"
+                HTTPStatus.NOT_FOUND,
+                f"expected an address that ends in {', '.join(RESOURCES)}",
             )
         if resource == "health" and not parts:
             return Address("health")

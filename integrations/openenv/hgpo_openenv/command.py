@@ -61,7 +61,9 @@ def serve(
     ):
         if not 0 < value < float("inf"):
             raise InputError(f"{name}: expected a positive number, received {value:g}")
-    limits = Limits(max_sessions, idle_timeout, max(1, int(max_message_kb * 1024)), call_timeout)
+    limits = Limits(
+        max_sessions, idle_timeout, max(1, int(max_message_kb * 1024)), call_timeout
+    )
     arguments = environment.arguments(
         split=environment.split or "train", action_format=action_format
     )
@@ -103,4 +105,7 @@ def _report(ended: Ended) -> None:
     line = f"Stopped: {counted(counts['sessions'], 'session')}, {counted(counts['Step'], 'step')}"
     if ended.closed:
         line += f"; {counted(ended.closed, 'session was', 'sessions were')} open, and their episodes are lost"
-    print(f"{line}. The same command serves again; clients must connect again.", file=sys.stderr)
+    print(
+        f"{line}. The same command serves again; clients must connect again.",
+        file=sys.stderr,
+    )

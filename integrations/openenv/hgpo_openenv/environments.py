@@ -37,7 +37,9 @@ class ServedEnvironment:
         self.env_id = env_id
         self._env = env
         self.name: Final = name_in(env_id)
-        self.threads = ThreadPoolExecutor(threads, f"hgpo-{self.name}") if threads else None
+        self.threads = (
+            ThreadPoolExecutor(threads, f"hgpo-{self.name}") if threads else None
+        )
 
     def new_env(self) -> TextEnv:
         """Return a new environment over the shared data."""
@@ -99,7 +101,9 @@ HTTP_VERSION: Final = "1.0.0"
 _PATHS: Final = {
     "/health": {"get": {"summary": "Whether the server answers"}},
     "/metadata": {"get": {"summary": "The environment and its settings"}},
-    "/schema": {"get": {"summary": "The JSON schemas of actions, observations and states"}},
+    "/schema": {
+        "get": {"summary": "The JSON schemas of actions, observations and states"}
+    },
     "/tasks": {"get": {"summary": "Ids of tasks, from `start` to `stop`"}},
     "/mcp": {"post": {"summary": "JSON-RPC; no method is offered"}},
 }
@@ -125,7 +129,14 @@ SCHEMA: Final[Mapping[str, Any]] = {
             "truncated": {"type": "boolean"},
             "info": {"type": "object"},
         },
-        "required": ["state", "prompt", "history_hash", "terminated", "truncated", "info"],
+        "required": [
+            "state",
+            "prompt",
+            "history_hash",
+            "terminated",
+            "truncated",
+            "info",
+        ],
     },
     "state": {
         "title": "SessionState",
@@ -190,7 +201,11 @@ def _threads(handle: EnvHandle) -> int:
     waiting = getattr(handle.shared.source, "concurrent", None)
     if waiting is not None:
         return int(waiting)
-    return 0 if handle.env_id in environment_ids() and provider(handle.env_id) == "hgpo" else 1
+    return (
+        0
+        if handle.env_id in environment_ids() and provider(handle.env_id) == "hgpo"
+        else 1
+    )
 
 
 def _version() -> str:

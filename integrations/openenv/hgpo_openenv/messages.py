@@ -68,7 +68,9 @@ class Step(msgspec.Struct, tag_field="type", tag="step", forbid_unknown_fields=T
     data: StepData
 
 
-class GetState(msgspec.Struct, tag_field="type", tag="state", forbid_unknown_fields=True):
+class GetState(
+    msgspec.Struct, tag_field="type", tag="state", forbid_unknown_fields=True
+):
     """Asks where the session is."""
 
     data: dict[str, Any] = {}
@@ -108,7 +110,8 @@ def read_message(raw: bytes) -> Message:
         ) from None
     except RecursionError:
         raise MessageError(
-            "INVALID_JSON", "expected a JSON object, received one that is nested too deeply"
+            "INVALID_JSON",
+            "expected a JSON object, received one that is nested too deeply",
         ) from None
 
 

@@ -54,7 +54,9 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]  # a class constant
 
-    def __init__(self, url: str, *, token: str | None = None, timeout: float = 300.0) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, timeout: float = 300.0
+    ) -> None:
         self._timeout = timeout
         self._session = ExitStack()
         self._closed = False
@@ -85,12 +87,19 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
         """
         super().reset(seed=seed)
         task = check_options(options, ("task",)).get("task")
-        asked = {"seed": seed, "task": int(task) if isinstance(task, np.integer) else task}
+        asked = {
+            "seed": seed,
+            "task": int(task) if isinstance(task, np.integer) else task,
+        }
         given = {name: value for name, value in asked.items() if value is not None}
-        observation, info, *_ = _parts(self._ask({"type": "reset", "data": given}, "observation"))
+        observation, info, *_ = _parts(
+            self._ask({"type": "reset", "data": given}, "observation")
+        )
         return observation, info
 
-    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: str
+    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute an action, as `hgpo_envs.env.TextEnv.step`.
 
         Raises:
@@ -121,7 +130,9 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
             raise RemoteError("the environment was closed; open another RemoteEnv")
         try:
             self._connection.send(orjson.dumps(message), text=True)
-            answer = orjson.loads(self._connection.recv(timeout=self._timeout, decode=False))
+            answer = orjson.loads(
+                self._connection.recv(timeout=self._timeout, decode=False)
+            )
         except ConnectionClosed as error:
             reason = error.rcvd.reason if error.rcvd is not None else ""
             raise RemoteError(
@@ -129,7 +140,9 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
             ) from None
         except TimeoutError:
             self.close()
-            raise RemoteError(f"the server did not answer within {self._timeout:g} s") from None
+            raise RemoteError(
+                f"the server did not answer within {self._timeout:g} s"
+            ) from None
         except orjson.JSONDecodeError as error:
             raise RemoteError(
                 f"expected JSON of `hgpo serve`, received something else ({error})"
@@ -143,7 +156,9 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
         return answer["data"]
 
 
-def _connect(session: ExitStack, url: str, token: str | None, timeout: float) -> ClientConnection:
+def _connect(
+    session: ExitStack, url: str, token: str | None, timeout: float
+) -> ClientConnection:
     """Open a connection, which lasts until the session is closed."""
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
     from websockets.sync.client import connect
@@ -154,7 +169,9 @@ def _connect(session: ExitStack, url: str, token: str | None, timeout: float) ->
         return session.enter_context(
             connect(
                 f"{schemes[scheme]}://{rest}/ws" if separator else url,
-                additional_headers={"Authorization": f"Bearer {token}"} if token else {},
+                additional_headers={"Authorization": f"Bearer {token}"}
+                if token
+                else {},
                 compression=None,
                 open_timeout=timeout,
                 # A proxy of the environment, on another machine, cannot reach this one.
@@ -164,7 +181,9 @@ def _connect(session: ExitStack, url: str, token: str | None, timeout: float) ->
         )
     except (InvalidURI, KeyError, ValueError):
         example = "http://127.0.0.1:8000/TOKEN/ALFWorld"
-        raise InputError(f"url: expected an address of `hgpo serve` such as {example}") from None
+        raise InputError(
+            f"url: expected an address of `hgpo serve` such as {example}"
+        ) from None
     except InvalidStatus as error:
         reason = one_line((error.response.body or b"").decode("utf-8", "replace"), 300)
         raise InputError(

@@ -62,7 +62,8 @@ class Connection(ServerConnection):
             response = self._read(data)
         except h11.RemoteProtocolError as error:
             response = self._refuse(
-                HTTPStatus(error.error_status_hint), f"expected an HTTP request: {error}"
+                HTTPStatus(error.error_status_hint),
+                f"expected an HTTP request: {error}",
             )
         if response is not None:
             self.transport.write(response.serialize())

@@ -86,7 +86,10 @@ def run_server(
     allow_open_files(limits.sessions + SPARE_FILES)
     listener = bound_socket(host, port)
     server = EnvironmentServer(
-        environments, Access(token, known_hosts([host, *hosts]), tuple(environments)), limits, log
+        environments,
+        Access(token, known_hosts([host, *hosts]), tuple(environments)),
+        limits,
+        log,
     )
     address = address_of(host, listener)
     shown = Ready(address if given else f"{address}/{token}", own_token=given is None)
@@ -108,7 +111,9 @@ async def _serve(
         try:
             loop.add_signal_handler(number, stop, number)
         except NotImplementedError:  # Windows
-            signal.signal(number, lambda number, _: loop.call_soon_threadsafe(stop, number))
+            signal.signal(
+                number, lambda number, _: loop.call_soon_threadsafe(stop, number)
+            )
     await server.start(listener)
     ready()
     ended = await stopped

@@ -111,7 +111,10 @@ class EnvironmentServer:
         silent.propagate = False
         most_bytes = self._limits.message_bytes
         connection = partial(
-            Connection, respond=self._answer_other, refuse=self._refused, most_bytes=most_bytes
+            Connection,
+            respond=self._answer_other,
+            refuse=self._refused,
+            most_bytes=most_bytes,
         )
         self._server = await serve(
             self._connected,
@@ -138,7 +141,9 @@ class EnvironmentServer:
         self._server.close(close_connections=False)
 
         # 2. Processes of environments end first: a call that waits for one would hold its session open.
-        closing = [connection.close(GOING_AWAY, reason[:120]) for connection in sessions]
+        closing = [
+            connection.close(GOING_AWAY, reason[:120]) for connection in sessions
+        ]
         for session in sessions.values():
             session.close()
 
@@ -179,7 +184,9 @@ class EnvironmentServer:
             return self._refused(refusal.status, str(refusal))
         if request.method == b"POST" and address.resource == "mcp":
             return _response(HTTPStatus.OK, mcp_reply(body))
-        return self._refused(HTTPStatus.METHOD_NOT_ALLOWED, f"expected GET of …/{address.resource}")
+        return self._refused(
+            HTTPStatus.METHOD_NOT_ALLOWED, f"expected GET of …/{address.resource}"
+        )
 
     def _refused(self, status: HTTPStatus, reason: str) -> Response:
         self.counts["refused requests"] += 1
@@ -204,7 +211,8 @@ class EnvironmentServer:
             }
         except ValueError:
             raise Refusal(
-                HTTPStatus.BAD_REQUEST, "expected the query start=…&stop=…, received more fields"
+                HTTPStatus.BAD_REQUEST,
+                "expected the query start=…&stop=…, received more fields",
             ) from None
         start = query.get("start", "0")
         stop = query.get("stop", str(10**9))
@@ -230,11 +238,11 @@ class EnvironmentServer:
         # There is no `await` between this check and the new entry, so that the limit holds without a lock.
         if len(self._sessions) >= self._limits.sessions:
             self.counts["refused sessions"] += 1
-            text = (
-                f"all {self._limits.sessions} sessions are in use (--max-sessions); try again later"
-            )
+            text = f"all {self._limits.sessions} sessions are in use (--max-sessions); try again later"
             with suppress(ConnectionClosed):
-                await connection.send(error_message("CAPACITY_REACHED", text), text=True)
+                await connection.send(
+                    error_message("CAPACITY_REACHED", text), text=True
+                )
                 await connection.close(TRY_LATER, text)
             return
         session = self._sessions[connection] = Session(served, self._report)
@@ -271,7 +279,9 @@ class EnvironmentServer:
             await connection.send(error_message("EXECUTION_ERROR", text), text=True)
             await connection.close(INTERNAL, text)
 
-    async def _reply(self, session: Session, served: ServedEnvironment, raw: bytes) -> bytes | None:
+    async def _reply(
+        self, session: Session, served: ServedEnvironment, raw: bytes
+    ) -> bytes | None:
         """Return the reply to a message, or None if it ends the session."""
         try:
             message = read_message(raw)
@@ -284,14 +294,21 @@ class EnvironmentServer:
             return error_message(error.code, str(error))
 
     async def _call(
-        self, session: Session, served: ServedEnvironment, message: Reset | Step | GetState
+        self,
+        session: Session,
+        served: ServedEnvironment,
+        message: Reset | Step | GetState,
     ) -> bytes:
         if served.threads is None:  # a step is shorter than handing it to a thread
             return session.reply(message)
         # A thread cannot be stopped: `shield` leaves the call alone, and only the session is given up after the limit.
-        call = asyncio.get_running_loop().run_in_executor(served.threads, session.reply, message)
+        call = asyncio.get_running_loop().run_in_executor(
+            served.threads, session.reply, message
+        )
         try:
-            return await asyncio.wait_for(asyncio.shield(call), self._limits.call_seconds)
+            return await asyncio.wait_for(
+                asyncio.shield(call), self._limits.call_seconds
+            )
         except TimeoutError:
             call.add_done_callback(_forget)
             raise _CallTimeoutError from None

@@ -24,7 +24,9 @@ class Session:
             was one, because such errors can contain paths and data of the server.
     """
 
-    def __init__(self, served: ServedEnvironment, report: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, served: ServedEnvironment, report: Callable[[BaseException], None]
+    ) -> None:
         self._served = served
         self._report = report
         self._env: TextEnv = served.new_env()
@@ -70,13 +72,19 @@ class Session:
 
     def _step(self, action: str) -> bytes:
         if not self._started or self._done:
-            state = "the episode has ended" if self._started else "no episode was started"
+            state = (
+                "the episode has ended" if self._started else "no episode was started"
+            )
             raise MessageError("RESET_NEEDED", f"{state}; send a reset first")
 
         def step() -> bytes:
             observation, reward, terminated, truncated, info = self._env.step(action)
             return self._observation(
-                observation, reward, terminated=terminated, truncated=truncated, info=info
+                observation,
+                reward,
+                terminated=terminated,
+                truncated=truncated,
+                info=info,
             )
 
         reply = self._guarded(step)
@@ -107,8 +115,17 @@ class Session:
             if isinstance(number, float) and not math.isfinite(number):
                 # JSON has no other
                 raise ValueError(f"{name}: expected a finite number, received {number}")
-        shown = {**observation, "terminated": terminated, "truncated": truncated, "info": info}
-        document = {"observation": shown, "reward": reward, "done": terminated or truncated}
+        shown = {
+            **observation,
+            "terminated": terminated,
+            "truncated": truncated,
+            "info": info,
+        }
+        document = {
+            "observation": shown,
+            "reward": reward,
+            "done": terminated or truncated,
+        }
         return write_message("observation", document)
 
     def _state(self) -> dict[str, Any]:

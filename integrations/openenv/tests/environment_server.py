@@ -21,7 +21,11 @@ class Running:
     """A server that runs."""
 
     def __init__(
-        self, server: EnvironmentServer, port: int, log: list[str], loop: asyncio.AbstractEventLoop
+        self,
+        server: EnvironmentServer,
+        port: int,
+        log: list[str],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.server = server
         self.port = port
@@ -30,11 +34,15 @@ class Running:
 
     def url(self, name: str = "", scheme: str = "http") -> str:
         """The address of an environment, with the token."""
-        return f"{scheme}://127.0.0.1:{self.port}/{TOKEN}" + (f"/{name}" if name else "")
+        return f"{scheme}://127.0.0.1:{self.port}/{TOKEN}" + (
+            f"/{name}" if name else ""
+        )
 
     def connect(self, name: str = "", **options) -> ClientConnection:
         """Open a session."""
-        return connect(f"{self.url(name, 'ws')}/ws", compression=None, legacy=True, **options)
+        return connect(
+            f"{self.url(name, 'ws')}/ws", compression=None, legacy=True, **options
+        )
 
     def playing(self, task: str = "good") -> ClientConnection:
         """Open a session and start a task."""
@@ -57,12 +65,17 @@ class Running:
 
 
 @contextmanager
-def running(*served: ServedEnvironment, limits: Limits | None = None) -> Iterator[Running]:
+def running(
+    *served: ServedEnvironment, limits: Limits | None = None
+) -> Iterator[Running]:
     """Run a server."""
     log: list[str] = []
     environments = {one.name: one for one in served}
     server = EnvironmentServer(
-        environments, Access(TOKEN, known_hosts([]), tuple(environments)), limits, log.append
+        environments,
+        Access(TOKEN, known_hosts([]), tuple(environments)),
+        limits,
+        log.append,
     )
     listener = bound_socket("127.0.0.1", 0)
     loop = asyncio.new_event_loop()

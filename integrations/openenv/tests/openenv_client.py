@@ -21,9 +21,13 @@ def client(address: str, token: str | None):
 
 def play(env, reset: dict, actions: list[str]) -> list[dict]:
     """Play one game: what each call has returned."""
-    results = [env.reset(**reset), *(env.step({"action": action}) for action in actions)]
+    results = [
+        env.reset(**reset),
+        *(env.step({"action": action}) for action in actions),
+    ]
     return [
-        {"observation": one.observation, "reward": one.reward, "done": one.done} for one in results
+        {"observation": one.observation, "reward": one.reward, "done": one.done}
+        for one in results
     ]
 
 

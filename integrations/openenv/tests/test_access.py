@@ -57,7 +57,12 @@ def address(access, path, **headers):
         (ONE, "/health", {"origin": ["null"]}, 403),
         (ONE, "/ws", {"authorization": BEARER, "host": ["evil.example"]}, 400),
         (ONE, "/ws", {"authorization": BEARER, "host": []}, 400),
-        (ONE, "/ws", {"authorization": BEARER, "host": ["LOCALHOST:9"]}, ("ws", "ALFWorld")),
+        (
+            ONE,
+            "/ws",
+            {"authorization": BEARER, "host": ["LOCALHOST:9"]},
+            ("ws", "ALFWorld"),
+        ),
     ],
 )
 def test_addresses(access, path, headers, found) -> None:
@@ -82,7 +87,8 @@ pieces = st.sampled_from(
 
 
 @given(
-    st.lists(pieces | st.text(max_size=12), max_size=5), st.lists(st.text(max_size=30), max_size=2)
+    st.lists(pieces | st.text(max_size=12), max_size=5),
+    st.lists(st.text(max_size=30), max_size=2),
 )
 def test_nothing_but_health_is_answered_without_the_token(parts, authorization) -> None:
     path = "/" + "/".join(parts)
@@ -107,6 +113,8 @@ def test_the_token_of_the_environment(monkeypatch) -> None:
         "ünïcödë-ünïcödë-x",
     ):
         monkeypatch.setenv("HGPO_SERVE_TOKEN", wrong)
-        with pytest.raises(InputError, match="HGPO_SERVE_TOKEN: expected 16 to 256") as error:
+        with pytest.raises(
+            InputError, match="HGPO_SERVE_TOKEN: expected 16 to 256"
+        ) as error:
             token_from_environment()
         assert not wrong or wrong not in str(error.value)

@@ -29,26 +29,40 @@ def served(*options, **variables):
     } | variables
     command = [sys.executable, "-u", "-c", CODE, "serve", *options]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         try:
             lines = []  # all of them: `communicate` does not return what was read ahead
             while not lines or (lines[-1] and "Press Ctrl-C to stop." not in lines[-1]):
                 lines.append(process.stdout.readline())
-            assert lines[0].startswith("Serving at http://127.0.0.1:"), process.stderr.read()
+            assert lines[0].startswith("Serving at http://127.0.0.1:"), (
+                process.stderr.read()
+            )
             yield process, lines[0].split()[-1], "".join(lines)
         finally:
             process.kill()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)]
+)
 def test_signals_close_sessions_and_end_the_command(number, code) -> None:
-    with served("--env", "HGPO/ALFWorld-v0", "--max-steps", "7") as (process, address, printed):
+    with served("--env", "HGPO/ALFWorld-v0", "--max-steps", "7") as (
+        process,
+        address,
+        printed,
+    ):
         env = RemoteEnv(f"{address}/ALFWorld")
         observation, _ = env.reset(seed=2)
         assert (
             observation["prompt"]
-            == gymnasium.make("HGPO/ALFWorld-v0", max_steps=7).reset(seed=2)[0]["prompt"]
+            == gymnasium.make("HGPO/ALFWorld-v0", max_steps=7).reset(seed=2)[0][
+                "prompt"
+            ]
         )
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
@@ -59,7 +73,10 @@ def test_signals_close_sessions_and_end_the_command(number, code) -> None:
             env.step("look")
     assert "HGPO/ALFWorld-v0: " in printed
     assert "(144 tasks of train)" in printed
-    assert "Only someone with this address can open sessions. Press Ctrl-C to stop." in printed
+    assert (
+        "Only someone with this address can open sessions. Press Ctrl-C to stop."
+        in printed
+    )
     expected = (
         "Stopped: 1 session, 0 steps; 1 session was open, and their episodes are lost. "
         "The same command serves again"
@@ -105,7 +122,8 @@ def test_open_files_are_allowed_as_far_as_possible() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (700, hard)
         if hard != resource.RLIM_INFINITY:
             with pytest.raises(
-                InputError, match=r"--max-sessions: expected at most .*raise `ulimit -Hn`"
+                InputError,
+                match=r"--max-sessions: expected at most .*raise `ulimit -Hn`",
             ):
                 allow_open_files(hard + 1)
     finally:

@@ -18,7 +18,9 @@ from hgpo_openenv.messages import (
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 kinds = st.sampled_from(["reset", "step", "state", "close", "mcp", ""]) | values
@@ -38,7 +40,10 @@ def read(raw: bytes) -> Reset | Step | GetState | Close | MessageError:
         assert message.code in ("INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR")
         assert str(message).isprintable()
         assert len(str(message)) < 500
-        assert json.loads(error_message(message.code, str(message)))["data"]["code"] == message.code
+        assert (
+            json.loads(error_message(message.code, str(message)))["data"]["code"]
+            == message.code
+        )
     else:
         assert isinstance(message, Reset | Step | GetState | Close)
     return message
@@ -59,7 +64,11 @@ def test_values_are_a_message_or_an_error(value) -> None:
     read(json.dumps(value).encode())
 
 
-@given(st.fixed_dictionaries({"type": kinds, "data": fields | values}, optional={"more": values}))
+@given(
+    st.fixed_dictionaries(
+        {"type": kinds, "data": fields | values}, optional={"more": values}
+    )
+)
 def test_objects_are_a_message_or_an_error(value) -> None:
     message = read(json.dumps(value).encode("utf-8", "surrogatepass"))
     if isinstance(message, Step):
@@ -88,15 +97,27 @@ def test_objects_are_a_message_or_an_error(value) -> None:
             "VALIDATION_ERROR",
             "Expected `str`, got `int` - at `$.data.action`",
         ),
-        (b'{"type":"step","data":{"action":NaN}}', "INVALID_JSON", "expected a JSON object"),
+        (
+            b'{"type":"step","data":{"action":NaN}}',
+            "INVALID_JSON",
+            "expected a JSON object",
+        ),
         (b'{"type":"step"}', "VALIDATION_ERROR", "missing required field `data`"),
-        (b'{"type":"reset","data":{"seed":-1}}', "VALIDATION_ERROR", "Expected `int` >= 0"),
+        (
+            b'{"type":"reset","data":{"seed":-1}}',
+            "VALIDATION_ERROR",
+            "Expected `int` >= 0",
+        ),
         (
             b'{"type":"reset","data":{"seed":true}}',
             "VALIDATION_ERROR",
             "Expected `int | null`, got `bool`",
         ),
-        (b'{"type":"reset","data":{"sede":1}}', "VALIDATION_ERROR", "unknown field `sede`"),
+        (
+            b'{"type":"reset","data":{"sede":1}}',
+            "VALIDATION_ERROR",
+            "unknown field `sede`",
+        ),
     ],
 )
 def test_errors_say_what_was_expected(raw, code, line) -> None:

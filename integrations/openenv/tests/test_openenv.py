@@ -22,7 +22,9 @@ CLIENT = Path(__file__).parent / "openenv_client.py"
 def openenv() -> str:
     """Return a Python that has OpenEnv."""
     python = os.environ.get("HGPO_OPENENV_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import openenv.core"], capture_output=True).returncode:
+    if subprocess.run(
+        [python, "-c", "import openenv.core"], capture_output=True
+    ).returncode:
         pytest.skip("needs OpenEnv, or HGPO_OPENENV_PYTHON set to a Python that has it")
     return python
 
@@ -41,13 +43,24 @@ def local_games(env, count):
         terminated = False
         truncated = False
         while True:
-            shown = {**observation, "history_hash": observation["history_hash"].tolist()}
+            shown = {
+                **observation,
+                "history_hash": observation["history_hash"].tolist(),
+            }
             shown |= {"terminated": terminated, "truncated": truncated, "info": info}
-            seen.append({"observation": shown, "reward": reward, "done": terminated or truncated})
+            seen.append(
+                {
+                    "observation": shown,
+                    "reward": reward,
+                    "done": terminated or truncated,
+                }
+            )
             if terminated or truncated:
                 break
             action = draw.choice(info["admissible_actions"])
-            actions.append("search[red shoes]" if action.startswith("search[<") else action)
+            actions.append(
+                "search[red shoes]" if action.startswith("search[<") else action
+            )
             observation, reward, terminated, truncated, info = env.step(actions[-1])
         games.append({"reset": {"task": task}, "actions": actions})
         expected.append(seen)
@@ -57,10 +70,14 @@ def local_games(env, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
 @pytest.mark.parametrize("token_in", ["address", "header"])
-def test_openenvs_client_receives_what_a_local_environment_returns(openenv, name, token_in) -> None:
+def test_openenvs_client_receives_what_a_local_environment_returns(
+    openenv, name, token_in
+) -> None:
     env = gymnasium.make(IDS[name]).unwrapped
     games, expected = local_games(env, 3)
-    with running(*open_environments(list(IDS.values()), {"split": "train"}).values()) as run:
+    with running(
+        *open_environments(list(IDS.values()), {"split": "train"}).values()
+    ) as run:
         arguments = (
             [run.url(name)]
             if token_in == "address"
@@ -98,12 +115,20 @@ def test_openenvs_validator_passes(openenv) -> None:
         from openenv.cli._validation import validate_running_environment
         print(json.dumps(validate_running_environment(sys.argv[1])))
     """
-    with running(*open_environments(list(IDS.values()), {"split": "train"}).values()) as run:
+    with running(
+        *open_environments(list(IDS.values()), {"split": "train"}).values()
+    ) as run:
         command = [openenv, "-c", code, run.url("ALFWorld")]
         checked = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "NO_PROXY": "127.0.0.1"}
+            command,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "NO_PROXY": "127.0.0.1"},
         )
-    if "No module named 'openenv.cli" in checked.stderr or "cannot import name" in checked.stderr:
+    if (
+        "No module named 'openenv.cli" in checked.stderr
+        or "cannot import name" in checked.stderr
+    ):
         pytest.skip("this version of OpenEnv validates no running server")
     assert checked.returncode == 0, checked.stderr[-2000:]
     report = json.loads(checked.stdout)

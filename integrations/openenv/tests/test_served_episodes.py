@@ -27,7 +27,9 @@ IDS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}
 
 @pytest.fixture(scope="module")
 def server():
-    with running(*open_environments(list(IDS.values()), {"split": "train"}).values()) as run:
+    with running(
+        *open_environments(list(IDS.values()), {"split": "train"}).values()
+    ) as run:
         yield run
 
 
@@ -65,7 +67,12 @@ def test_a_remote_environment_is_the_local_one(server, name) -> None:
     draw = random.Random(1)
     ids = [local.tasks[draw.randrange(len(local.tasks))] for _ in range(3)]
     try:
-        for options in ({"seed": 7}, {}, {}, *({"options": {"task": task}} for task in ids)):
+        for options in (
+            {"seed": 7},
+            {},
+            {},
+            *({"options": {"task": task}} for task in ids),
+        ):
             seen = remote.reset(**options)
             expected = local.reset(**options)
             assert plain(seen) == plain(expected)
@@ -83,8 +90,11 @@ def test_a_remote_environment_is_the_local_one(server, name) -> None:
         remote.close()
 
 
-def test_a_remote_environment_passes_gymnasiums_checker(server, recwarn, monkeypatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which is not used for this machine
+def test_a_remote_environment_passes_gymnasiums_checker(
+    server, recwarn, monkeypatch
+) -> None:
+    # which is not used for this machine
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with RemoteEnv(server.url("WebShop")) as env:
         check_env(env, skip_render_check=True)
     assert not [one for one in recwarn if "gym" in str(one.category).lower()]
@@ -95,7 +105,8 @@ def test_errors_of_a_remote_environment(server) -> None:
         with pytest.raises(gymnasium.error.ResetNeeded, match="no episode was started"):
             env.step("look")
         with pytest.raises(
-            InputError, match="task: expected one of the 144 ids of split 'train', such as"
+            InputError,
+            match="task: expected one of the 144 ids of split 'train', such as",
         ):
             env.reset(options={"task": "no such task"})
         with pytest.raises(InputError, match="reset option"):
@@ -106,7 +117,9 @@ def test_errors_of_a_remote_environment(server) -> None:
 
 
 @pytest.mark.parametrize("action", [3, None, b"look", ["look"]])
-def test_an_action_that_is_no_text_is_refused_as_in_this_process(server, action) -> None:
+def test_an_action_that_is_no_text_is_refused_as_in_this_process(
+    server, action
+) -> None:
     local = gymnasium.make(IDS["ALFWorld"]).unwrapped
     local.reset(seed=1)
     with RemoteEnv(server.url("ALFWorld")) as remote:
@@ -125,7 +138,9 @@ def test_a_closed_environment_says_so(server) -> None:
     env.close()
     env.close()
     for use in (env.reset, partial(env.step, "look")):
-        with pytest.raises(RemoteError, match="the environment was closed; open another RemoteEnv"):
+        with pytest.raises(
+            RemoteError, match="the environment was closed; open another RemoteEnv"
+        ):
             use()
 
 
@@ -140,17 +155,28 @@ def test_a_session_cannot_be_copied(server, copied) -> None:
 @pytest.mark.parametrize(
     ("options", "replies"),
     [
-        ({"action_format": "response"}, ["<think>x</think><action>look</action>", "no tags", ""]),
+        (
+            {"action_format": "response"},
+            ["<think>x</think><action>look</action>", "no tags", ""],
+        ),
         ({"action_format": "number", "history_length": 4}, ["1", "2", "zero"]),
-        ({"history_length": 0, "history_depth": 2, "max_steps": 2}, ["look", "inventory"]),
-        ({"prompt_style": "chat", "system_prompt": "You are a player."}, ["look", "inventory"]),
+        (
+            {"history_length": 0, "history_depth": 2, "max_steps": 2},
+            ["look", "inventory"],
+        ),
+        (
+            {"prompt_style": "chat", "system_prompt": "You are a player."},
+            ["look", "inventory"],
+        ),
     ],
 )
 def test_settings_are_those_of_the_server(options, replies) -> None:
     local = gymnasium.make(IDS["ALFWorld"], **options)
     with (
         running(
-            *open_environments([IDS["ALFWorld"]], {"split": "train", **options}).values()
+            *open_environments(
+                [IDS["ALFWorld"]], {"split": "train", **options}
+            ).values()
         ) as run,
         RemoteEnv(run.url()) as remote,  # one environment needs no name
     ):
@@ -175,7 +201,9 @@ async def interleave(url, games, order):
         if waiting[number]:  # answers are read late, when other sessions have been busy
             seen[number].append(orjson.loads(await connections[number].recv()))
         elif cursor[number] < len(games[number]):
-            await connections[number].send(orjson.dumps(games[number][cursor[number]]), text=True)
+            await connections[number].send(
+                orjson.dumps(games[number][cursor[number]]), text=True
+            )
             cursor[number] += 1
         else:
             continue
@@ -197,10 +225,14 @@ def replay(env, game):
             terminated = False
             truncated = False
         else:
-            observation, reward, terminated, truncated, info = env.step(message["data"]["action"])
+            observation, reward, terminated, truncated, info = env.step(
+                message["data"]["action"]
+            )
         shown = {**observation, "history_hash": observation["history_hash"].tolist()}
         shown |= {"terminated": terminated, "truncated": truncated, "info": info}
-        answers.append({"observation": shown, "reward": reward, "done": terminated or truncated})
+        answers.append(
+            {"observation": shown, "reward": reward, "done": terminated or truncated}
+        )
     return answers
 
 
@@ -213,7 +245,8 @@ def test_hundreds_of_interleaved_sessions_never_mix(server, seed) -> None:
     env = gymnasium.make(IDS[name]).unwrapped
     games = []
     for _ in range(100):
-        task = env.tasks[draw.randrange(12)]  # many sessions play the same task differently
+        # many sessions play the same task differently
+        task = env.tasks[draw.randrange(12)]
         _, info = env.reset(options={"task": task})
         game = [{"type": "reset", "data": {"task": task}}]
         done = False
@@ -227,11 +260,16 @@ def test_hundreds_of_interleaved_sessions_never_mix(server, seed) -> None:
     seen = asyncio.run(interleave(f"{server.url(name, 'ws')}/ws", games, order))
     for game, answers in zip(games, seen, strict=True):
         assert [answer["type"] for answer in answers] == ["observation"] * len(answers)
-        assert [answer["data"] for answer in answers] == replay(env, game[: len(answers)])
+        assert [answer["data"] for answer in answers] == replay(
+            env, game[: len(answers)]
+        )
 
 
 def test_sessions_draw_their_own_tasks(server) -> None:
-    with RemoteEnv(server.url("ALFWorld")) as one, RemoteEnv(server.url("ALFWorld")) as other:
+    with (
+        RemoteEnv(server.url("ALFWorld")) as one,
+        RemoteEnv(server.url("ALFWorld")) as other,
+    ):
         first = [one.reset(seed=5)[1]["task_id"]]
         other.reset(seed=9)
         first += [one.reset()[1]["task_id"] for _ in range(4)]

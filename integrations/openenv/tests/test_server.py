@@ -47,7 +47,9 @@ class Engine:
             raise OSError(2, "No such file", SECRET)
         if command == "exit":
             raise SystemExit(3)
-        return State(command, ["look"], reward=float("nan") if command == "nan" else 0.0)
+        return State(
+            command, ["look"], reward=float("nan") if command == "nan" else 0.0
+        )
 
     def close(self) -> None:
         self.source.closed += 1
@@ -88,7 +90,9 @@ def closed(connection) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def server():
-    with running(*open_environments(["HGPO/ALFWorld-v0"], {"split": "train"}).values()) as run:
+    with running(
+        *open_environments(["HGPO/ALFWorld-v0"], {"split": "train"}).values()
+    ) as run:
         yield run
 
 
@@ -104,7 +108,10 @@ def test_documents(server) -> None:
     assert get(f"{server.url()}/mcp").status_code == 405
     for path, methods in described.items():
         (method,) = methods
-        assert httpx.request(method, server.url() + path, trust_env=False).status_code == 200
+        assert (
+            httpx.request(method, server.url() + path, trust_env=False).status_code
+            == 200
+        )
     schema = get(f"{server.url('ALFWorld')}/schema").json()
     assert schema["action"]["required"] == ["action"]
     with server.connect() as client:
@@ -113,11 +120,20 @@ def test_documents(server) -> None:
     assert set(schema["observation"]["properties"]) == set(observation)
     assert set(schema["state"]["properties"]) <= set(state)
     about = get(f"{server.url()}/metadata").json()
-    assert (about["name"], about["tasks"], about["max_steps"]) == ("HGPO/ALFWorld-v0", 144, 50)
+    assert (about["name"], about["tasks"], about["max_steps"]) == (
+        "HGPO/ALFWorld-v0",
+        144,
+        50,
+    )
     tasks = get(f"{server.url()}/tasks").json()
     assert (tasks["count"], len(tasks["tasks"])) == (144, 144)
-    assert get(f"{server.url()}/tasks?start=140").json()["tasks"] == tasks["tasks"][140:]
-    assert get(f"{server.url()}/tasks?start=3&stop=5").json()["tasks"] == tasks["tasks"][3:5]
+    assert (
+        get(f"{server.url()}/tasks?start=140").json()["tasks"] == tasks["tasks"][140:]
+    )
+    assert (
+        get(f"{server.url()}/tasks?start=3&stop=5").json()["tasks"]
+        == tasks["tasks"][3:5]
+    )
     for query in ("start=x", "stop=-1", "start=" + "9" * 60, "a=1&" * 11):
         assert get(f"{server.url()}/tasks?{query}").status_code == 400
     answer = get(f"{server.url()}/schema")
@@ -134,13 +150,20 @@ def test_documents(server) -> None:
             -32601,
             "a",
         ),
-        *[(wrong, -32600, None) for wrong in (b"{}", b"{", b"\xff", b"", b'{"a":' * 20_000)],
+        *[
+            (wrong, -32600, None)
+            for wrong in (b"{}", b"{", b"\xff", b"", b'{"a":' * 20_000)
+        ],
     ],
 )
 def test_a_call_of_a_tool_is_answered_in_json_rpc(server, body, code, number) -> None:
     answer = httpx.post(f"{server.url('ALFWorld')}/mcp", content=body, trust_env=False)
     assert answer.status_code == 200
-    assert (answer.json()["jsonrpc"], answer.json()["error"]["code"], answer.json()["id"]) == (
+    assert (
+        answer.json()["jsonrpc"],
+        answer.json()["error"]["code"],
+        answer.json()["id"],
+    ) == (
         "2.0",
         code,
         number,
@@ -151,12 +174,17 @@ def test_a_call_of_a_tool_is_answered_in_json_rpc(server, body, code, number) ->
 def test_every_request_is_answered(server, method) -> None:
     request = partial(httpx.request, method, trust_env=False)
     answer = request(f"{server.url()}/tasks", content=b"x")
-    assert (answer.status_code, answer.json()) == (405, {"error": "expected GET of …/tasks"})
+    assert (answer.status_code, answer.json()) == (
+        405,
+        {"error": "expected GET of …/tasks"},
+    )
     assert answer.headers["allow"] == "GET, POST"
     assert request(f"{server.url()}/reset", json={}).status_code == 404
     assert request(f"http://127.0.0.1:{server.port}/mcp", json={}).status_code == 401
     assert (
-        request(f"{server.url()}/mcp", json={}, headers={"Origin": "http://127.0.0.1"}).status_code
+        request(
+            f"{server.url()}/mcp", json={}, headers={"Origin": "http://127.0.0.1"}
+        ).status_code
         == 403
     )
     assert request(f"{server.url()}/mcp", content=bytes(1 << 19)).status_code == 413
@@ -175,14 +203,25 @@ def test_a_request_may_come_in_pieces(server) -> None:
 def test_no_bytes_stop_the_server(server, sent) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
         raw.sendall(b"POST " + sent + b"\r\n\r\n")
-        assert raw.makefile("rb").read(12) in (b"HTTP/1.1 400", b"HTTP/1.1 401", b"HTTP/1.1 404")
+        assert raw.makefile("rb").read(12) in (
+            b"HTTP/1.1 400",
+            b"HTTP/1.1 401",
+            b"HTTP/1.1 404",
+        )
 
 
 def test_unauthorised_requests_are_refused(server) -> None:
     get = partial(httpx.get, trust_env=False)
     base = f"http://127.0.0.1:{server.port}"
     before = server.server.counts["sessions"]
-    for path in ("/", "/ws", "/schema", "/ALFWorld/tasks", "/wrong/ws", f"/ws?token={TOKEN}"):
+    for path in (
+        "/",
+        "/ws",
+        "/schema",
+        "/ALFWorld/tasks",
+        "/wrong/ws",
+        f"/ws?token={TOKEN}",
+    ):
         answer = get(base + path)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -203,7 +242,10 @@ def test_unauthorised_requests_are_refused(server) -> None:
     with pytest.raises(InvalidStatus) as error:
         server.connect(additional_headers={"Host": "127.0.0.1"})  # a second one
     assert error.value.response.status_code == 400
-    assert get(f"{server.url()}/schema", headers={"Host": "evil.example"}).status_code == 400
+    assert (
+        get(f"{server.url()}/schema", headers={"Host": "evil.example"}).status_code
+        == 400
+    )
     assert server.server.counts["sessions"] == before
     with legacy(
         f"ws://127.0.0.1:{server.port}/ALFWorld/ws",
@@ -216,11 +258,13 @@ def test_a_remote_environment_names_what_was_refused(server, monkeypatch) -> Non
     base = f"http://127.0.0.1:{server.port}"
     monkeypatch.delenv("HGPO_SERVE_TOKEN", raising=False)
     with pytest.raises(
-        InputError, match=r"refused the connection \(401\): .*expected the token of `hgpo serve`"
+        InputError,
+        match=r"refused the connection \(401\): .*expected the token of `hgpo serve`",
     ):
         RemoteEnv(base)
     with pytest.raises(
-        InputError, match=r"refused the connection .404.*expected one of ALFWorld before /ws"
+        InputError,
+        match=r"refused the connection .404.*expected one of ALFWorld before /ws",
     ):
         RemoteEnv(server.url("WebShop"))
     with pytest.raises(InputError, match="url: expected an address of `hgpo serve`"):
@@ -244,7 +288,9 @@ def test_a_server_that_is_not_there() -> None:
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -273,14 +319,24 @@ def test_steps_need_an_episode(server) -> None:
         }
         assert ask(client, "state")["data"]["step_count"] == 0
         ask(client, "reset", seed=1, episode_id="mine")
-        assert ask(client, "reset", task="no such task")["data"]["code"] == "VALIDATION_ERROR"
+        assert (
+            ask(client, "reset", task="no such task")["data"]["code"]
+            == "VALIDATION_ERROR"
+        )
         for _ in range(50):
             answer = ask(client, "step", action="look")
         assert answer["data"]["done"]
         assert answer["data"]["observation"]["truncated"]
-        assert "the episode has ended" in ask(client, "step", action="look")["data"]["message"]
+        assert (
+            "the episode has ended"
+            in ask(client, "step", action="look")["data"]["message"]
+        )
         state = ask(client, "state")["data"]
-        assert (state["episode_id"], state["step_count"], state["done"]) == ("mine", 50, True)
+        assert (state["episode_id"], state["step_count"], state["done"]) == (
+            "mine",
+            50,
+            True,
+        )
         assert ask(client, "reset", seed=2)["type"] == "observation"
 
 
@@ -294,7 +350,10 @@ def test_a_close_message_ends_the_session(server) -> None:
 
 
 def test_an_oversized_message_closes_only_its_session() -> None:
-    with running(fragile(), limits=Limits(message_bytes=1000)) as run, run.playing() as other:
+    with (
+        running(fragile(), limits=Limits(message_bytes=1000)) as run,
+        run.playing() as other,
+    ):
         with run.playing() as client:
             client.send(b"x" * 1001)
             code, reason = closed(client)
@@ -326,14 +385,19 @@ def test_no_more_sessions_than_allowed() -> None:
 
 
 def test_an_idle_session_is_closed() -> None:
-    with running(fragile(), limits=Limits(idle_seconds=0.2)) as run, run.playing() as client:
+    with (
+        running(fragile(), limits=Limits(idle_seconds=0.2)) as run,
+        run.playing() as client,
+    ):
         assert closed(client) == (1008, "idle for 0.2 s; connect again")
         run.wait_for(lambda: run.server.open_sessions == 0)
 
 
 def test_a_client_that_never_reads_is_closed() -> None:
     big = "x" * 16_000
-    with running(fragile(), limits=Limits(idle_seconds=1.0, message_bytes=1 << 20)) as run:
+    with running(
+        fragile(), limits=Limits(idle_seconds=1.0, message_bytes=1 << 20)
+    ) as run:
         client = socket.create_connection(("127.0.0.1", run.port))
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(
@@ -375,7 +439,8 @@ def test_a_killed_client_frees_its_session() -> None:
             client.socket.close()
         run.wait_for(lambda: run.server.open_sessions == 10)
         assert all(
-            ask(client, "step", action="look")["type"] == "observation" for client in clients[10:]
+            ask(client, "step", action="look")["type"] == "observation"
+            for client in clients[10:]
         )
         for client in clients:
             client.close()
@@ -428,11 +493,17 @@ def test_errors_of_an_environment_reach_the_log_and_not_the_client(threads) -> N
 def test_a_hanging_call_ends_only_its_session() -> None:
     served = fragile(threads=2)
     source = served._env.shared.source
-    with running(served, limits=Limits(call_seconds=0.3)) as run, run.playing() as other:
+    with (
+        running(served, limits=Limits(call_seconds=0.3)) as run,
+        run.playing() as other,
+    ):
         with run.playing() as client:
-            client.send(orjson.dumps({"type": "step", "data": {"action": "wait"}}), text=True)
+            client.send(
+                orjson.dumps({"type": "step", "data": {"action": "wait"}}), text=True
+            )
             assert source.entered.wait(30)
-            assert ask(other, "step", action="look")["type"] == "observation"  # meanwhile
+            # meanwhile
+            assert ask(other, "step", action="look")["type"] == "observation"
             answer = orjson.loads(client.recv(timeout=30))["data"]
             assert answer["code"] == "EXECUTION_ERROR"
             assert closed(client) == (
@@ -448,7 +519,9 @@ def test_a_hanging_call_ends_only_its_session() -> None:
 def test_a_stopping_server_tells_its_clients() -> None:
     with running(fragile()) as run:
         clients = [run.playing() for _ in range(5)]
-        ends = [threading.Thread(target=closed, args=(client,)) for client in clients[1:]]
+        ends = [
+            threading.Thread(target=closed, args=(client,)) for client in clients[1:]
+        ]
         for end in ends:
             end.start()
         assert run.stop() == 5

@@ -37,13 +37,18 @@ CALLS: Final = 20
 
 def cpu_seconds(process: int) -> float:
     """Return the processor's time that a process has used (Linux)."""
-    return time.clock_gettime(
-        ~process << 3 | 2
-    )  # the clock of a process, as clock_getcpuclockid returns it
+    # the clock of a process, as clock_getcpuclockid returns it
+    return time.clock_gettime(~process << 3 | 2)
 
 
 async def conversation(
-    client: aiohttp.ClientSession, base: str, path: str, task: int, rollout: str, *, stream: bool
+    client: aiohttp.ClientSession,
+    base: str,
+    path: str,
+    task: int,
+    rollout: str,
+    *,
+    stream: bool,
 ) -> None:
     """Play one rollout of a growing conversation."""
     names = {
@@ -91,14 +96,21 @@ async def load(rounds: int, passing: str, passing_process: int) -> None:
                 before = cpu_seconds(process)
                 plays = [
                     conversation(
-                        client, base, path, task // 8, f"{kind} {number} {task}", stream=stream
+                        client,
+                        base,
+                        path,
+                        task // 8,
+                        f"{kind} {number} {task}",
+                        stream=stream,
                     )
                     for task in range(CONCURRENT)
                 ]
                 await asyncio.gather(*plays)
                 if number:
                     found[kind] += (
-                        1000 * (cpu_seconds(process) - before) / (rounds * CONCURRENT * CALLS)
+                        1000
+                        * (cpu_seconds(process) - before)
+                        / (rounds * CONCURRENT * CALLS)
                     )
     print(json.dumps(found))
 
@@ -127,7 +139,9 @@ def main() -> None:
         )
         assert passing.stdout is not None
         passing_address = passing.stdout.readline().strip()
-        code = "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()"
+        code = (
+            "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()"
+        )
         program = [sys.executable, __file__, "--rounds", str(given.rounds)]
         program += ["--load", passing_address, str(passing.pid)]
         command = [

@@ -16,12 +16,20 @@ from yarl import URL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DROPPED: Final = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding"}
+DROPPED: Final = {
+    "host",
+    "content-length",
+    "connection",
+    "transfer-encoding",
+    "accept-encoding",
+}
 
 
 def kept(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that are forwarded."""
-    return {name: value for name, value in headers.items() if name.lower() not in DROPPED}
+    return {
+        name: value for name, value in headers.items() if name.lower() not in DROPPED
+    }
 
 
 async def main(upstream: str) -> None:
@@ -33,7 +41,9 @@ async def main(upstream: str) -> None:
         async def answer(request: web.BaseRequest) -> web.Response:
             url = URL(upstream + request.path_qs.removeprefix("/v1"), encoded=True)
             body = await request.read()
-            async with session.post(url, data=body, headers=kept(request.headers)) as got:
+            async with session.post(
+                url, data=body, headers=kept(request.headers)
+            ) as got:
                 return web.Response(
                     status=got.status, body=await got.read(), headers=kept(got.headers)
                 )

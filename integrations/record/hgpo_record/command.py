@@ -51,7 +51,10 @@ def conform(
             f"{function} reads the scores {listed(code.scores)} of a model, which the tables of the checks do not have"
         )
     findings = check(
-        code, adapter, scope=scope, settings=read_assignments("--set", setting or (), {})
+        code,
+        adapter,
+        scope=scope,
+        settings=read_assignments("--set", setting or (), {}),
     )
     faults = [finding for finding in findings if finding.kind == "fault"]
     if as_json:
@@ -125,4 +128,6 @@ def reward(
         check_output_path(out)
     code: Any = import_object(function, "a function")
     rewarded = reward_run(run, code, out)
-    print(f"Rewarded {counted(rewarded, 'rollout')}. {next_commands(('advantages', out or run))}")
+    print(
+        f"Rewarded {counted(rewarded, 'rollout')}. {next_commands(('advantages', out or run))}"
+    )

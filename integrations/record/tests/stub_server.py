@@ -18,7 +18,10 @@ def chat_message(request):
     """Return the reply to a chat completion."""
     number = len(request["messages"])
     if not request.get("tools"):
-        return {"role": "assistant", "content": f"I have read {number} messages. é\u2028"}
+        return {
+            "role": "assistant",
+            "content": f"I have read {number} messages. é\u2028",
+        }
     call = {
         "name": request["tools"][0]["function"]["name"],
         "arguments": json.dumps({"turn": number}),
@@ -49,7 +52,9 @@ def completion(request):
         choice["token_ids"] = tokens
     if request.get("logprobs"):
         choice["logprobs"] = {
-            "content": [{"token": chr(token), "logprob": -token / 1000} for token in tokens]
+            "content": [
+                {"token": chr(token), "logprob": -token / 1000} for token in tokens
+            ]
         }
     return whole
 
@@ -63,14 +68,18 @@ def deltas(message):
     """Return the parts of a streamed message."""
     found = [{"role": "assistant", "content": message["content"] and ""}]
     found += [
-        {"reasoning_content": piece} for piece in pieces(message.get("reasoning_content", ""))
+        {"reasoning_content": piece}
+        for piece in pieces(message.get("reasoning_content", ""))
     ]
     found += [{"content": piece} for piece in pieces(message["content"] or "")]
     for call in message.get("tool_calls", ()):
         head = {"name": call["function"]["name"], "arguments": ""}
         found.append({"tool_calls": [{"index": 0, **call, "function": head}]})
         parts = pieces(call["function"]["arguments"])
-        found += [{"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in parts]
+        found += [
+            {"tool_calls": [{"index": 0, "function": {"arguments": part}}]}
+            for part in parts
+        ]
     return found
 
 
@@ -108,14 +117,24 @@ def response(request):
         "id": f"rs_{number}",
         "summary": [{"type": "summary_text", "text": "Hm."}],
     }
-    call = {"type": "function_call", "call_id": f"call_{number}", "name": "look", "arguments": "{}"}
+    call = {
+        "type": "function_call",
+        "call_id": f"call_{number}",
+        "name": "look",
+        "arguments": "{}",
+    }
     text = {
         "type": "message",
         "role": "assistant",
         "content": [{"type": "output_text", "text": "Done."}],
     }
     output = [thought, call] if request.get("tools") else [text]
-    return {"id": f"resp_{number}", "object": "response", "status": "completed", "output": output}
+    return {
+        "id": f"resp_{number}",
+        "object": "response",
+        "status": "completed",
+        "output": output,
+    }
 
 
 def response_events(request):
@@ -149,7 +168,9 @@ class Stub:
         self.requests.append((http.path_qs, dict(http.headers), body))
         await asyncio.sleep(self._delay)
         if http.method != "POST" or not body.startswith(b"{"):
-            return web.Response(body=http.path_qs.encode() + body, headers={"X-Other": "kept"})
+            return web.Response(
+                body=http.path_qs.encode() + body, headers={"X-Other": "kept"}
+            )
         request = json.loads(body)
         is_chat = "chat/completions" in http.path
         last = request["messages"][-1]["content"] if is_chat else None
@@ -164,7 +185,9 @@ class Stub:
             ).encode()
             packed = {"Content-Encoding": "gzip"} if last == "pack" else {}
             data = gzip.compress(data) if packed else data
-            return web.Response(body=data, content_type="application/json", headers=packed)
+            return web.Response(
+                body=data, content_type="application/json", headers=packed
+            )
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(http)
         for number, event in enumerate(

@@ -9,7 +9,11 @@ from hgpo_record.recording.calls import read_answer, read_request
 
 SYSTEM = {"role": "system", "content": "Find the exit."}
 USER = {"role": "user", "content": "Room 0."}
-CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"far": 1}'}}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "look", "arguments": '{"far": 1}'},
+}
 REPLY = {
     "role": "assistant",
     "content": None,
@@ -26,9 +30,12 @@ def found(*calls):
     branches = Branches()
     for messages, reply in calls:
         choice = {"index": 0, "message": reply, "finish_reason": "stop"}
-        request = read_request("chat/completions", json.dumps({"messages": messages}).encode())
+        request = read_request(
+            "chat/completions", json.dumps({"messages": messages}).encode()
+        )
         branches.add(
-            request, read_answer("chat/completions", json.dumps({"choices": [choice]}).encode())
+            request,
+            read_answer("chat/completions", json.dumps({"choices": [choice]}).encode()),
         )
     return [(branch.parent, branch.shared, branch.steps) for branch in branches.found]
 
@@ -89,7 +96,11 @@ def test_responses_continue_by_their_items_or_by_the_id_of_an_answer():
             {"input": [result], "previous_response_id": "resp_0"},
         )
     ):
-        answer = {"id": f"resp_{number}", "status": "completed", "output": [thought, call]}
+        answer = {
+            "id": f"resp_{number}",
+            "status": "completed",
+            "output": [thought, call],
+        }
         request = read_request("responses", json.dumps(body).encode())
         branches.add(request, read_answer("responses", json.dumps(answer).encode()))
     steps = [(branch.parent, branch.steps) for branch in branches.found]

@@ -27,7 +27,9 @@ def z(scores, index, *, divide=True, epsilon=1e-6):
         if len(group) > 1:
             centred = group - group.mean()
             centred[centred.abs() < 1e-6 * group.abs().max()] = 0
-            found[rows] = (centred / (group.std() + epsilon) if divide else centred).float()
+            found[rows] = (
+                centred / (group.std() + epsilon) if divide else centred
+            ).float()
     return found
 
 
@@ -37,14 +39,20 @@ def verl_grpo(token_level_rewards, response_mask, index, **_):
 
 
 def verl_dr_grpo(token_level_rewards, response_mask, index):
-    return z(token_level_rewards.sum(-1), index, divide=False)[:, None] * response_mask, None
+    return z(token_level_rewards.sum(-1), index, divide=False)[
+        :, None
+    ] * response_mask, None
 
 
 def verl_agent_grpo(token_level_rewards, response_mask, index, traj_index):
     scores = token_level_rewards.sum(-1)
     first = [row for row, name in enumerate(traj_index) if name not in traj_index[:row]]
-    by_rollout = dict(zip(traj_index[first], z(scores[first], index[first]), strict=True))
-    return torch.stack([by_rollout[name] for name in traj_index])[:, None] * response_mask, None
+    by_rollout = dict(
+        zip(traj_index[first], z(scores[first], index[first]), strict=True)
+    )
+    return torch.stack([by_rollout[name] for name in traj_index])[
+        :, None
+    ] * response_mask, None
 
 
 def skyrl_grpo(token_level_rewards, response_mask, index, is_last_step):
@@ -56,7 +64,9 @@ def skyrl_grpo(token_level_rewards, response_mask, index, is_last_step):
 def trl_grpo(rewards, num_generations):
     groups = rewards.double().view(-1, num_generations)
     centred = groups - groups.mean(1, keepdim=True)
-    return (centred / (groups.std(1, keepdim=True, correction=0) + 1e-4)).flatten().float()
+    return (
+        (centred / (groups.std(1, keepdim=True, correction=0) + 1e-4)).flatten().float()
+    )
 
 
 def plain_mean(steps: pl.DataFrame) -> pl.Series:
@@ -70,9 +80,9 @@ def plain_mean(steps: pl.DataFrame) -> pl.Series:
         advantage=pl.col("reward") - pl.col("reward").mean().over("task_id")
     )
     centred = centred.with_columns(pl.col("advantage").round(12))
-    return steps.join(centred, on=("task_id", "trajectory"), how="left", maintain_order="left")[
-        "advantage"
-    ].fill_null(0)
+    return steps.join(
+        centred, on=("task_id", "trajectory"), how="left", maintain_order="left"
+    )["advantage"].fill_null(0)
 
 
 RIGHT = {
@@ -82,16 +92,23 @@ RIGHT = {
     "plain": [
         plain_mean,
         get("turn").with_parameters(form="return"),
-        *map(get, ("hgpo", "gigpo", "grpo", "graphgpo", "rloo", "ecpo", "gagpo", "bepo")),
+        *map(
+            get, ("hgpo", "gigpo", "grpo", "graphgpo", "rloo", "ecpo", "gagpo", "bepo")
+        ),
     ],
 }
 
 
 @pytest.mark.parametrize(
-    ("adapter", "function"), [(name, each) for name, all_ in RIGHT.items() for each in all_]
+    ("adapter", "function"),
+    [(name, each) for name, all_ in RIGHT.items() for each in all_],
 )
 def test_right_estimators_have_no_fault(adapter, function):
-    assert [str(finding) for finding in conform(function, adapter) if finding.kind == "fault"] == []
+    assert [
+        str(finding)
+        for finding in conform(function, adapter)
+        if finding.kind == "fault"
+    ] == []
 
 
 def test_reinforce_pp_over_a_batch_has_no_fault():
@@ -107,13 +124,17 @@ def masked(function):
     """Return code of verl's form that computes one number for each sequence."""
 
     def code(token_level_rewards, response_mask, index):
-        return function(scores_of(token_level_rewards), index)[:, None] * response_mask, None
+        return function(scores_of(token_level_rewards), index)[
+            :, None
+        ] * response_mask, None
 
     return code
 
 
 def no_mask(token_level_rewards, response_mask, index):
-    return z(scores_of(token_level_rewards), index)[:, None].expand_as(response_mask), None
+    return z(scores_of(token_level_rewards), index)[:, None].expand_as(
+        response_mask
+    ), None
 
 
 def first_mask(token_level_rewards, response_mask, index):
@@ -121,7 +142,9 @@ def first_mask(token_level_rewards, response_mask, index):
 
 
 def only_reward_token(token_level_rewards, response_mask, index):
-    return z(scores_of(token_level_rewards), index)[:, None] * (token_level_rewards != 0), None
+    return z(scores_of(token_level_rewards), index)[:, None] * (
+        token_level_rewards != 0
+    ), None
 
 
 def in_place(token_level_rewards, response_mask, index):
@@ -183,7 +206,9 @@ def each_rollout_alone(token_level_rewards, response_mask, index, traj_index):
     return z(scores_of(token_level_rewards), traj_index)[:, None] * response_mask, None
 
 
-def turns_within_index(token_level_rewards, response_mask, index, traj_index, step_rewards):
+def turns_within_index(
+    token_level_rewards, response_mask, index, traj_index, step_rewards
+):
     """Standardise rewards within task and turn, and sum those that follow (the biased form of verl #7244)."""
     turn = [list(traj_index[:row]).count(name) for row, name in enumerate(traj_index)]
     last = [row + 1 == len(turn) or turn[row + 1] == 0 for row in range(len(turn))]
@@ -204,9 +229,9 @@ def last_mask_for_all(token_level_rewards, response_mask, index, is_last_step):
 
 
 def only_last_step(token_level_rewards, response_mask, index, is_last_step):
-    return skyrl_grpo(token_level_rewards, response_mask, index, is_last_step)[0] * is_last_step[
-        :, None
-    ], None
+    return skyrl_grpo(token_level_rewards, response_mask, index, is_last_step)[
+        0
+    ] * is_last_step[:, None], None
 
 
 def zeros_of_earlier_steps(token_level_rewards, response_mask, index, is_last_step):
@@ -224,7 +249,9 @@ def whole_batch(rewards, num_generations):
 
 def no_guard(rewards, num_generations):
     groups = rewards.view(-1, num_generations)
-    return ((groups - groups.mean(1, keepdim=True)) / groups.std(1, keepdim=True)).flatten()
+    return (
+        (groups - groups.mean(1, keepdim=True)) / groups.std(1, keepdim=True)
+    ).flatten()
 
 
 def aborted_counted(steps):
@@ -267,11 +294,19 @@ FAULTS = {
     "one number a sequence": ("verl", wrong_shape),
     "groups ignored": (
         "verl",
-        masked(lambda scores, index: (scores - scores.mean()) / (scores.std(correction=0) + 1e-6)),
+        masked(
+            lambda scores, index: (
+                (scores - scores.mean()) / (scores.std(correction=0) + 1e-6)
+            )
+        ),
     ),
     "groups by position": (
         "verl",
-        masked(lambda scores, index: z(scores, [str(row // 4) for row in range(len(scores))])),
+        masked(
+            lambda scores, index: z(
+                scores, [str(row // 4) for row in range(len(scores))]
+            )
+        ),
     ),
     "the start of names": (
         "verl",
@@ -281,18 +316,30 @@ FAULTS = {
         "verl",
         masked(lambda scores, index: z(scores, [name.lower() for name in index])),
     ),
-    "NaN counted as 0": ("verl", masked(lambda scores, index: z(scores.nan_to_num(), index))),
+    "NaN counted as 0": (
+        "verl",
+        masked(lambda scores, index: z(scores.nan_to_num(), index)),
+    ),
     "the sign": ("verl", masked(lambda scores, index: -z(scores, index))),
     "magnitudes": ("verl", masked(lambda scores, index: z(scores, index).abs())),
     "only gains": ("verl", masked(lambda scores, index: z(scores, index).clamp(min=0))),
-    "half precision": ("verl", masked(lambda scores, index: z(scores.bfloat16().float(), index))),
+    "half precision": (
+        "verl",
+        masked(lambda scores, index: z(scores.bfloat16().float(), index)),
+    ),
     "half precision of IEEE": (
         "verl",
         masked(lambda scores, index: z(scores.half().float(), index)),
     ),
     "a division by the variance": ("verl", masked(over_variance)),
-    "scores as integers": ("verl", masked(lambda scores, index: z(scores.long().float(), index))),
-    "a clipped score": ("verl", masked(lambda scores, index: z(scores.clamp(-1, 1), index))),
+    "scores as integers": (
+        "verl",
+        masked(lambda scores, index: z(scores.long().float(), index)),
+    ),
+    "a clipped score": (
+        "verl",
+        masked(lambda scores, index: z(scores.clamp(-1, 1), index)),
+    ),
     "the next token's mask": (
         "verl",
         lambda token_level_rewards, response_mask, index: verl_grpo(
@@ -328,11 +375,17 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_seeded_faults_are_found(fault):
     adapter, function = FAULTS[fault]
-    assert [finding for finding in conform(function, adapter) if finding.kind == "fault"]
+    assert [
+        finding for finding in conform(function, adapter) if finding.kind == "fault"
+    ]
 
 
 def notes(function, adapter):
-    return {finding.check for finding in conform(function, adapter) if finding.kind == "note"}
+    return {
+        finding.check
+        for finding in conform(function, adapter)
+        if finding.kind == "note"
+    }
 
 
 def test_choices_are_noted():
@@ -347,9 +400,17 @@ def test_choices_are_noted():
 @pytest.mark.parametrize(
     ("adapter", "function"),
     [
-        ("plain", lambda steps: steps.with_columns(advantage=plain_mean(steps)).to_pandas()),
+        (
+            "plain",
+            lambda steps: steps.with_columns(advantage=plain_mean(steps)).to_pandas(),
+        ),
         ("plain", lambda steps: torch.tensor(plain_mean(steps).to_list()).bfloat16()),
-        ("trl", lambda rewards, num_generations: trl_grpo(rewards, num_generations).bfloat16()),
+        (
+            "trl",
+            lambda rewards, num_generations: trl_grpo(
+                rewards, num_generations
+            ).bfloat16(),
+        ),
         (
             "verl",
             lambda token_level_rewards, response_mask, index: (
@@ -359,7 +420,11 @@ def test_choices_are_noted():
     ],
 )
 def test_results_of_other_types(adapter, function):
-    assert [str(finding) for finding in conform(function, adapter) if finding.kind == "fault"] == []
+    assert [
+        str(finding)
+        for finding in conform(function, adapter)
+        if finding.kind == "fault"
+    ] == []
 
 
 def exits(_steps):
@@ -394,7 +459,9 @@ def test_a_setting_without_an_effect_is_found():
     assert finding.kind == "fault"
     assert "gamma=0.5 changes no advantage" in finding.text
     findings = conform(get("hgpo"), settings={"gamma": 0.5, "history_length": 1})
-    assert {each.kind for each in findings if each.check.startswith("setting")} == {"ok"}
+    assert {each.kind for each in findings if each.check.startswith("setting")} == {
+        "ok"
+    }
 
 
 def test_the_bias_of_a_stopping_choice_is_that_of_theory():
@@ -451,7 +518,10 @@ def test_the_command(hgpo, tmp_path, monkeypatch):
     assert "checks found a fault" in output
     code, output, _ = hgpo("conform", "rloo", "--json")
     assert code == 0
-    assert {finding["kind"] for finding in json.loads(output)["findings"]} <= {"ok", "note"}
+    assert {finding["kind"] for finding in json.loads(output)["findings"]} <= {
+        "ok",
+        "note",
+    }
     for arguments in (["nowhere:advantages"], ["empg"], ["grpo", "--adapter", "verl"]):
         code, _, errors = hgpo("conform", *arguments)
         assert code == 2

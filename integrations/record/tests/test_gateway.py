@@ -21,7 +21,10 @@ from hgpo_train.local_server import address_of, bound_socket
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
-KEY = {"Authorization": "Bearer sk-a-key-of-the-user", "Content-Type": "application/json"}
+KEY = {
+    "Authorization": "Bearer sk-a-key-of-the-user",
+    "Content-Type": "application/json",
+}
 
 
 class Session:
@@ -46,13 +49,24 @@ class Session:
     async def chat(self, content, path=CHAT, **fields):
         """Send a message with nothing before it."""
         return await self.send(
-            path, {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+            path,
+            {
+                "model": "m",
+                "messages": [{"role": "user", "content": content}],
+                **fields,
+            },
         )
 
 
 @asynccontextmanager
 async def session(
-    run, *, token_ids=False, state_key=last_input, most_open=99, most_body=1 << 20, path="/v1"
+    run,
+    *,
+    token_ids=False,
+    state_key=last_input,
+    most_open=99,
+    most_body=1 << 20,
+    path="/v1",
 ):
     stub = Stub()
     runner = web.ServerRunner(web.Server(stub.answer), shutdown_timeout=0.1)
@@ -64,12 +78,16 @@ async def session(
     ):
         direct = address_of("127.0.0.1", behind)
         await web.SockSite(runner, behind).start()
-        recording = Recording(writer, task="agent", state_key=state_key, most_open=most_open)
+        recording = Recording(
+            writer, task="agent", state_key=state_key, most_open=most_open
+        )
         upstream = server_address(direct + path)
         gateway = Gateway(upstream, recording, most_body=most_body, token_ids=token_ids)
         commits = asyncio.create_task(recording.commit())
         async with gateway.serving(before), aiohttp.ClientSession() as client:
-            yield Session(client, address_of("127.0.0.1", before), stub, direct, recording)
+            yield Session(
+                client, address_of("127.0.0.1", before), stub, direct, recording
+            )
         for rollout in recording.open:
             recording.end(rollout)
         recording.close()
@@ -128,15 +146,16 @@ def test_requests_and_answers_are_forwarded_byte_for_byte(tmp_path):
 
 def test_a_row_has_what_was_read_and_what_was_replied(tmp_path):
     messages = [{"role": "user", "content": [{"type": "text", "text": "Go."}]}]
-    reply = completion({"messages": messages, "tools": TOOLS, "model": "m"})["choices"][0][
-        "message"
-    ]
+    reply = completion({"messages": messages, "tools": TOOLS, "model": "m"})["choices"][
+        0
+    ]["message"]
     result = {"role": "tool", "tool_call_id": "call_1", "content": "A hall."}
 
     async def script(opened):
         await opened.send(CHAT, {"model": "m", "messages": messages, "tools": TOOLS})
         await opened.send(
-            CHAT, {"model": "m", "messages": [*messages, reply, result], "temperature": 0.5}
+            CHAT,
+            {"model": "m", "messages": [*messages, reply, result], "temperature": 0.5},
         )
 
     rows, _ = play(tmp_path / "run", script, token_ids=True)
@@ -144,13 +163,19 @@ def test_a_row_has_what_was_read_and_what_was_replied(tmp_path):
     assert (first["state"], second["state"]) == ("Go.", "A hall.")
     assert json.loads(first["message"]) == reply
     assert (
-        first["action"] == '<tool_call>\n{"name": "look", "arguments": {"turn": 1}}\n</tool_call>'
+        first["action"]
+        == '<tool_call>\n{"name": "look", "arguments": {"turn": 1}}\n</tool_call>'
     )
     # No key of JSON that the client wrote is lost, and text alone needs no message.
     assert json.loads(second["prompt"]) == [*messages, reply, result]
-    assert (second["response"], second["message"]) == ("I have read 3 messages. é\u2028", None)
+    assert (second["response"], second["message"]) == (
+        "I have read 3 messages. é\u2028",
+        None,
+    )
     assert bytes(second["response_token_ids"]).decode() == second["response"]
-    assert bytes(second["prompt_token_ids"]).decode() == json.dumps([*messages, reply, result])
+    assert bytes(second["prompt_token_ids"]).decode() == json.dumps(
+        [*messages, reply, result]
+    )
     assert second["response_logprobs"] == pytest.approx(
         [-token / 1000 for token in second["response_token_ids"]]
     )
@@ -217,9 +242,9 @@ def test_rollouts_of_a_task_become_one_group_whenever_they_end(tmp_path):
     ]
     assert rows.select("task_id", "group").unique().rows() == [("a/b", 0)]
     # As in verl-agent, each row counts: returns 0, 0 and 1 have the mean 1/3 and the standard deviation √(1/3).
-    found = advantages.compute(rows, "grpo", epsilon=0, invalid_action_penalty=0).collect()[
-        "advantage"
-    ]
+    found = advantages.compute(
+        rows, "grpo", epsilon=0, invalid_action_penalty=0
+    ).collect()["advantage"]
     assert found.to_list() == pytest.approx([-(3**-0.5), -(3**-0.5), 2 * 3**-0.5])
 
 
@@ -253,7 +278,9 @@ def test_a_rollout_that_lacks_a_call_is_aborted(tmp_path):
     async def script(opened):
         for rollout, content in (("whole", "x"), ("packed", "pack"), ("keyless", "z")):
             await opened.chat("x", f"/v1/r/{rollout}/chat/completions")
-            assert (await opened.chat(content, f"/v1/r/{rollout}/chat/completions"))[0] == 200
+            assert (await opened.chat(content, f"/v1/r/{rollout}/chat/completions"))[
+                0
+            ] == 200
             await opened.send(f"/v1/r/{rollout}/reward", {"reward": 1})
 
     rows, _ = play(tmp_path / "run", script, state_key=state_key)
@@ -285,11 +312,16 @@ def test_a_server_that_is_away_and_one_with_another_path(tmp_path):
         await opened.send("/v1/models?x=1", None, "GET")
         assert opened.stub.requests[-1][0] == "/openai/v1/models?version=2&x=1"
         gateway = Gateway(
-            server_address("http://127.0.0.1:9"), opened.recording, most_body=99, token_ids=False
+            server_address("http://127.0.0.1:9"),
+            opened.recording,
+            most_body=99,
+            token_ids=False,
         )
         with bound_socket("127.0.0.1", 0) as listener:
             async with gateway.serving(listener):
-                answer = await opened.send(CHAT, b"{}", address=address_of("127.0.0.1", listener))
+                answer = await opened.send(
+                    CHAT, b"{}", address=address_of("127.0.0.1", listener)
+                )
         assert answer[0] == 502
 
         assert opened.recording.failed.total() == 1
@@ -323,5 +355,10 @@ def test_lines_of_branches_after_a_kill(tmp_path):
     path.write_bytes(b'{"trajectory":"a","branches":[{"parent":nu')
     for shared in (0, 1):
         branch = {"parent": None, "shared": shared, "steps": [0], "requests": []}
-        append_lines(path, [json.dumps({"trajectory": "b", "branches": [branch]}).encode() + b"\n"])
-    assert {name: found[0].shared for name, found in read_branches(tmp_path).items()} == {"b": 1}
+        append_lines(
+            path,
+            [json.dumps({"trajectory": "b", "branches": [branch]}).encode() + b"\n"],
+        )
+    assert {
+        name: found[0].shared for name, found in read_branches(tmp_path).items()
+    } == {"b": 1}

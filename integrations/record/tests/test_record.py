@@ -36,8 +36,22 @@ def start(upstream, run, *words):
     python = [sys.executable] + (
         [HERE / "programs" / program] if program.endswith(".py") else ["-c", program]
     )
-    environment = {**os.environ, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(HERE / "programs")}
-    command = [*HGPO, "record", "--upstream", upstream, "--out", run, *options, "--", *python]
+    environment = {
+        **os.environ,
+        "OPENAI_API_KEY": KEY,
+        "PYTHONPATH": str(HERE / "programs"),
+    }
+    command = [
+        *HGPO,
+        "record",
+        "--upstream",
+        upstream,
+        "--out",
+        run,
+        *options,
+        "--",
+        *python,
+    ]
     return subprocess.Popen(
         command,
         env=environment,
@@ -131,7 +145,12 @@ def test_exit_statuses_and_rewards_in_a_file(tmp_path, upstream):
     assert "Aborted: 1 rollout" in errors
     file = tmp_path / "reward.txt"
     code = f"{ASK} open({str(file)!r}, 'w').write('0.5')"
-    assert ended(start(upstream, run, "--task", "paid", "--reward-file", str(file), code))[0] == 0
+    assert (
+        ended(start(upstream, run, "--task", "paid", "--reward-file", str(file), code))[
+            0
+        ]
+        == 0
+    )
     status, _, errors = ended(start(upstream, run, "--task", "unpaid", ASK))
     assert "Without a reward, which is 0: 1 rollout." in errors
     columns = ("task_id", "reward", "terminated", "aborted")
@@ -150,5 +169,9 @@ def test_exit_statuses_and_rewards_in_a_file(tmp_path, upstream):
         )
     for folder in (run, tmp_path / "new"):
         assert verify(folder).ok
-        assert scan_steps(folder).sort("task_id").collect()["reward"].to_list() == [0.0, 2.0, 2.0]
+        assert scan_steps(folder).sort("task_id").collect()["reward"].to_list() == [
+            0.0,
+            2.0,
+            2.0,
+        ]
         assert len(read_branches(folder)) == 3

@@ -30,19 +30,40 @@ TWO = [("a", "find", '{"x": 1}'), ("b", "look", "{}")]
     ("parts", "calls"),
     [
         # The rest of a call has an empty id and name, or those of its start, or no number.
-        ([part('{"x"', "find", index=0, id="a"), part(": 1}", "", index=0, id="")], ONE),
-        ([part('{"x"', "find", index=0, id="a"), part(": 1}", "find", index=0, id="a")], ONE),
+        (
+            [part('{"x"', "find", index=0, id="a"), part(": 1}", "", index=0, id="")],
+            ONE,
+        ),
+        (
+            [
+                part('{"x"', "find", index=0, id="a"),
+                part(": 1}", "find", index=0, id="a"),
+            ],
+            ONE,
+        ),
         ([part('{"x"', "find", id="a"), part(": 1}")], ONE),
         ([part('{"x"', "find", id="a"), part(": 1}", id="a")], ONE),
         ([part("", index=1, id="a"), part('{"x": 1}', "find", index=1)], ONE),
         # Each part has an id of its own (litellm #40040).
-        ([part('{"x"', "find", index=0, id="a"), part(": 1}", "", index=0, id="b")], ONE),
+        (
+            [part('{"x"', "find", index=0, id="a"), part(": 1}", "", index=0, id="b")],
+            ONE,
+        ),
         # Several calls have the number 0 (litellm #37792), or none, and no ids.
         (
-            [part({"x": 1}, "find", index=0, id="a"), part({"x": 2}, "find", index=0, id="b")],
+            [
+                part({"x": 1}, "find", index=0, id="a"),
+                part({"x": 2}, "find", index=0, id="b"),
+            ],
             [("a", "find", {"x": 1}), ("b", "find", {"x": 2})],
         ),
-        ([part('{"x": 1}', "find", index=0, id="a"), part("{}", "look", index=0, id="b")], TWO),
+        (
+            [
+                part('{"x": 1}', "find", index=0, id="a"),
+                part("{}", "look", index=0, id="b"),
+            ],
+            TWO,
+        ),
         ([part('{"x": 1}', "find", id="a"), part("{}", "look", id="b")], TWO),
         (
             [
@@ -55,23 +76,33 @@ TWO = [("a", "find", '{"x": 1}'), ("b", "look", "{}")]
     ],
 )
 def test_the_parts_of_calls(parts, calls):
-    made = read(stream(*({"tool_calls": [each]} for each in parts)))["message"]["tool_calls"]
+    made = read(stream(*({"tool_calls": [each]} for each in parts)))["message"][
+        "tool_calls"
+    ]
     read_calls = [(call.get("id"), *call["function"].values()) for call in made]
     assert [(name, found, text) for name, text, found in read_calls] == calls
 
 
 def test_texts_that_each_part_repeats_are_not_continued():
     details = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
-    deltas = [{"reasoning_details": [{**details, "text": text}]} for text in ("ha", "ha")]
-    choice = read(stream(*deltas, finish="stop") + stream({"content": "Hi"}, finish="stop"))
+    deltas = [
+        {"reasoning_details": [{**details, "text": text}]} for text in ("ha", "ha")
+    ]
+    choice = read(
+        stream(*deltas, finish="stop") + stream({"content": "Hi"}, finish="stop")
+    )
     assert choice["message"]["reasoning_details"] == [{**details, "text": "haha"}]
     assert choice["finish_reason"] == "stop"
 
 
 def test_reasons_that_are_sent_several_times_are_not_joined():
     """SGLang #8417 sends the reason twice, a proxy (jcode #1326) one with every part."""
-    ends = [{"finish_reason": end, "matched_stop": "</x>"} for end in ("stop", "tool_calls")]
-    events = [{"choices": [{"index": 0, "delta": {"content": "ha"}, **end}]} for end in ends]
+    ends = [
+        {"finish_reason": end, "matched_stop": "</x>"} for end in ("stop", "tool_calls")
+    ]
+    events = [
+        {"choices": [{"index": 0, "delta": {"content": "ha"}, **end}]} for end in ends
+    ]
     choice = read(b"".join(b"data: %s\n\n" % orjson.dumps(event) for event in events))
     assert choice["message"]["content"] == "haha"
     assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", "</x>")
@@ -80,13 +111,19 @@ def test_reasons_that_are_sent_several_times_are_not_joined():
 @pytest.mark.parametrize("error", [{"error": {"message": "lost"}}, {"object": "error"}])
 def test_an_error_within_a_stream_is_kept(error):
     begun = stream({"content": "Hi"}).partition(b"\n\n")[0]
-    answer = whole_answer("chat/completions", begun + b"\n\ndata: " + orjson.dumps(error) + b"\n\n")
+    answer = whole_answer(
+        "chat/completions", begun + b"\n\ndata: " + orjson.dumps(error) + b"\n\n"
+    )
     assert orjson.loads(answer)["error"]
 
 
 def test_a_response_whose_last_event_is_empty_has_the_items_of_the_stream():
     item = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
-    last = {"status": "completed", "output": [], "usage": {"input_tokens": 5, "output_tokens": 3}}
+    last = {
+        "status": "completed",
+        "output": [],
+        "usage": {"input_tokens": 5, "output_tokens": 3},
+    }
     events = [
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.completed", "response": last},
@@ -99,7 +136,11 @@ def test_a_response_whose_last_event_is_empty_has_the_items_of_the_stream():
 
 @pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter"])
 def test_why_a_response_is_incomplete(reason):
-    body = {"status": "incomplete", "incomplete_details": {"reason": reason}, "output": []}
+    body = {
+        "status": "incomplete",
+        "incomplete_details": {"reason": reason},
+        "output": [],
+    }
     reply = read_answer("responses", orjson.dumps(body)).reply
     assert reply.finish_reason == {"max_output_tokens": "length"}.get(reason, reason)
 

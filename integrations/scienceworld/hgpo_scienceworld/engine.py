@@ -8,7 +8,8 @@ from typing import Any, Final
 from hgpo_envs.engine import State
 from hgpo_scienceworld.simulator import new_simulator, restore
 
-_AMBIGUOUS: Final = "Ambiguous request"  # the reply lists numbers; the next command is one of them
+# the reply lists numbers; the next command is one of them
+_AMBIGUOUS: Final = "Ambiguous request"
 _REFUSED: Final = ("No known action matches that input.", "Unknown action", _AMBIGUOUS)
 _NOT_OFFERED: Final = "reset task"  # forgets the progress that the score counts
 
@@ -43,7 +44,11 @@ class ScienceWorldEngine:
         if not self._state.terminated:
             self._executed.append(command)
             restore(len(self._executed), self._simplified)
-            reply = _REFUSED[0] if command == _NOT_OFFERED else self._simulator.step(command)
+            reply = (
+                _REFUSED[0]
+                if command == _NOT_OFFERED
+                else self._simulator.step(command)
+            )
             self._state = self._observed(reply.strip())
         return self._state
 
@@ -59,13 +64,16 @@ class ScienceWorldEngine:
         seen = f"{self._simulator.freeActionLook().strip()}\n{self._simulator.freeActionInventory().strip()}"
         text = seen if reply in seen else f"{reply}\n\n{seen}"
         score = self._simulator.getScore()
-        ended = self._simulator.getCompleted() or score < 0  # a wrong answer fails the task
+        # a wrong answer fails the task
+        ended = self._simulator.getCompleted() or score < 0
         score = max(score, 0.0)
         return State(
             text=text,
             actions=()
             if ended
-            else sorted({*self._simulator.getValidActionObjectCombinations()} - {_NOT_OFFERED}),
+            else sorted(
+                {*self._simulator.getValidActionObjectCombinations()} - {_NOT_OFFERED}
+            ),
             valid=not reply.startswith(_REFUSED),
             terminated=ended,
             won=ended and score == 1.0,
@@ -88,7 +96,8 @@ def _load(simulator: Any, task_id: str, simplifications: str, *, solved: bool) -
     restore(0)
     simulator.load(task, int(variation), simplifications, solved)
     simulator.reset()
-    simulator.step("look around")  # until the first step, the score is that of the last episode
+    # until the first step, the score is that of the last episode
+    simulator.step("look around")
 
 
 @cache

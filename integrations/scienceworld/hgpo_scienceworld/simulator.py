@@ -46,7 +46,9 @@ def restore(number: int, simplifications: str | None = None) -> None:
 def _shared() -> tuple[Any, Any]:
     packages = _java().jvm
     random = getattr(packages.scala.util, "Random$")
-    simplifier = getattr(packages.main.scala.scienceworld.runtime, "SimplifierProcessor$")
+    simplifier = getattr(
+        packages.main.scala.scienceworld.runtime, "SimplifierProcessor$"
+    )
     return getattr(random, "MODULE$"), getattr(simplifier, "MODULE$")
 
 
@@ -66,7 +68,8 @@ def _java() -> JavaGateway:
             "ScienceWorld needs Java, such as Debian's default-jre-headless; java is not in PATH"
         ) from error
     gateway = JavaGateway(
-        gateway_parameters=GatewayParameters(auto_field=True, port=port), java_process=process
+        gateway_parameters=GatewayParameters(auto_field=True, port=port),
+        java_process=process,
     )
     atexit.register(gateway.shutdown)
     return gateway

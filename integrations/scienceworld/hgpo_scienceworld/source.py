@@ -86,7 +86,9 @@ class ScienceWorldSource:
         task, _, variation = task_id.rpartition("-")
         known = task in self._tasks and variation.isascii() and variation.isdecimal()
         if not known or int(variation) >= VARIATIONS[task]:
-            raise UnknownTask(f"expected a task such as {self._tasks[0]}-0, received {task_id!r}")
+            raise UnknownTask(
+                f"expected a task such as {self._tasks[0]}-0, received {task_id!r}"
+            )
         versions = {
             "scienceworld": version("scienceworld"),
             "simplifications": self._simplifications,
@@ -107,4 +109,10 @@ class ScienceWorldSource:
 def _split(task: str, variation: int) -> str:
     """Return a variation's split: half of them are for training, a quarter for development, the others for tests."""
     quarter = VARIATIONS[task] // 4
-    return "train" if variation < 2 * quarter else "dev" if variation < 3 * quarter else "test"
+    return (
+        "train"
+        if variation < 2 * quarter
+        else "dev"
+        if variation < 3 * quarter
+        else "test"
+    )

@@ -42,7 +42,9 @@ def test_tasks_and_splits_are_the_simulators():
         )
         source = ScienceWorldSource(task)
         for split, variations in zip(SPLITS, theirs, strict=True):
-            assert source.ids(split) == [f"{task}-{variation}" for variation in variations]
+            assert source.ids(split) == [
+                f"{task}-{variation}" for variation in variations
+            ]
 
 
 @pytest.mark.slow
@@ -79,7 +81,11 @@ def test_solutions_win_and_states_are_reproducible(task_id):
 def test_episodes_of_different_tasks_do_not_change_each_other():
     engine = SOURCE.engine()
     other = SOURCE.engine()
-    alone = [engine.start("find-plant-0"), engine.act("go to kitchen"), engine.act("open cupboard")]
+    alone = [
+        engine.start("find-plant-0"),
+        engine.act("go to kitchen"),
+        engine.act("open cupboard"),
+    ]
     together = [engine.start("find-plant-0")]
     # needs electrical actions, which are otherwise simplified away
     other.start("power-component-0")
@@ -99,33 +105,67 @@ def test_replies():
     for command in ("reset task", "xyzzy", ""):
         refused = engine.act(command)
         assert refused.text.startswith("No known action matches that input")
-        assert (refused.valid, refused.key, refused.actions) == (False, start.key, start.actions)
+        assert (refused.valid, refused.key, refused.actions) == (
+            False,
+            start.key,
+            start.actions,
+        )
     asked = engine.act("open door")
     assert asked.actions[:2] == ["0", "1"]
     assert asked.key != start.key
     assert engine.act("0").text.startswith("The door is already open.")
     failed = engine.act("focus on air")  # the wrong substance
-    assert (failed.terminated, failed.won, failed.score, failed.actions) == (True, False, 0.0, ())
+    assert (failed.terminated, failed.won, failed.score, failed.actions) == (
+        True,
+        False,
+        0.0,
+        (),
+    )
 
 
 @pytest.mark.slow
 def test_checks_and_commands(tmp_path):
     source = SharedSource(ScienceWorldSource("lifespan-shortest-lived"))
     settings = settings_for("ScienceWorld", max_steps=4)
-    findings = check_environment(source, settings, source.source.ids("train"), episodes=4)
+    findings = check_environment(
+        source, settings, source.source.ids("train"), episodes=4
+    )
     assert [finding for finding in findings if finding.verdict == "fail"] == []
-    env = ("--env", "HGPO/ScienceWorld-v0", "--env-option", SHORT, "--tasks", 2, "--group-size", 2)
+    env = (
+        "--env",
+        "HGPO/ScienceWorld-v0",
+        "--env-option",
+        SHORT,
+        "--tasks",
+        2,
+        "--group-size",
+        2,
+    )
     for policy, steps in (("random", 12), ("expert", 100)):
         invoke(
-            "rollout", *env, "--policy", policy, "--max-steps", steps, "--out", tmp_path / policy
+            "rollout",
+            *env,
+            "--policy",
+            policy,
+            "--max-steps",
+            steps,
+            "--out",
+            tmp_path / policy,
         )
         invoke("verify", tmp_path / policy)
         invoke("stats", tmp_path / policy)
     assert scan_steps(tmp_path / "expert").collect()["episode_won"].all()
     invoke(
-        "advantages", tmp_path / "random", "-e", "hgpo", "--out", tmp_path / "advantages.parquet"
+        "advantages",
+        tmp_path / "random",
+        "-e",
+        "hgpo",
+        "--out",
+        tmp_path / "advantages.parquet",
     )
-    assert pl.read_parquet(tmp_path / "advantages.parquet")["advantage"].is_finite().all()
+    assert (
+        pl.read_parquet(tmp_path / "advantages.parquet")["advantage"].is_finite().all()
+    )
 
 
 def test_errors():

@@ -74,7 +74,9 @@ class RetailEngine:
             return self._state
         calls = tool_calls(command)
         if calls is None:
-            self._state = State(text="Error: malformed tool call", actions=(), valid=False)
+            self._state = State(
+                text="Error: malformed tool call", actions=(), valid=False
+            )
             return self._state
         self._calls += tuple(calls)
         replies = [retail.call(self._database, tool) for tool in calls]
@@ -82,9 +84,12 @@ class RetailEngine:
             replies = [(self._answer(command), True)]
         ended = any(tool.name == "transfer_to_human_agents" for tool in calls)
         ended |= not calls and (self._user is None or STOP in replies[0][0])
-        won = ended and retail.content_of(self._database) == retail.gold_content(self._task_id)
+        won = ended and retail.content_of(self._database) == retail.gold_content(
+            self._task_id
+        )
         self._state = State(
-            text="\n".join(text for text, _ in replies) or "The conversation has ended.",
+            text="\n".join(text for text, _ in replies)
+            or "The conversation has ended.",
             actions=(),
             valid=all(executed for _, executed in replies),
             terminated=ended,
@@ -157,12 +162,17 @@ class RetailSource:
         if split not in (*retail.splits(), "all"):
             raise InputError(unknown("split", split, (*retail.splits(), "all")))
         return [
-            task for name, ids in retail.splits().items() if split in (name, "all") for task in ids
+            task
+            for name, ids in retail.splits().items()
+            if split in (name, "all")
+            for task in ids
         ]
 
     def task(self, task_id: str) -> Task:
         """Return a task's description: the shop's rules."""
-        split = next((name for name, ids in retail.splits().items() if task_id in ids), None)
+        split = next(
+            (name for name, ids in retail.splits().items() if task_id in ids), None
+        )
         if split is None:
             raise UnknownTask(unknown("task", task_id, self.ids("all")))
         return Task(

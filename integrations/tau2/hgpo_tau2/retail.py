@@ -105,7 +105,9 @@ def call(database: Database, tool: ToolCall) -> tuple[str, bool]:
     """
     try:
         # What JSON cannot store, such as integers of more than 64 bits, would make the database unreadable.
-        arguments = msgspec.convert(orjson.loads(orjson.dumps(dict(tool.arguments))), _Arguments)
+        arguments = msgspec.convert(
+            orjson.loads(orjson.dumps(dict(tool.arguments))), _Arguments
+        )
         expression = str(arguments.get("expression", ""))
         if "**" in expression or len(expression) > _LONGEST_EXPRESSION:
             # a power of powers would take for ever

@@ -73,7 +73,8 @@ class ServedUser:
         with self._lock:
             known = self._replies.get(conversation)
             reply = self._replies.setdefault(conversation, known or Future())
-        if known is None:  # otherwise, another rollout has asked, and may still be waiting
+        # otherwise, another rollout has asked, and may still be waiting
+        if known is None:
             try:
                 reply.set_result(self._ask(task_id, messages))
             except Exception as error:  # noqa: BLE001 - raised below, by all who wait
@@ -84,12 +85,16 @@ class ServedUser:
     def _ask(self, task_id: str, messages: tuple[str, ...]) -> str:
         roles = ("user", "assistant") * len(messages)
         told = [
-            {"role": role, "content": text} for role, text in zip(roles, messages, strict=False)
+            {"role": role, "content": text}
+            for role, text in zip(roles, messages, strict=False)
         ]
         body = {
             "model": self._model,
             "messages": [
-                {"role": "system", "content": _RULES.format(notes=retail.notes(task_id))},
+                {
+                    "role": "system",
+                    "content": _RULES.format(notes=retail.notes(task_id)),
+                },
                 *told,
             ],
             "temperature": 0,
@@ -110,8 +115,16 @@ def _said(answer: bytes) -> str:
     try:
         text: str = json.loads(answer)["choices"][0]["message"]["content"] or ""
         return clean_text(text.rpartition("</think>")[2].strip())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        received = f"received another answer ({type(error).__name__}: {one_line(error)})"
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        received = (
+            f"received another answer ({type(error).__name__}: {one_line(error)})"
+        )
         raise RequestError(
             f"the customer's server: expected a chat completion, {received}"
         ) from None

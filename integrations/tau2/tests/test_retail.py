@@ -52,7 +52,9 @@ def test_every_solution_wins():
         state = engine.start(task_id)
         player.reset(SOURCE.task(task_id), state)
         while not state.terminated:
-            state = engine.act(parse_tool_calls(f"<think>Next.</think>{player.act(state)}").action)
+            state = engine.act(
+                parse_tool_calls(f"<think>Next.</think>{player.act(state)}").action
+            )
         assert state.won, task_id
 
 
@@ -74,7 +76,9 @@ def test_a_conversation():
     first = engine.act(order.text())
     assert '"status": "delivered"' in first.text
     fork = engine.fork()
-    both = engine.act(order.text() + ToolCall("calculate", {"expression": "1 + 2"}).text())
+    both = engine.act(
+        order.text() + ToolCall("calculate", {"expression": "1 + 2"}).text()
+    )
     assert both.text == f"{first.text}\n3.0"
     for wrong in (
         ToolCall("get_order_details", {"order_id": "#W0"}),
@@ -98,7 +102,9 @@ def play(tool: str, arguments: str):
     """Make a call whose arguments are JSON as a model writes it, and end the conversation."""
     engine = SOURCE.engine()
     engine.start("0")
-    state = engine.act(f'<tool_call>{{"name": "{tool}", "arguments": {arguments}}}</tool_call>')
+    state = engine.act(
+        f'<tool_call>{{"name": "{tool}", "arguments": {arguments}}}</tool_call>'
+    )
     state.text.encode()
     assert not state.terminated
     assert engine.key() == engine.fork().key()
@@ -135,7 +141,9 @@ def test_a_wrong_argument_is_the_agents_mistake(wrong):
         assert not state.valid
 
 
-@pytest.mark.parametrize("value", ["null", "true", '["a", 1]', r'"\u0000"', r'"\ud83d\ude00"'])
+@pytest.mark.parametrize(
+    "value", ["null", "true", '["a", 1]', r'"\u0000"', r'"\ud83d\ude00"']
+)
 def test_other_arguments_are_the_shops_to_judge(value):
     assert play("modify_user_address", ADDRESS % value).valid
 
@@ -143,7 +151,8 @@ def test_other_arguments_are_the_shops_to_judge(value):
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters()), inner, max_size=3)
     ),
     max_leaves=5,
 )
@@ -158,18 +167,27 @@ calls = [
 @pytest.mark.slow
 @given(st.sampled_from(calls), anything, st.data())
 def test_no_argument_ends_a_conversation(call, value, data):
-    names = data.draw(st.sets(st.sampled_from(list(call.arguments)))) if call.arguments else set()
-    state = play(call.name, json.dumps({**call.arguments, **dict.fromkeys(names, value)}))
+    names = (
+        data.draw(st.sets(st.sampled_from(list(call.arguments))))
+        if call.arguments
+        else set()
+    )
+    state = play(
+        call.name, json.dumps({**call.arguments, **dict.fromkeys(names, value)})
+    )
     assert state.valid != state.text.startswith("Error: ")
 
 
 def test_schemas_name_every_tool():
     functions = {
-        tool["function"]["name"]: tool["function"]["parameters"] for tool in TAU2_RETAIL.tools
+        tool["function"]["name"]: tool["function"]["parameters"]
+        for tool in TAU2_RETAIL.tools
     }
     assert len(functions) == 16
     assert functions["find_user_id_by_email"]["required"] == ["email"]
-    assert all("state_key" not in parameters["properties"] for parameters in functions.values())
+    assert all(
+        "state_key" not in parameters["properties"] for parameters in functions.values()
+    )
     used = {call.name for task in SOURCE.ids("all") for call in retail.gold_calls(task)}
     assert used <= set(functions)
 
@@ -178,12 +196,26 @@ def test_schemas_name_every_tool():
 def test_checks_and_commands(tmp_path):
     source = SharedSource(SOURCE)
     found = check_environment(
-        source, settings_for("Tau2Retail", max_steps=30), SOURCE.ids("train"), episodes=4
+        source,
+        settings_for("Tau2Retail", max_steps=30),
+        SOURCE.ids("train"),
+        episodes=4,
     )
     assert [each for each in found if each.verdict == "fail"] == []
     env = ("--env", "HGPO/Tau2Retail-v0")
     run = tmp_path / "expert"
-    invoke("rollout", *env, "--policy", "expert", "--tasks", 3, "--group-size", 2, "--out", run)
+    invoke(
+        "rollout",
+        *env,
+        "--policy",
+        "expert",
+        "--tasks",
+        3,
+        "--group-size",
+        2,
+        "--out",
+        run,
+    )
     invoke("verify", run)
     invoke("stats", run)
     invoke("advantages", run, "-e", "hgpo", "--out", tmp_path / "advantages.parquet")
@@ -205,7 +237,10 @@ def test_a_served_model_calls_the_tools(tmp_path):
         made = prompt.count("<tool_response>")
         _, reply = completion("" if made < len(gold) else "Done.")
         if made < len(gold):
-            function = {"name": gold[made].name, "arguments": json.dumps(gold[made].arguments)}
+            function = {
+                "name": gold[made].name,
+                "arguments": json.dumps(gold[made].arguments),
+            }
             calls = [{"id": "call_1", "type": "function", "function": function}]
             message = {
                 "role": "assistant",
@@ -250,8 +285,13 @@ def test_a_served_model_is_the_customer(tmp_path, monkeypatch):
     """The model gets the notes and the messages, its replies are states, and its last one ends the conversation."""
     monkeypatch.setenv("TAU2_USER_API_KEY", "customers-key")
     with Api() as api:
-        said = ["<think>My notes.</think>\nMy keyboard is wrong.", "No, thanks.\n###STOP###"]
-        api.answer = lambda body, attempt: completion(said[len(body["messages"]) // 2 - 1])
+        said = [
+            "<think>My notes.</think>\nMy keyboard is wrong.",
+            "No, thanks.\n###STOP###",
+        ]
+        api.answer = lambda body, attempt: completion(
+            said[len(body["messages"]) // 2 - 1]
+        )
         env = (
             "--env",
             "HGPO/Tau2Retail-v0",
@@ -261,19 +301,37 @@ def test_a_served_model_is_the_customer(tmp_path, monkeypatch):
             f"user_url={api.url}",
         )
         run = tmp_path / "run"
-        invoke("rollout", *env, "--policy", "expert", "--tasks", 2, "--group-size", 2, "--out", run)
+        invoke(
+            "rollout",
+            *env,
+            "--policy",
+            "expert",
+            "--tasks",
+            2,
+            "--group-size",
+            2,
+            "--out",
+            run,
+        )
     steps = scan_steps(run).collect().sort("trajectory", "step")
     assert steps["episode_won"].all()
     assert steps.filter(step=0)["state"].unique().to_list() == ["My keyboard is wrong."]
     assert not steps["state"].str.contains("customer's notes").any()
-    assert len(api.bodies) == 4  # two messages of each task: the rollouts of a group hear the same
+    # two messages of each task: the rollouts of a group hear the same
+    assert len(api.bodies) == 4
     notes, *messages = max((body["messages"] for body in api.bodies), key=len)
-    assert any(retail.notes(task) in notes["content"] for task in steps["task_id"].unique())
+    assert any(
+        retail.notes(task) in notes["content"] for task in steps["task_id"].unique()
+    )
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[1]["content"] == "My keyboard is wrong."
-    assert {headers["authorization"] for headers in api.headers} == {"Bearer customers-key"}
+    assert {headers["authorization"] for headers in api.headers} == {
+        "Bearer customers-key"
+    }
     assert not any(
-        b"customers-key" in file.read_bytes() for file in run.rglob("*") if file.is_file()
+        b"customers-key" in file.read_bytes()
+        for file in run.rglob("*")
+        if file.is_file()
     )
 
 
@@ -293,13 +351,21 @@ def drip(handler):
             (200, gzip.compress(bytes(1 << 20)), {"Content-Encoding": "gzip"}),
             "expected a chat completion",
         ),
-        ((200, {"choices": []}), "expected a chat completion, received another answer (IndexError"),
-        ((200, {"choices": [{"message": {"content": ["x"]}}]}), "expected a chat completion"),
+        (
+            (200, {"choices": []}),
+            "expected a chat completion, received another answer (IndexError",
+        ),
+        (
+            (200, {"choices": [{"message": {"content": ["x"]}}]}),
+            "expected a chat completion",
+        ),
         ((200, b"[" * 100_000), "expected a chat completion"),
         ((500, {"error": {"message": "no memory"}}), "HTTP 500: no memory"),
     ],
 )
-def test_a_customers_server_that_does_not_answer_is_an_error_in_one_line(answer, line, monkeypatch):
+def test_a_customers_server_that_does_not_answer_is_an_error_in_one_line(
+    answer, line, monkeypatch
+):
     monkeypatch.setattr(user, "_TIMEOUT_S", 0.3)
     monkeypatch.setattr(user, "_RETRIES", 0)
     with Api() as api:
@@ -308,7 +374,8 @@ def test_a_customers_server_that_does_not_answer_is_an_error_in_one_line(answer,
             RetailSource("model", api.url).engine().start("0")
     assert line in str(error.value)
     assert "\n" not in str(error.value)
-    assert api.headers[0]["accept-encoding"] == "identity"  # an answer could expand to any size
+    # an answer could expand to any size
+    assert api.headers[0]["accept-encoding"] == "identity"
 
 
 @pytest.mark.slow
@@ -324,7 +391,14 @@ def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
     run = tmp_path / "run"
     model = tmp_path / "model"
     tokens = {"max_prompt_tokens": 20_000}
-    env = ("--env", "HGPO/Tau2Retail-v0", "--tasks", 3, "--env-option", f"prompt_style={style}")
+    env = (
+        "--env",
+        "HGPO/Tau2Retail-v0",
+        "--tasks",
+        3,
+        "--env-option",
+        f"prompt_style={style}",
+    )
     invoke("rollout", *env, "--policy", "expert", "--group-size", 1, "--out", run)
     rows = demonstrations(run, SftConfig())
     shape = TinyShape(
@@ -340,7 +414,9 @@ def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
     (model / "chat_template.jinja").write_text(WITH_TOOLS, "utf-8")
     tokenizer = load_tokenizer(str(model))
     options = {"id": "HGPO/Tau2Retail-v0", "prompt_style": style}
-    for _, trajectory in tokenise(rows, tokenizer, 20_000, options).group_by("trajectory"):
+    for _, trajectory in tokenise(rows, tokenizer, 20_000, options).group_by(
+        "trajectory"
+    ):
         messages = []
         for row in trajectory.sort("step").iter_rows(named=True):
             role = "tool" if messages and style == "chat" else "user"
@@ -349,11 +425,17 @@ def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
                 {"role": role, "content": row["prompt"]},
             ]
             rendered = tokenizer.apply_chat_template(
-                messages, tools=TAU2_RETAIL.tools, add_generation_prompt=True, tokenize=False
+                messages,
+                tools=TAU2_RETAIL.tools,
+                add_generation_prompt=True,
+                tokenize=False,
             )
             assert "find_user_id_by_email" in rendered.partition("<|im_end|>")[0]
             assert tokenizer.decode(row["prompt_token_ids"]) == rendered
-            assert tokenizer.decode(row["response_token_ids"]) == f"{row['response']}<|im_end|>"
+            assert (
+                tokenizer.decode(row["response_token_ids"])
+                == f"{row['response']}<|im_end|>"
+            )
             messages.append({"role": "assistant", "content": row["response"]})
     less = (
         "update.epochs=1",

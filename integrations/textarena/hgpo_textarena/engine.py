@@ -25,7 +25,8 @@ SEEDS: Final = 1_100
 
 _HELD_OUT: Final = 10  # every how many games one is held out for tests
 
-_WON: Final = 1.0  # the reward of a solved game; others are graded by how near the end was
+# the reward of a solved game; others are graded by how near the end was
+_WON: Final = 1.0
 
 
 class TextArenaEngine:
@@ -95,7 +96,9 @@ class TextArenaEngine:
         if done:
             rewards, infos = self._game.close()
             reward = float(rewards[0])
-            messages.append((str(infos[0].get("reason", "")), ObservationType.GAME_MESSAGE))
+            messages.append(
+                (str(infos[0].get("reason", "")), ObservationType.GAME_MESSAGE)
+            )
         boards = [text for text, kind in messages if kind == ObservationType.GAME_BOARD]
         return State(
             text="\n".join(text for text, _ in messages) or "Begin.",
@@ -149,15 +152,27 @@ class TextArenaSource:
         if split not in (*SPLITS, "all"):
             raise InputError(unknown("split", split, (*SPLITS, "all")))
         games = different_games(self._game_id)
-        return [task_id for name in SPLITS if split in (name, "all") for task_id in games[name]]
+        return [
+            task_id
+            for name in SPLITS
+            if split in (name, "all")
+            for task_id in games[name]
+        ]
 
     def task(self, task_id: str) -> Task:
         """Return a task's description: the game's rules."""
         split = next(
-            (name for name, ids in different_games(self._game_id).items() if task_id in ids), None
+            (
+                name
+                for name, ids in different_games(self._game_id).items()
+                if task_id in ids
+            ),
+            None,
         )
         if split is None:
-            raise UnknownTask(f"expected a task such as {self._game_id}-0, received {task_id!r}")
+            raise UnknownTask(
+                f"expected a task such as {self._game_id}-0, received {task_id!r}"
+            )
         engine = self.engine()
         engine.start(task_id)
         rules = next(text for _, text in engine.game.state.logs)

@@ -26,7 +26,8 @@ def moves_of_disks(game: Any) -> list[str]:  # noqa: ANN401
     return [
         f"[{source} {target}]"
         for source, target in permutations(sorted(towers), 2)
-        if towers[source] and (not towers[target] or towers[target][-1] > towers[source][-1])
+        if towers[source]
+        and (not towers[target] or towers[target][-1] > towers[source][-1])
     ]
 
 
@@ -41,10 +42,14 @@ def guesses(game: Any) -> list[str]:  # noqa: ANN401
 
 GAMES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     **dict.fromkeys(
-        ("FrozenLake-v0", "FrozenLake-v0-random", "FrozenLake-v0-hardcore"), moves_on_ice
+        ("FrozenLake-v0", "FrozenLake-v0-random", "FrozenLake-v0-hardcore"),
+        moves_on_ice,
     ),
     **dict.fromkeys(
-        (f"TowerOfHanoi-v0{size}" for size in ("", "-medium", "-hard", "-hardcore", "-extreme")),
+        (
+            f"TowerOfHanoi-v0{size}"
+            for size in ("", "-medium", "-hard", "-hardcore", "-extreme")
+        ),
         moves_of_disks,
     ),
     **dict.fromkeys(("GuessTheNumber-v0", "GuessTheNumber-v0-hardcore"), guesses),

@@ -33,7 +33,10 @@ class OwnRandom:
 
     def __init__(self, seed: int) -> None:
         generator = random.Random(seed)
-        self._own: tuple[Any, Any] = generator.getstate(), np.random.RandomState(seed).get_state()
+        self._own: tuple[Any, Any] = (
+            generator.getstate(),
+            np.random.RandomState(seed).get_state(),
+        )
 
     def __enter__(self) -> Self:
         self._exchange()

@@ -42,7 +42,9 @@ def test_the_expert_wins(game):
 def test_checks_of_environments_pass(game):
     source = SharedSource(TextArenaSource(game))
     settings = settings_for("TextArena", max_steps=254)
-    findings = check_environment(source, settings, source.source.ids("train"), episodes=8)
+    findings = check_environment(
+        source, settings, source.source.ids("train"), episodes=8
+    )
     faults = {each.check: each.message for each in findings if each.verdict != "pass"}
     faults.pop("odd commands", None)  # two invalid actions lose the game
     if game == "TowerOfHanoi-v0-medium":
@@ -67,9 +69,9 @@ def test_tasks_are_different_games(game):
     # the games' ranges of numbers
     numbers = {"GuessTheNumber-v0": 20, "GuessTheNumber-v0-hardcore": 50}
     assert len(begun) == (1 if "Hanoi" in game else numbers.get(game, len(begun)))
-    assert [source.task(task_id).split for task_id in (*train[:2], *test[:2])] == ["train"] * len(
-        train[:2]
-    ) + ["test"] * len(test[:2])
+    assert [source.task(task_id).split for task_id in (*train[:2], *test[:2])] == [
+        "train"
+    ] * len(train[:2]) + ["test"] * len(test[:2])
 
 
 def test_the_same_position_is_the_same_state():
@@ -84,10 +86,24 @@ def test_the_same_position_is_the_same_state():
 @pytest.mark.slow
 def test_from_rollouts_to_a_page(tmp_path):
     env = ("--env", "HGPO/TextArena-v0", "--env-option", "game=GuessTheNumber-v0")
-    for name, *options in (("random",), ("again", "--slots", 16), ("expert", "--policy", "expert")):
+    for name, *options in (
+        ("random",),
+        ("again", "--slots", 16),
+        ("expert", "--policy", "expert"),
+    ):
         run = tmp_path / name
         invoke(
-            "rollout", *env, "--tasks", 4, "--group-size", 4, "--slots", 1, *options, "--out", run
+            "rollout",
+            *env,
+            "--tasks",
+            4,
+            "--group-size",
+            4,
+            "--slots",
+            1,
+            *options,
+            "--out",
+            run,
         )
         invoke("verify", run)
         invoke("stats", run)
@@ -111,20 +127,34 @@ def test_from_rollouts_to_a_page(tmp_path):
         "--out",
         tmp_path / "advantages.parquet",
     )
-    assert pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"].is_finite().all()
+    assert (
+        pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"]
+        .is_finite()
+        .all()
+    )
     invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
     assert "GuessTheNumber" in (tmp_path / "page.html").read_text("utf-8")
     report = invoke(
-        "eval", *env, "--policy", "expert", "--seeds", 1, "--json", "--out", tmp_path / "eval"
+        "eval",
+        *env,
+        "--policy",
+        "expert",
+        "--seeds",
+        1,
+        "--json",
+        "--out",
+        tmp_path / "eval",
     )
     (row,) = [each for each in json.loads(report)["reports"] if each["name"] == "all"]
-    assert (row["tasks"], row["measures"]["success"]["mean"]) == (2, 1.0)  # a tenth of 20 numbers
+    # a tenth of 20 numbers
+    assert (row["tasks"], row["measures"]["success"]["mean"]) == (2, 1.0)
 
 
 def test_errors():
     with pytest.raises(InputError, match="unknown game 'Chess-v0'"):
         TextArenaSource("Chess-v0")
     with pytest.raises(
-        UnknownTask, match="expected a task such as FrozenLake-v0-0, received 'FrozenLake-v0-x'"
+        UnknownTask,
+        match="expected a task such as FrozenLake-v0-0, received 'FrozenLake-v0-x'",
     ):
         TextArenaSource().task("FrozenLake-v0-x")

@@ -22,9 +22,25 @@ _FIRST_ROOM: Final = re.compile(r"^-= .* =-$", re.MULTILINE)
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
 
 _SHORT: Final = frozenset(
-    ("n", "e", "s", "w", "north", "east", "south", "west", "i", "l", "x", "the", "a", "an")
+    (
+        "n",
+        "e",
+        "s",
+        "w",
+        "north",
+        "east",
+        "south",
+        "west",
+        "i",
+        "l",
+        "x",
+        "the",
+        "a",
+        "an",
+    )
 )
-_NOT_SENT: Final = "That's not a verb I recognise."  # the game's own reply to an unknown verb
+# the game's own reply to an unknown verb
+_NOT_SENT: Final = "That's not a verb I recognise."
 
 
 class TextWorldEngine:
@@ -66,7 +82,9 @@ class TextWorldEngine:
             self._env = textworld.start(str(file), infos)
         self._env.seed(0)  # of the interpreter, which else takes the time
         reply = self._env.reset()
-        self._words = _SHORT.union(*map(str.split, [*reply.game.verbs, *reply.game.entity_names]))
+        self._words = _SHORT.union(
+            *map(str.split, [*reply.game.verbs, *reply.game.entity_names])
+        )
         self._state = self._observed(reply, valid=True)
         return self._state
 

@@ -45,7 +45,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "treasure-hunter": Family(
         "tw-treasure_hunter", 30, "find an object; from 11 on with doors and containers"
     ),
-    "cooking": Family("tw-cooking", 4, "find, cut and cook the ingredients of a recipe"),
+    "cooking": Family(
+        "tw-cooking", 4, "find, cut and cook the ingredients of a recipe"
+    ),
 }
 
 # the levels of GATA (Adhikari et al. 2020), sizes and skills
@@ -53,7 +55,15 @@ _COOKING: Final[tuple[Mapping[str, Any], ...]] = (
     {"recipe": 1, "take": 1, "go": 1, "cut": True},
     {"recipe": 1, "take": 1, "go": 1, "cut": True, "cook": True},
     {"recipe": 1, "take": 1, "go": 9},
-    {"recipe": 3, "take": 3, "go": 6, "cut": True, "cook": True, "open": True, "drop": True},
+    {
+        "recipe": 3,
+        "take": 3,
+        "go": 6,
+        "cut": True,
+        "cook": True,
+        "open": True,
+        "drop": True,
+    },
 )
 
 
@@ -86,13 +96,15 @@ def _generate(family: str, level: int, seed: int, path: Path) -> None:
     options = textworld.GameOptions()
     options.seeds = seed
     options.path = str(path)
-    options.grammar.only_last_action = True  # the objective names the goal, not the way to it
+    # the objective names the goal, not the way to it
+    options.grammar.only_last_action = True
     settings: dict[str, Any] = {"level": level}
     if family == "cooking":
         absent = dict.fromkeys(("cut", "cook", "open", "drop"), False)
         settings = {**absent, **_COOKING[level - 1], "recipe_seed": seed, "split": None}
     _, make, _ = CHALLENGES[FAMILIES[family].challenge]
-    with warnings.catch_warnings(action="ignore"):  # Jericho's, which knows commercial games only
+    # Jericho's, which knows commercial games only
+    with warnings.catch_warnings(action="ignore"):
         compile_game(make(settings, options), options)
 
 

@@ -45,18 +45,27 @@ class TextWorldSource:
     def ids(self, split: str) -> list[str]:
         """Return the ids: ``FAMILY-LEVEL-SEED``, or names of files, sorted."""
         if self._files is not None:
-            found = [name for name in self._files if split == "all" or name.startswith(f"{split}/")]
+            found = [
+                name
+                for name in self._files
+                if split == "all" or name.startswith(f"{split}/")
+            ]
             if not found:
                 raise InputError(
                     unknown(
-                        "split", split, sorted({name.partition("/")[0] for name in self._files})
+                        "split",
+                        split,
+                        sorted({name.partition("/")[0] for name in self._files}),
                     )
                 )
             return found
         if split not in (*SPLITS, "all"):
             raise InputError(unknown("split", split, (*SPLITS, "all")))
         seeds = [
-            seed for name, numbers in SPLITS.items() if split in (name, "all") for seed in numbers
+            seed
+            for name, numbers in SPLITS.items()
+            if split in (name, "all")
+            for seed in numbers
         ]
         return [f"{self._family}-{self._level}-{seed}" for seed in seeds]
 
@@ -75,11 +84,15 @@ class TextWorldSource:
     def task(self, task_id: str) -> Task:
         """Return a task's description, which generates its game if necessary."""
         file = self.file(task_id)
-        game: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        game: dict[str, Any] = json.loads(
+            file.with_suffix(".json").read_text(encoding="utf-8")
+        )
         split = task_id.partition("/")[0]
         kind = "game"
         if self._files is None:
-            split = next(name for name, seeds in SPLITS.items() if self._seed(task_id) in seeds)
+            split = next(
+                name for name, seeds in SPLITS.items() if self._seed(task_id) in seeds
+            )
             kind = self._family
         return Task(task_id, split, game["objective"], kind, {"textworld": VERSION})
 

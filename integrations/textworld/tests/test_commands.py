@@ -39,7 +39,9 @@ def test_from_rollouts_to_a_page(tmp_path):
         )
         invoke("verify", tmp_path / policy)
         invoke("stats", tmp_path / policy)
-    expert, random = (scan_steps(tmp_path / policy).collect() for policy in ("expert", "random"))
+    expert, random = (
+        scan_steps(tmp_path / policy).collect() for policy in ("expert", "random")
+    )
     assert expert.filter(step=0)["episode_won"].all()
     assert expert["action_admissible"].all()
     assert not random["aborted"].any()
@@ -53,16 +55,30 @@ def test_from_rollouts_to_a_page(tmp_path):
         "--out",
         tmp_path / "advantages.parquet",
     )
-    assert pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"].is_finite().all()
+    assert (
+        pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"]
+        .is_finite()
+        .all()
+    )
     invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
     for seed in range(2):
         game = compiled("coin-collector", 3, seed)
         for file in (game, game.with_suffix(".json")):
             (tmp_path / "games/test").mkdir(parents=True, exist_ok=True)
-            (tmp_path / f"games/test/{seed}{file.suffix}").write_bytes(file.read_bytes())
+            (tmp_path / f"games/test/{seed}{file.suffix}").write_bytes(
+                file.read_bytes()
+            )
     folder = ("--env", "HGPO/TextWorld-v0", "--data", tmp_path / "games")
     report = invoke(
-        "eval", *folder, "--policy", "expert", "--seeds", 1, "--json", "--out", tmp_path / "eval"
+        "eval",
+        *folder,
+        "--policy",
+        "expert",
+        "--seeds",
+        1,
+        "--json",
+        "--out",
+        tmp_path / "eval",
     )
     (row,) = [each for each in json.loads(report)["reports"] if each["name"] == "all"]
     assert (row["tasks"], row["measures"]["success"]["mean"]) == (2, 1.0)
@@ -79,15 +95,22 @@ def test_a_small_model_is_trained(tmp_path):
         "rollout.group_size=2",
         "rollout.filter_groups=false",
     ]
-    less += ["environment.max_steps=8", "evaluation.tasks=2", "tracking.tensorboard=false"]
+    less += [
+        "environment.max_steps=8",
+        "evaluation.tasks=2",
+        "tracking.tensorboard=false",
+    ]
     config = str(Path(__file__).parents[1] / "train.toml")
     sizes = ["--demonstrations", "8", "--epochs", "1", "--layers", "1"]
     with pytest.MonkeyPatch.context() as patch:
         arguments = [text for each in less for text in ("--set", each)]
         patch.setattr(
-            "sys.argv", ["train", config, "--out", str(tmp_path / "run"), *sizes, *arguments]
+            "sys.argv",
+            ["train", config, "--out", str(tmp_path / "run"), *sizes, *arguments],
         )
         train_from_nothing.main()
-    last = json.loads((tmp_path / "run/train/metrics.jsonl").read_text("utf-8").splitlines()[-1])
+    last = json.loads(
+        (tmp_path / "run/train/metrics.jsonl").read_text("utf-8").splitlines()[-1]
+    )
     # 4 rollouts of 8 steps
     assert (last["iteration"], last["training/environment_steps"]) == (1, 32)

@@ -43,7 +43,8 @@ def test_the_expert_wins_and_a_fork_is_independent(source):
     total = 0.0
     while not state.terminated:
         assert state.actions
-        assert task.instruction not in state.text  # the banner's part of the first reply
+        # the banner's part of the first reply
+        assert task.instruction not in state.text
         assert "$$" not in state.text
         assert not state.text.endswith(">")
         command = player.act(state)
@@ -68,7 +69,8 @@ def test_a_game_depends_on_its_seed_alone(monkeypatch, tmp_path):
     again = compiled("treasure-hunter", 12, 5)
     other = compiled("treasure-hunter", 12, 6)
     games = [
-        json.loads(game.with_suffix(".json").read_text("utf-8")) for game in (first, again, other)
+        json.loads(game.with_suffix(".json").read_text("utf-8"))
+        for game in (first, again, other)
     ]
     assert first != again
     assert games[0] == games[1] != games[2]
@@ -123,7 +125,10 @@ def test_the_environment_conforms_to_gymnasium():
     options = {"family": "coin-collector", "level": 2, "split": "test"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_env(gymnasium.make("HGPO/TextWorld-v0", **options).unwrapped, skip_render_check=True)
+        check_env(
+            gymnasium.make("HGPO/TextWorld-v0", **options).unwrapped,
+            skip_render_check=True,
+        )
     env = gymnasium.make("HGPO/TextWorld-v0", **options)
     observation, _ = pickle.loads(pickle.dumps(env)).reset(seed=3)
     assert observation["state"] == env.reset(seed=3)[0]["state"]
@@ -140,7 +145,10 @@ def test_a_folder_of_games(tmp_path):
     assert source.ids("all") == ["test/game", "train/game"]
     assert source.ids("test") == ["test/game"]
     assert source.task("test/game").split == "test"
-    assert source.engine().start("train/game").text == source.engine().start("test/game").text
+    assert (
+        source.engine().start("train/game").text
+        == source.engine().start("test/game").text
+    )
     with pytest.raises(InputError, match="unknown split 'valid'"):
         source.ids("valid")
     with pytest.raises(InputError, match="received none"):
@@ -153,8 +161,15 @@ def test_errors():
     with pytest.raises(InputError, match="expected 1 to 4 for cooking, received 5"):
         TextWorldSource(family="cooking", level=5)
     source = TextWorldSource(family="coin-collector", level=2)
-    for name in ("coin-collector-3-0", "coin-collector-2-99999", "coin-collector-2-x", ""):
-        with pytest.raises(UnknownTask, match="expected a task such as coin-collector-2-0"):
+    for name in (
+        "coin-collector-3-0",
+        "coin-collector-2-99999",
+        "coin-collector-2-x",
+        "",
+    ):
+        with pytest.raises(
+            UnknownTask, match="expected a task such as coin-collector-2-0"
+        ):
             source.file(name)
 
 

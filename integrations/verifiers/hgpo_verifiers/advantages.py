@@ -49,10 +49,14 @@ def assign_advantages(
             )
         nodes += replies
         for step, columns in enumerate(steps):
-            rows.append({**columns, "task_id": "task", "trajectory": str(number), "step": step})
+            rows.append(
+                {**columns, "task_id": "task", "trajectory": str(number), "step": step}
+            )
     if not rows:
         return
-    table = compute(pl.DataFrame(rows, infer_schema_length=None), estimator, **parameters)
+    table = compute(
+        pl.DataFrame(rows, infer_schema_length=None), estimator, **parameters
+    )
     found = table.select("advantage").collect(engine="in-memory")["advantage"]
     for node, value in zip(nodes, found, strict=True):
         node.advantages = [value] * sum(node.mask)

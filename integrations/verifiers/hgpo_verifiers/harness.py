@@ -67,13 +67,21 @@ class StepHarness(vf.Harness[vf.HarnessConfig]):
         in_threads = getattr(handle.shared.source, "concurrent", None) is not None
 
         async def call(function: Callable[[str], Any], text: str) -> Any:  # noqa: ANN401 - a state
-            return await asyncio.to_thread(function, text) if in_threads else function(text)
+            return (
+                await asyncio.to_thread(function, text)
+                if in_threads
+                else function(text)
+            )
 
         episode = Episode(handle.shared, handle.settings)
-        trajectory = Trajectory(PlannedGroup(0, 0, data.id, 0, 1), 0, 0, episode, clocked=False)
+        trajectory = Trajectory(
+            PlannedGroup(0, 0, data.id, 0, 1), 0, 0, episode, clocked=False
+        )
         steps = trace.info[STEPS] = []
         try:
-            async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
+            async with AsyncOpenAI(
+                base_url=endpoint, api_key=secret, timeout=None
+            ) as client:
                 await call(episode.start, data.id)
                 while not episode.done:
                     asked = trajectory.request()
@@ -91,7 +99,10 @@ class StepHarness(vf.Harness[vf.HarnessConfig]):
                     trajectory.add_state(state, 0.0)
                     row = trajectory.rows[-1].as_dict()
                     steps.append(
-                        {name: row[name] for name in row.keys() - _IN_THE_GRAPH - _OF_THE_IMPORT}
+                        {
+                            name: row[name]
+                            for name in row.keys() - _IN_THE_GRAPH - _OF_THE_IMPORT
+                        }
                     )
         except APIStatusError as error:
             # The trace has the reason already: a limit, or a failure of the model's server.

@@ -19,7 +19,12 @@ from hgpo_train.rollout.env_handle import open_env
 
 ROOT = Path(__file__).parents[3]
 WRONG = {"HGPO/ALFWorld-v0": "look", "HGPO/WebShop-v0": "search[nothing]"}
-PARTS = [ROOT / "integrations/verifiers", ROOT, ROOT / "datasets", Path(__file__).parent]
+PARTS = [
+    ROOT / "integrations/verifiers",
+    ROOT,
+    ROOT / "datasets",
+    Path(__file__).parent,
+]
 VARIABLES = {
     **os.environ,
     "KEY_OF_TEST": "x",
@@ -32,7 +37,9 @@ VARIABLES = {
 def python() -> str:
     """Return a Python that has verifiers 0.4 and this package."""
     python = os.environ.get("HGPO_VERIFIERS_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import verifiers.v1"], capture_output=True).returncode:
+    if subprocess.run(
+        [python, "-c", "import verifiers.v1"], capture_output=True
+    ).returncode:
         pytest.skip(
             "needs verifiers 0.4, or HGPO_VERIFIERS_PYTHON set to a Python that has it and hgpo"
         )
@@ -54,7 +61,9 @@ def play(handle, task: str, name: str, *, well: bool) -> list[dict]:
             "prompt": episode.prompt(),
             "admissible_actions": list(episode.state.actions),
         }
-        row["response"] = f"<think>so</think><{spec.action_tag}>{action}</{spec.action_tag}>"
+        row["response"] = (
+            f"<think>so</think><{spec.action_tag}>{action}</{spec.action_tag}>"
+        )
         episode.act(row["response"])
         row |= {
             "action": episode.action,
@@ -62,7 +71,9 @@ def play(handle, task: str, name: str, *, well: bool) -> list[dict]:
             "reward": episode.state.reward,
         }
         row |= {"score": episode.state.score, "won": episode.state.won}
-        rows.append({**row, "terminated": episode.terminated, "truncated": episode.truncated})
+        rows.append(
+            {**row, "terminated": episode.terminated, "truncated": episode.truncated}
+        )
     rows[-1]["next_state"] = episode.state.text
     return rows
 
@@ -72,7 +83,10 @@ def evaluate(python, name, answer, tasks, rollouts, folder, **options) -> pl.Dat
     settings = {"environment": name, "options": options}
     (folder / "eval.toml").write_text(
         f'[env.taskset]\nid = "hgpo-verifiers"\nenvironment = "{name}"\n[env.taskset.options]\n'
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings["options"].items())
+        + "".join(
+            f"{key} = {json.dumps(value)}\n"
+            for key, value in settings["options"].items()
+        )
     )
     with Api() as api:
         api.answer = answer
@@ -138,12 +152,19 @@ def test_an_evaluation_is_what_is_played_here(python, name, tmp_path) -> None:
         if prompt == refused:
             return (
                 400,
-                {"error": {"message": "no more tokens", "type": "invalid_request_error"}},
+                {
+                    "error": {
+                        "message": "no more tokens",
+                        "type": "invalid_request_error",
+                    }
+                },
                 {},
             )
         times[prompt] = times.get(prompt, 0) + 1
         return completion(
-            first[prompt] if prompt in first and times[prompt] % 2 == 0 else replies[prompt]
+            first[prompt]
+            if prompt in first and times[prompt] % 2 == 0
+            else replies[prompt]
         )
 
     steps = evaluate(python, name, answer, 2, 2, tmp_path, max_steps=12)
@@ -155,14 +176,24 @@ def test_an_evaluation_is_what_is_played_here(python, name, tmp_path) -> None:
     assert "no more tokens" in failed["error"].drop_nulls().item()
     for task, expected in ((ids[0], [good, bad]), (ids[1], [bad])):
         rows = steps.filter(~pl.col("aborted").any().over("trajectory"), task_id=task)
-        played = [one.to_dicts() for one in rows.partition_by("trajectory", maintain_order=True)]
-        seen = [[{key: row[key] for key in good[task][0]} for row in one] for one in played]
-        wanted = [
-            [{key: row[key] for key in good[task][0]} for row in games[task]] for games in expected
+        played = [
+            one.to_dicts()
+            for one in rows.partition_by("trajectory", maintain_order=True)
         ]
-        for one, other in zip(sorted(seen, key=str), sorted(wanted, key=str), strict=True):
+        seen = [
+            [{key: row[key] for key in good[task][0]} for row in one] for one in played
+        ]
+        wanted = [
+            [{key: row[key] for key in good[task][0]} for row in games[task]]
+            for games in expected
+        ]
+        for one, other in zip(
+            sorted(seen, key=str), sorted(wanted, key=str), strict=True
+        ):
             assert one == other
-        assert played[0][-1]["next_state"] in {games[task][-1]["next_state"] for games in expected}
+        assert played[0][-1]["next_state"] in {
+            games[task][-1]["next_state"] for games in expected
+        }
     _check_branches(python, steps, tmp_path)
 
 
@@ -193,7 +224,9 @@ def message(content: str | None, **parts: object) -> tuple[int, dict, dict]:
 
 
 @pytest.mark.slow
-def test_a_conversation_has_the_earlier_messages_as_they_were_sent(python, tmp_path) -> None:
+def test_a_conversation_has_the_earlier_messages_as_they_were_sent(
+    python, tmp_path
+) -> None:
     """Reasoning that a server separates is part of the response, and goes back apart, as with `openai:`."""
     asked = []
 
@@ -207,11 +240,19 @@ def test_a_conversation_has_the_earlier_messages_as_they_were_sent(python, tmp_p
         return message("<action>look</action>", reasoning_content="Where am I?")
 
     steps = evaluate(
-        python, "HGPO/ALFWorld-v0", answer, 1, 1, tmp_path, prompt_style="chat", max_steps=3
+        python,
+        "HGPO/ALFWorld-v0",
+        answer,
+        1,
+        1,
+        tmp_path,
+        prompt_style="chat",
+        max_steps=3,
     )
     response = "<think>\nWhere am I?\n</think>\n\n<action>look</action>"
     assert (
-        steps.select("response", "action", "action_valid").rows() == [(response, "look", True)] * 3
+        steps.select("response", "action", "action_valid").rows()
+        == [(response, "look", True)] * 3
     )
     turns = []
     for prompt in (asked[step][-1] for step in range(3)):
@@ -227,10 +268,16 @@ def test_tools_are_sent_and_their_calls_are_the_actions(python, tmp_path) -> Non
 
     def answer(body, attempt):
         bodies.append(body)
-        call = {"id": "one", "type": "function", "function": {"name": "walk", "arguments": "{}"}}
+        call = {
+            "id": "one",
+            "type": "function",
+            "function": {"name": "walk", "arguments": "{}"},
+        }
         return message(None, tool_calls=[call])
 
-    steps = evaluate(python, "counter:COUNTER", answer, 1, 1, tmp_path, prompt_style="chat")
+    steps = evaluate(
+        python, "counter:COUNTER", answer, 1, 1, tmp_path, prompt_style="chat"
+    )
     walk = '<tool_call>\n{"name": "walk", "arguments": {}}\n</tool_call>'
     assert steps.select("response", "action").rows() == [(walk, walk)] * 3
     assert [body["tools"][0]["function"]["name"] for body in bodies] == ["walk"] * 3
@@ -241,4 +288,5 @@ def test_tools_are_sent_and_their_calls_are_the_actions(python, tmp_path) -> Non
         "assistant",
         "tool",
     ]
-    assert steps["state_hash"].n_unique() == 1  # of the state's key, in which numbers are masked
+    # of the state's key, in which numbers are masked
+    assert steps["state_hash"].n_unique() == 1

@@ -49,9 +49,13 @@ class StepsAgentLoop(AgentLoopBase):
     well, with a response mask of zeros, so that it is stored and not trained on.
     """
 
-    async def run(self, sampling_params: dict[str, Any], **task: Any) -> list[AgentLoopOutput]:
+    async def run(
+        self, sampling_params: dict[str, Any], **task: Any
+    ) -> list[AgentLoopOutput]:
         """Play the rollout. See verl's `AgentLoopBase.run`; `task` is a row of `hgpo_verl.tasks.TaskDataset`."""
-        settings, train, evaluation = _opened(OmegaConf.to_yaml(self.config.hgpo, resolve=True))
+        settings, train, evaluation = _opened(
+            OmegaConf.to_yaml(self.config.hgpo, resolve=True)
+        )
         config = settings.config
         is_evaluation = bool(task["evaluation"])
         member = int(task["session_id"])
@@ -67,28 +71,41 @@ class StepsAgentLoop(AgentLoopBase):
                 request_id=request_id, prompt_ids=tokens, sampling_params=dict(sampling)
             )
             if not made.token_ids or made.stop_reason in ("abort", "aborted"):
-                raise RuntimeError(f"the engine ended the request with {made.stop_reason!r}")
+                raise RuntimeError(
+                    f"the engine ended the request with {made.stop_reason!r}"
+                )
             return Generated(
-                list(made.token_ids), made.log_probs, made.extra_fields.get("global_steps")
+                list(made.token_ids),
+                made.log_probs,
+                made.extra_fields.get("global_steps"),
             )
 
         group = PlannedGroup(
             position=int(task["position"]),
-            iteration=int(task["global_steps"]) if is_evaluation else int(task["iteration"]),
+            iteration=int(task["global_steps"])
+            if is_evaluation
+            else int(task["iteration"]),
             task_id=str(task["task_id"]),
             group=int(task["group"]),
-            size=config.evaluation.group_size if is_evaluation else config.rollout.group_size,
+            size=config.evaluation.group_size
+            if is_evaluation
+            else config.rollout.group_size,
         )
         seed = group.seed(
-            config.seed + config.evaluation.seed if is_evaluation else config.seed, member
+            config.seed + config.evaluation.seed if is_evaluation else config.seed,
+            member,
         )
         trajectory = Trajectory(
             group, member, seed, Episode(handle.shared, handle.settings), clocked=True
         )
-        await play(trajectory, with_retries(generate), self.tokenizer, settings.generation)
+        await play(
+            trajectory, with_retries(generate), self.tokenizer, settings.generation
+        )
         return self._outputs(trajectory, int(task["global_steps"]))
 
-    def _outputs(self, trajectory: Trajectory, global_steps: int) -> list[AgentLoopOutput]:
+    def _outputs(
+        self, trajectory: Trajectory, global_steps: int
+    ) -> list[AgentLoopOutput]:
         rows = trajectory.rows
         won = bool(rows[-1].won)
         total = float(sum(row.reward for row in rows))
@@ -110,21 +127,27 @@ class StepsAgentLoop(AgentLoopBase):
 
     def _output(self, row: Row, *, trained: bool, global_steps: int) -> AgentLoopOutput:
         response = row.response_token_ids
-        missing = not response  # the rollout failed before the step's response: verl needs a token
+        # the rollout failed before the step's response: verl needs a token
+        missing = not response
         prompt = row.prompt_token_ids or [self.tokenizer.eos_token_id]
         response = response or [self.tokenizer.eos_token_id]
-        version = max(0, global_steps - 1) if row.response is None else row.policy_version
+        version = (
+            max(0, global_steps - 1) if row.response is None else row.policy_version
+        )
         return AgentLoopOutput(
             prompt_ids=list(prompt),
             response_ids=list(response),
             response_mask=[int(trained)] * len(response),
             response_logprobs=list(row.response_logprobs or [0.0] * len(response)),
             metrics=AgentLoopMetrics(
-                generate_sequences=row.policy_s or 0.0, tool_calls=row.environment_s or 0.0
+                generate_sequences=row.policy_s or 0.0,
+                tool_calls=row.environment_s or 0.0,
             ),
             extra_fields={
                 "hgpo": {
-                    name: value for name, value in row.as_dict().items() if name not in _TOKENS
+                    name: value
+                    for name, value in row.as_dict().items()
+                    if name not in _TOKENS
                 },
                 "hgpo_without_tokens": missing,
                 "min_global_steps": version,

@@ -69,7 +69,9 @@ def installed_verl(option: str) -> Path:
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         command = install_command("vllm", "integrations/verl")
-        raise InputError(f"{option}: expected verl {VERSION} in this environment; {command}")
+        raise InputError(
+            f"{option}: expected verl {VERSION} in this environment; {command}"
+        )
     return Path(spec.submodule_search_locations[0])
 
 
@@ -83,7 +85,10 @@ def check(file: Path, launch: Mapping[str, Any]) -> bool:
     missing = unread(launch, verl)
     count = len(list(settings_of(launch)))
     passed = _report(
-        "keys", not missing, f"verl reads all {count} settings", f"not read: {', '.join(missing)}"
+        "keys",
+        not missing,
+        f"verl reads all {count} settings",
+        f"not read: {', '.join(missing)}",
     )
     main = [
         sys.executable,
@@ -128,7 +133,10 @@ def check(file: Path, launch: Mapping[str, Any]) -> bool:
         [*main, *step], env=plugin, capture_output=True, text=True, check=False
     )
     return passed & _report(
-        "step", trained.returncode == 0, "one of a small random model", trained.stderr[-2000:]
+        "step",
+        trained.returncode == 0,
+        "one of a small random model",
+        trained.stderr[-2000:],
     )
 
 

@@ -37,7 +37,9 @@ def launch_text(source: str, config: Config, cluster: Cluster, folder: Path) -> 
     """
     parts = "Under hgpo: the whole configuration, which its parts read."
     head = f"# {source} for verl {VERSION}, written by hgpo-verl. {parts}\n"
-    text: str = yaml.safe_dump(translate(config, cluster, folder), sort_keys=False, width=120)
+    text: str = yaml.safe_dump(
+        translate(config, cluster, folder), sort_keys=False, width=120
+    )
     return head + text
 
 
@@ -117,7 +119,9 @@ def main() -> None:
         default_command=launch,
         help_formatter=HelpPage(),
         help_format="plaintext",
-        default_parameter=Parameter(negative=(), negative_iterable=(), allow_repeating=True),
+        default_parameter=Parameter(
+            negative=(), negative_iterable=(), allow_repeating=True
+        ),
     )
     try:
         app()

@@ -70,7 +70,8 @@ def with_retries(
                 return await asyncio.wait_for(generate(tokens), timeout_s)
             except TimeoutError:
                 failure = Failure(
-                    "PolicyTimedOut", f"no answer within {timeout_s:g} s, {number + 1} attempts"
+                    "PolicyTimedOut",
+                    f"no answer within {timeout_s:g} s, {number + 1} attempts",
                 )
             except Exception as error:  # noqa: BLE001 - of the engine or of Ray; the rollout records it
                 failure = Failure(
@@ -84,7 +85,10 @@ def with_retries(
 
 
 async def play(
-    trajectory: Trajectory, generate: Generate, tokenizer: Tokenizer, options: GenerationOptions
+    trajectory: Trajectory,
+    generate: Generate,
+    tokenizer: Tokenizer,
+    options: GenerationOptions,
 ) -> None:
     """Play a rollout to its end. A failure of the engine or the environment aborts it, and its rows are kept.
 
@@ -94,7 +98,9 @@ async def play(
         tokenizer: The model's tokenizer, with a chat template.
         options: Options of tokenization: the token budget, and what happens to longer prompts.
     """
-    failure = attempt("EnvironmentFailed", trajectory.episode.start, trajectory.group.task_id)
+    failure = attempt(
+        "EnvironmentFailed", trajectory.episode.start, trajectory.group.task_id
+    )
     if failure is None and trajectory.episode.done:
         failure = Failure("EnvironmentFailed", "the task ended before its first step")
     while failure is None and not trajectory.episode.done:
@@ -104,10 +110,14 @@ async def play(
 
 
 async def _step(
-    trajectory: Trajectory, generate: Generate, tokenizer: Tokenizer, options: GenerationOptions
+    trajectory: Trajectory,
+    generate: Generate,
+    tokenizer: Tokenizer,
+    options: GenerationOptions,
 ) -> Failure | None:
     fitted = attempt(
-        "EnvironmentFailed", lambda: fit_prompts(tokenizer, [trajectory.request()], options)[0]
+        "EnvironmentFailed",
+        lambda: fit_prompts(tokenizer, [trajectory.request()], options)[0],
     )
     if isinstance(fitted, Failure):
         return fitted
@@ -120,17 +130,29 @@ async def _step(
     tokens = generated.tokens[:count]
     logprobs = generated.logprobs and generated.logprobs[:count]
     is_whole = (
-        len(tokens) == options.max_response_tokens and tokens[-1] not in ends and count is None
+        len(tokens) == options.max_response_tokens
+        and tokens[-1] not in ends
+        and count is None
     )
     reply = fitted.reply(
-        response_text(tokenizer, tokens, ends), tokens, logprobs, "length" if is_whole else "stop"
+        response_text(tokenizer, tokens, ends),
+        tokens,
+        logprobs,
+        "length" if is_whole else "stop",
     )
     return attempt(
-        "EnvironmentFailed", _act, trajectory, reply, perf_counter() - began, generated.version or 0
+        "EnvironmentFailed",
+        _act,
+        trajectory,
+        reply,
+        perf_counter() - began,
+        generated.version or 0,
     )
 
 
-def _act(trajectory: Trajectory, reply: Reply, seconds: float, version: int) -> Failure | None:
+def _act(
+    trajectory: Trajectory, reply: Reply, seconds: float, version: int
+) -> Failure | None:
     command = trajectory.add_reply(reply, seconds, version)
     began = perf_counter()
     state: State | Failure = checked(State, trajectory.episode.engine.act(command))

@@ -22,8 +22,14 @@ _VLLM: Final = "workers/rollout/vllm_rollout/vllm_async_server.py"
 _LOOP: Final = "trainer/ppo/v1/agent_loop_tq.py"
 
 READERS: Final[dict[str, tuple[str, str]]] = {
-    "data.custom_cls.path": ("utils/dataset/rl_dataset.py", "data_config.custom_cls.path"),
-    "data.custom_cls.name": ("utils/dataset/rl_dataset.py", "data_config.custom_cls.name"),
+    "data.custom_cls.path": (
+        "utils/dataset/rl_dataset.py",
+        "data_config.custom_cls.path",
+    ),
+    "data.custom_cls.name": (
+        "utils/dataset/rl_dataset.py",
+        "data_config.custom_cls.name",
+    ),
     "data.shuffle": ("trainer/ppo/utils.py", "data_config.shuffle"),
     "data.validation_shuffle": (_BASE, 'data.get("validation_shuffle"'),
     "data.dataloader_num_workers": (_BASE, 'data["dataloader_num_workers"]'),
@@ -39,7 +45,10 @@ READERS: Final[dict[str, tuple[str, str]]] = {
         "trainer/config/rollout/rollout.yaml",
         "oc.select:data.max_response_length",
     ),
-    "algorithm.adv_estimator": ("trainer/ppo/utils.py", "config.algorithm.adv_estimator"),
+    "algorithm.adv_estimator": (
+        "trainer/ppo/utils.py",
+        "config.algorithm.adv_estimator",
+    ),
     "algorithm.use_kl_in_reward": (_BASE, "config.algorithm.use_kl_in_reward"),
     f"{_ACTOR}.strategy": (_WORKERS, "config.actor.strategy"),
     f"{_ACTOR}.shuffle": (_BASE, "actor_rollout_ref.actor.shuffle"),
@@ -57,11 +66,20 @@ READERS: Final[dict[str, tuple[str, str]]] = {
         _FSDP,
         'mixed_precision_config.get("buffer_dtype"',
     ),
-    f"{_ACTOR}.fsdp_config.optimizer_offload": (_FSDP, "engine_config.optimizer_offload"),
-    f"{_ACTOR}.ppo_mini_batch_size": (_BASE, "actor_rollout_ref.actor.ppo_mini_batch_size"),
+    f"{_ACTOR}.fsdp_config.optimizer_offload": (
+        _FSDP,
+        "engine_config.optimizer_offload",
+    ),
+    f"{_ACTOR}.ppo_mini_batch_size": (
+        _BASE,
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+    ),
     f"{_ACTOR}.ppo_epochs": (_BASE, "actor_rollout_ref.actor.ppo_epochs"),
     f"{_ACTOR}.use_dynamic_bsz": (_WORKERS, "config.actor.use_dynamic_bsz"),
-    f"{_ACTOR}.ppo_max_token_len_per_gpu": (_WORKERS, "config.actor.ppo_max_token_len_per_gpu"),
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": (
+        _WORKERS,
+        "config.actor.ppo_max_token_len_per_gpu",
+    ),
     f"{_ACTOR}.loss_agg_mode": (_LOSSES, "config.loss_agg_mode"),
     f"{_ACTOR}.clip_ratio": (_ALGORITHMS, "config.clip_ratio"),
     f"{_ACTOR}.clip_ratio_low": (_ALGORITHMS, "config.clip_ratio_low"),
@@ -93,7 +111,10 @@ READERS: Final[dict[str, tuple[str, str]]] = {
         _FSDP,
         "engine_config.mixed_precision",
     ),
-    "actor_rollout_ref.ref.fsdp_config.param_offload": (_FSDP, "engine_config.param_offload"),
+    "actor_rollout_ref.ref.fsdp_config.param_offload": (
+        _FSDP,
+        "engine_config.param_offload",
+    ),
     f"{_ROLLOUT}.top_p": (_LOOP, "top_p=config.top_p"),
     f"{_ROLLOUT}.top_k": (_LOOP, "top_k=config.top_k"),
     f"{_ROLLOUT}.temperature": (_LOOP, "temperature=config.temperature"),
@@ -135,7 +156,10 @@ READERS: Final[dict[str, tuple[str, str]]] = {
     f"{_MODEL}.lora_rank": (_FSDP, "model_config.lora_rank"),
     f"{_MODEL}.lora_alpha": (_FSDP, "model_config.lora_alpha"),
     f"{_MODEL}.target_modules": (_FSDP, "model_config.target_modules"),
-    "trainer.v1.trainer_mode": ("trainer/main_ppo.py", "config.trainer.v1.trainer_mode"),
+    "trainer.v1.trainer_mode": (
+        "trainer/main_ppo.py",
+        "config.trainer.v1.trainer_mode",
+    ),
     "trainer.v1.sampler.custom_sampler.path": (_BASE, 'custom_sampler.get("path")'),
     "trainer.v1.sampler.custom_sampler.name": (_BASE, 'custom_sampler.get("name")'),
     "trainer.total_epochs": (_BASE, "config.trainer.total_epochs"),

@@ -56,7 +56,9 @@ class StepTable:
         self._writer.commit()
         iterations = {row["iteration"] for row in rows}
         return (
-            scan_steps(self._writer.folder).filter(pl.col("iteration").is_in(iterations)).collect()
+            scan_steps(self._writer.folder)
+            .filter(pl.col("iteration").is_in(iterations))
+            .collect()
         )
 
     def close(self) -> None:
@@ -64,7 +66,9 @@ class StepTable:
         self._writer.close()
 
 
-def advantages(steps: pl.DataFrame, config: AdvantageConfig) -> dict[tuple[str, int], float]:
+def advantages(
+    steps: pl.DataFrame, config: AdvantageConfig
+) -> dict[tuple[str, int], float]:
     """Return the advantage of each step, by trajectory and step. Steps of aborted rollouts have none.
 
     Args:

@@ -34,7 +34,8 @@ class TaskDataset(Dataset[dict[str, Any]]):
         section = OmegaConf.to_container(config.hgpo, resolve=True)
         assert isinstance(section, dict)
         self._config: Config = read_settings(section).config
-        purpose, _, split = str(data_files).partition(":")  # verl passes only the file name
+        # verl passes only the file name
+        purpose, _, split = str(data_files).partition(":")
         self._train = purpose == TRAINING
         self._tasks = open_training_env(self._config, split).tasks
         self._planned = lru_cache(maxsize=4)(self._plan)
@@ -47,7 +48,9 @@ class TaskDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        iteration, place = divmod(index, self._config.rollout.tasks) if self._train else (0, index)
+        iteration, place = (
+            divmod(index, self._config.rollout.tasks) if self._train else (0, index)
+        )
         group = self._planned(iteration)[place]
         return {
             # verl counts these; the prompts are the loop's

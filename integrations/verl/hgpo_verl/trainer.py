@@ -11,7 +11,11 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1 import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
+from hgpo_train.rollout.failures import (
+    failures_of_steps,
+    raise_if_too_long,
+    raise_if_too_many,
+)
 from hgpo_train.training.metrics import episode_metrics
 from hgpo_verl.run_settings import read_settings
 from hgpo_verl.step_rows import StepTable, advantages
@@ -40,7 +44,9 @@ class HgpoTrainer(PPOTrainerSync):
         assert isinstance(section, dict)
         self.settings = read_settings(section)
         self._steps = StepTable(
-            self.settings.folder, self.settings.config, self.settings.config.environment.split
+            self.settings.folder,
+            self.settings.config,
+            self.settings.config.environment.split,
         )
         self._evaluation: StepTable | None = None
         super().__init__(config)
@@ -60,7 +66,9 @@ class HgpoTrainer(PPOTrainerSync):
             if self._evaluation is not None:
                 self._evaluation.close()
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_advantage(
+        self, batch: KVBatchMeta, metrics: dict[str, Any]
+    ) -> KVBatchMeta:
         rows = _rows(batch)
         steps = self._steps.store(list(rows.values()))
         self._check(steps)
@@ -68,13 +76,17 @@ class HgpoTrainer(PPOTrainerSync):
         metrics["training/workers_replaced"] = self.agent_loop_manager.replaced
         found = advantages(steps, self.settings.config.advantage)
         masks = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            select_fields=["response_mask"],
         )
         values = []
         trained = []
         for key, mask in zip(batch.keys, masks["response_mask"].unbind(), strict=True):
             row = rows.get(key)
-            advantage = None if row is None else found.get((row["trajectory"], row["step"]))
+            advantage = (
+                None if row is None else found.get((row["trajectory"], row["step"]))
+            )
             trained.append(mask if advantage is not None else torch.zeros_like(mask))
             values.append(trained[-1] * (0.0 if advantage is None else advantage))
         nested = torch.nested.as_nested_tensor(
@@ -120,7 +132,9 @@ def _rows(batch: KVBatchMeta) -> dict[str, dict[str, Any]]:
         for key, tag in zip(batch.keys, batch.tags, strict=True)
         if not tag.get("is_padding", False)
     ]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=_FIELDS)
+    data = tq.kv_batch_get(
+        keys=keys, partition_id=batch.partition_id, select_fields=_FIELDS
+    )
     tokens = [[one.tolist() for one in data[name].unbind()] for name in _FIELDS[:3]]
     rows = {}
     for key, prompt, response, logprobs, extra in zip(

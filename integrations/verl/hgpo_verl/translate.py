@@ -71,12 +71,16 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in ("gpus", "nodes"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected at least 1, received {getattr(self, name)}")
+                raise InputError(
+                    f"{name}: expected at least 1, received {getattr(self, name)}"
+                )
 
 
 def _to(*names: str, change: Callable[[Any], object] = lambda value: value) -> Rule:
     return Rule(
-        "translated", ", ".join(names), lambda value, _: dict.fromkeys(names, change(value))
+        "translated",
+        ", ".join(names),
+        lambda value, _: dict.fromkeys(names, change(value)),
     )
 
 
@@ -95,7 +99,9 @@ def _unused(why: str) -> Rule:
 def _only(value: object, why: str, then: Values | None = None) -> Rule:
     def apply(given: object, _: Config) -> Values:
         if given != value:
-            raise InputError(f"expected {_shown(value)}: {why}; received {_shown(given)}")
+            raise InputError(
+                f"expected {_shown(value)}: {why}; received {_shown(given)}"
+            )
         return then or {}
 
     return Rule("refused", f"unless {_shown(value)}: {why}", apply)
@@ -103,7 +109,11 @@ def _only(value: object, why: str, then: Values | None = None) -> Rule:
 
 def _shown(value: object) -> str:
     return (
-        "none" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
+        "none"
+        if value is None
+        else repr(value).lower()
+        if isinstance(value, bool)
+        else repr(value)
     )
 
 
@@ -126,7 +136,10 @@ def _micro_batch(tokens: int, config: Config) -> Values:
     # verl counts tokens and then pads them: up to 1.6 times as many
     if config.update.layout != "packed":
         tokens = max(tokens // 2, longest)
-    return {f"{_ACTOR}.use_dynamic_bsz": True, f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens}
+    return {
+        f"{_ACTOR}.use_dynamic_bsz": True,
+        f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens,
+    }
 
 
 def _engine_options(options: Mapping[str, Any], _: Config) -> Values:
@@ -172,9 +185,9 @@ def _dtype(name: str, _: Config) -> Values:
     """Verl's engine ignores `fsdp_config.dtype`; what it computes in is `mixed_precision.param_dtype`."""
     short = {"bfloat16": "bf16", "float32": "fp32"}[name]
     mixed = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    return {f"{part}.fsdp_config.mixed_precision": dict(mixed) for part in (_ACTOR, _REF)} | {
-        f"{_ROLLOUT}.dtype": name
-    }
+    return {
+        f"{part}.fsdp_config.mixed_precision": dict(mixed) for part in (_ACTOR, _REF)
+    } | {f"{_ROLLOUT}.dtype": name}
 
 
 def _kl(weight: float, _: Config) -> Values:
@@ -206,12 +219,17 @@ def _trackers(_: object, config: Config) -> Values:
             "expected the same project for all trackers, because verl has one name for them"
         )
     return {
-        "trainer.logger": ["console", *(name for name, value in chosen.items() if value)],
+        "trainer.logger": [
+            "console",
+            *(name for name, value in chosen.items() if value),
+        ],
         "trainer.project_name": projects.pop() if projects else "hgpo",
     }
 
 
-_VLLM: Final = "verl generates with its own vLLM; transformers is an engine of one process"
+_VLLM: Final = (
+    "verl generates with its own vLLM; transformers is an engine of one process"
+)
 _SPEED: Final = "speed or memory only; verl's own setting is used"
 
 RULES: Final[dict[str, Rule]] = {
@@ -244,7 +262,9 @@ RULES: Final[dict[str, Rule]] = {
             *("prompt_style", "system_prompt", "data", "options"),
         )
     },
-    "environment.split": _to("data.train_files", change=lambda split: f"{TRAINING}:{split}"),
+    "environment.split": _to(
+        "data.train_files", change=lambda split: f"{TRAINING}:{split}"
+    ),
     "model.path": _to(f"{_MODEL}.path"),
     "model.device": _only("auto", "Ray gives each process its GPU"),
     "model.compute_dtype": _by(
@@ -253,28 +273,37 @@ RULES: Final[dict[str, Rule]] = {
     ),
     "model.attention": _to(f"{_MODEL}.override_config.attn_implementation"),
     # "auto" is true
-    "model.gradient_checkpointing": _to(f"{_MODEL}.enable_gradient_checkpointing", change=bool),
+    "model.gradient_checkpointing": _to(
+        f"{_MODEL}.enable_gradient_checkpointing", change=bool
+    ),
     "model.compile": _unused(_SPEED),
-    "model.lora.rank": _by(f"{_MODEL}.lora_rank, with lora_alpha and target_modules", _lora),
+    "model.lora.rank": _by(
+        f"{_MODEL}.lora_rank, with lora_alpha and target_modules", _lora
+    ),
     "model.lora.alpha": _read("model.lora.rank"),
     "model.lora.targets": _read("model.lora.rank"),
     "model.lora.dropout": _only(0.0, "verl's adapters have none"),
     "rollout.engine": _only("vllm", _VLLM, {f"{_ROLLOUT}.name": "vllm"}),
     "rollout.engine_options": _by(
-        f"the settings of {_ROLLOUT} of the same names; others are refused", _engine_options
+        f"the settings of {_ROLLOUT} of the same names; others are refused",
+        _engine_options,
     ),
     "rollout.tasks": _to("data.train_batch_size"),
     "rollout.group_size": _to(f"{_ROLLOUT}.n"),
     "rollout.temperature": _to(f"{_ROLLOUT}.temperature"),
     "rollout.max_prompt_tokens": _to("data.max_prompt_length"),
     "rollout.max_response_tokens": _to("data.max_response_length"),
-    "rollout.overflow": _read("agent loop, which shortens prompts before verl sees them"),
+    "rollout.overflow": _read(
+        "agent loop, which shortens prompts before verl sees them"
+    ),
     "rollout.stop": _read("agent loop, which sends it to verl's engine"),
     "rollout.chat_template": _by(
         f"the file's text as {_MODEL}.custom_chat_template", _chat_template
     ),
     "rollout.chat_template_options": _read("agent loop"),
-    "rollout.slots": _unused("speed only: verl plays all rollouts of an iteration at once"),
+    "rollout.slots": _unused(
+        "speed only: verl plays all rollouts of an iteration at once"
+    ),
     "rollout.filter_groups": _only(
         False, "verl's own filter refills from a stream of tasks, in another order"
     ),
@@ -287,13 +316,17 @@ RULES: Final[dict[str, Rule]] = {
     "rollout.max_failed": _read("trainer"),
     "advantage.estimator": _read("trainer"),
     "advantage.parameters": _read("trainer"),
-    "update.mini_batch_size": _by(f"{_ACTOR}.ppo_mini_batch_size × {_ROLLOUT}.n", _mini_batch),
+    "update.mini_batch_size": _by(
+        f"{_ACTOR}.ppo_mini_batch_size × {_ROLLOUT}.n", _mini_batch
+    ),
     "update.epochs": _to(f"{_ACTOR}.ppo_epochs"),
     "update.micro_batch_tokens": _by(
         f"{_ACTOR}.ppo_max_token_len_per_gpu, with use_dynamic_bsz; half of it for padded rows",
         _micro_batch,
     ),
-    "update.layout": _to(f"{_MODEL}.use_remove_padding", change=lambda layout: layout == "packed"),
+    "update.layout": _to(
+        f"{_MODEL}.use_remove_padding", change=lambda layout: layout == "packed"
+    ),
     "update.share_prefixes": _unused(_SPEED),
     "update.logit_chunk": _unused(_SPEED),
     "update.aggregation": _only(
@@ -301,19 +334,28 @@ RULES: Final[dict[str, Rule]] = {
         "verl's sequence means count the rows that it adds for padding",
         {f"{_ACTOR}.loss_agg_mode": "token-mean"},
     ),
-    "update.ratio": _only("token", "verl's GSPO has a loss of its own, which uses no dual clip"),
+    "update.ratio": _only(
+        "token", "verl's GSPO has a loss of its own, which uses no dual clip"
+    ),
     "update.clip_low": _to(f"{_ACTOR}.clip_ratio", f"{_ACTOR}.clip_ratio_low"),
     "update.clip_high": _to(f"{_ACTOR}.clip_ratio_high"),
     "update.dual_clip": _to(
-        f"{_ACTOR}.clip_ratio_c", change=lambda bound: _NEVER if bound is None else bound
+        f"{_ACTOR}.clip_ratio_c",
+        change=lambda bound: _NEVER if bound is None else bound,
     ),
-    "update.kl_weight": _by(f"{_ACTOR}.use_kl_loss, kl_loss_coef, kl_loss_type = low_var_kl", _kl),
-    "update.unbiased_kl": _only(False, "verl's estimates of the divergence have no such weight"),
+    "update.kl_weight": _by(
+        f"{_ACTOR}.use_kl_loss, kl_loss_coef, kl_loss_type = low_var_kl", _kl
+    ),
+    "update.unbiased_kl": _only(
+        False, "verl's estimates of the divergence have no such weight"
+    ),
     "update.entropy_weight": _to(f"{_ACTOR}.entropy_coeff"),
     "update.old_logprobs": _only(
         "recompute", "verl's bypass of it has not been compared with this package's"
     ),
-    "update.rollout_is": _only(None, "verl's correction has not been compared with this package's"),
+    "update.rollout_is": _only(
+        None, "verl's correction has not been compared with this package's"
+    ),
     "update.rollout_is_threshold": _unused("belongs to update.rollout_is"),
     "update.rollout_is_least": _unused("belongs to update.rollout_is"),
     "update.overlong": _only("keep", "it trains on all responses"),
@@ -329,12 +371,20 @@ RULES: Final[dict[str, Rule]] = {
         {f"{_ACTOR}.optim.lr_scheduler_type": "constant"},
     ),
     "optimiser.warmup_iterations": _only(
-        0, "verl's warm-up begins at another rate", {f"{_ACTOR}.optim.lr_warmup_steps": 0}
+        0,
+        "verl's warm-up begins at another rate",
+        {f"{_ACTOR}.optim.lr_warmup_steps": 0},
     ),
-    "optimiser.gradient_clip": _to(f"{_ACTOR}.optim.clip_grad", change=lambda norm: norm or _NEVER),
-    "evaluation.every": _by("trainer.test_freq, trainer.val_before_train", _evaluation_every),
+    "optimiser.gradient_clip": _to(
+        f"{_ACTOR}.optim.clip_grad", change=lambda norm: norm or _NEVER
+    ),
+    "evaluation.every": _by(
+        "trainer.test_freq, trainer.val_before_train", _evaluation_every
+    ),
     "evaluation.before_training": _read("evaluation.every"),
-    "evaluation.split": _to("data.val_files", change=lambda split: f"{EVALUATION}:{split}"),
+    "evaluation.split": _to(
+        "data.val_files", change=lambda split: f"{EVALUATION}:{split}"
+    ),
     "evaluation.tasks": _read("data set"),
     "evaluation.group_size": _to(f"{_ROLLOUT}.val_kwargs.n"),
     "evaluation.temperature": _by(
@@ -347,7 +397,9 @@ RULES: Final[dict[str, Rule]] = {
     "evaluation.seed": _read("agent loop"),
     "evaluation.patience": _only(0, "verl does not stop early"),
     "checkpoint.every": _to("trainer.save_freq"),
-    "checkpoint.keep": _to("trainer.max_actor_ckpt_to_keep", change=lambda count: count or None),
+    "checkpoint.keep": _to(
+        "trainer.max_actor_ckpt_to_keep", change=lambda count: count or None
+    ),
     "checkpoint.optimiser": _unused(
         "disk only: verl's checkpoints always contain the optimiser's state"
     ),
@@ -377,7 +429,10 @@ def translate(config: Config, cluster: Cluster, folder: Path) -> dict[str, Any]:
             values.update(RULES[name].apply(value, config))
         except InputError as error:
             raise InputError(f"setting {name}: verl cannot do this: {error}") from error
-    section = {"folder": folder.as_posix(), "configuration": _plain(dataclasses.asdict(config))}
+    section = {
+        "folder": folder.as_posix(),
+        "configuration": _plain(dataclasses.asdict(config)),
+    }
     return {"defaults": ["ppo_trainer", "_self_"], **_nested(values), "hgpo": section}
 
 

@@ -40,11 +40,17 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Give each worker its part of the tasks without waiting for results; see verl's method."""
         self.replace_dead_workers()
-        partition = "val" if "validate" in prompts.keys() and prompts["validate"] else "train"  # noqa: SIM118
+        has_mode = "validate" in prompts.keys()  # noqa: SIM118
+        partition = "val" if has_mode and prompts["validate"] else "train"
         sent = []
         for number, chunk in enumerate(prompts.chunk(len(self.agent_loop_workers))):
             self._given[number] = partition, chunk
-            sent.append((number, self.agent_loop_workers[number].generate_sequences.remote(chunk)))
+            sent.append(
+                (
+                    number,
+                    self.agent_loop_workers[number].generate_sequences.remote(chunk),
+                )
+            )
         for number, reference in sent:
             try:
                 ray.get(reference)
@@ -67,26 +73,40 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
     def _replace(self, number: int) -> None:
         self.replaced += 1
         logger.warning(
-            "agent loop worker %d has died; a new one plays its unfinished tasks", number
+            "agent loop worker %d has died; a new one plays its unfinished tasks",
+            number,
         )
         node = ray.get_runtime_context().get_node_id()
         self.agent_loop_workers[number] = self.agent_loop_workers_class.options(
             name=f"agent_loop_worker_{number}_{uuid4().hex[:8]}",
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=True),
-        ).remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
+        ).remote(
+            self.config,
+            self.llm_client,
+            self.teacher_client,
+            self.reward_loop_worker_handles,
+        )
         if number in self._given:
             self._give_again(number, *self._given[number])
 
     def _give_again(self, number: int, partition: str, chunk: TensorDict) -> None:
-        tags: dict[str, dict[str, Any]] = (tq.kv_list(partition) or {}).get(partition, {})
+        tags: dict[str, dict[str, Any]] = (tq.kv_list(partition) or {}).get(
+            partition, {}
+        )
         uids = [str(uid) for uid in chunk["uid"]]
         unfinished = [
-            uid for uid in uids if tags.get(uid, {}).get("status") in ("pending", "running")
+            uid
+            for uid in uids
+            if tags.get(uid, {}).get("status") in ("pending", "running")
         ]
         if not unfinished:
             return
         of_them = set(unfinished)
-        stale = [key for key in tags if key not in of_them and key.split("_", 1)[0] in of_them]
+        stale = [
+            key
+            for key in tags
+            if key not in of_them and key.split("_", 1)[0] in of_them
+        ]
         if stale:
             tq.kv_clear(keys=stale, partition_id=partition)
         again = index_select_tensor_dict(chunk, [uids.index(uid) for uid in unfinished])

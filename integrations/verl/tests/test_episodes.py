@@ -43,14 +43,25 @@ OPTIONS = GenerationOptions(max_prompt_tokens=4000, max_response_tokens=200)
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer(
-        ["<think> go </think><action>look</action>", "take a mug from the table", "a b c"], 400
+        [
+            "<think> go </think><action>look</action>",
+            "take a mug from the table",
+            "a b c",
+        ],
+        400,
     )
 
 
 def answer(prompt: str) -> str:
     """A policy that is a function of the prompt: some of its actions are admissible, some are not."""
-    actions = [line for line in ("look", "inventory", "go to shelf 1", "help", "nonsense") if line]
-    return f"<think>x</think><action>{actions[text_hash(prompt) % len(actions)]}</action>"
+    actions = [
+        line
+        for line in ("look", "inventory", "go to shelf 1", "help", "nonsense")
+        if line
+    ]
+    return (
+        f"<think>x</think><action>{actions[text_hash(prompt) % len(actions)]}</action>"
+    )
 
 
 def played(trajectory, generate, tokenizer, options=OPTIONS):
@@ -74,7 +85,9 @@ def trajectories(count=3):
     for _, group in zip(range(count), groups, strict=False):
         for member in range(group.size):
             episode = Episode(handle.shared, handle.settings)
-            yield Trajectory(group, member, group.seed(0, member), episode, clocked=True)
+            yield Trajectory(
+                group, member, group.seed(0, member), episode, clocked=True
+            )
 
 
 def one():
@@ -102,7 +115,9 @@ def test_rows_are_those_of_the_collector(tokenizer, tmp_path) -> None:
     theirs = run.steps.collect()
     assert len(ours) == len(theirs) > 9
     different = {
-        name for name in theirs.columns if not ours[name].equals(theirs[name], null_equal=True)
+        name
+        for name in theirs.columns
+        if not ours[name].equals(theirs[name], null_equal=True)
     }
     tokens = {
         "prompt_token_ids",
@@ -129,7 +144,9 @@ def test_a_request_that_fails_is_sent_again(tokenizer, monkeypatch) -> None:
     assert len(calls) == len(rows) + 2
 
 
-def test_a_request_that_always_fails_aborts_its_rollout_with_the_reason(tokenizer) -> None:
+def test_a_request_that_always_fails_aborts_its_rollout_with_the_reason(
+    tokenizer,
+) -> None:
     good = answering(tokenizer)
     calls = []
 
@@ -141,7 +158,10 @@ def test_a_request_that_always_fails_aborts_its_rollout_with_the_reason(tokenize
 
     rows = played(one(), with_retries(generate, pause_s=0), tokenizer)
     assert [row.get("aborted", False) for row in rows] == [False, False, True]
-    assert rows[-1]["error"] == f"PolicyFailed: ConnectionError: gone ({ATTEMPTS} attempts)"
+    assert (
+        rows[-1]["error"]
+        == f"PolicyFailed: ConnectionError: gone ({ATTEMPTS} attempts)"
+    )
     assert "response_token_ids" not in rows[-1]
     assert len(calls) == 2 + ATTEMPTS
 
@@ -151,11 +171,16 @@ def test_a_request_without_an_answer_times_out(tokenizer) -> None:
         await asyncio.Event().wait()
 
     rows = played(one(), with_retries(generate, pause_s=0, timeout_s=0.01), tokenizer)
-    assert rows[-1]["error"] == f"PolicyTimedOut: no answer within 0.01 s, {ATTEMPTS} attempts"
+    assert (
+        rows[-1]["error"]
+        == f"PolicyTimedOut: no answer within 0.01 s, {ATTEMPTS} attempts"
+    )
 
 
 @pytest.mark.parametrize("place", ["start", "act"])
-def test_an_environment_that_fails_aborts_its_rollout(place, tokenizer, monkeypatch) -> None:
+def test_an_environment_that_fails_aborts_its_rollout(
+    place, tokenizer, monkeypatch
+) -> None:
     trajectory = one()
 
     def fail(*_):
@@ -167,7 +192,9 @@ def test_an_environment_that_fails_aborts_its_rollout(place, tokenizer, monkeypa
 
 
 def test_long_prompts_follow_the_configured_policy(tokenizer) -> None:
-    limit = GenerationOptions(max_prompt_tokens=50, max_response_tokens=20, overflow="left")
+    limit = GenerationOptions(
+        max_prompt_tokens=50, max_response_tokens=20, overflow="left"
+    )
     sent = []
 
     async def generate(tokens):
@@ -177,13 +204,17 @@ def test_long_prompts_follow_the_configured_policy(tokenizer) -> None:
     rows = played(one(), generate, tokenizer, limit)
     assert set(sent) == {50}
     assert all(row["cut_tokens"] > 0 for row in rows)
-    refused = GenerationOptions(max_prompt_tokens=50, max_response_tokens=20, overflow="error")
+    refused = GenerationOptions(
+        max_prompt_tokens=50, max_response_tokens=20, overflow="error"
+    )
     rows = played(one(), generate, tokenizer, refused)
     assert rows[-1]["error"].startswith("PromptTooLong: ")
     assert len(rows) == 1
 
 
-def test_advantages_are_those_of_compute_and_failed_rollouts_have_none(tokenizer, tmp_path) -> None:
+def test_advantages_are_those_of_compute_and_failed_rollouts_have_none(
+    tokenizer, tmp_path
+) -> None:
     played_rows = []
     for number, trajectory in enumerate(trajectories()):
         generate = answering(tokenizer)
@@ -204,7 +235,14 @@ def test_advantages_are_those_of_compute_and_failed_rollouts_have_none(tokenizer
         [
             {
                 name: row.get(name)
-                for name in ("task_id", "group", "trajectory", "step", "state", "action_valid")
+                for name in (
+                    "task_id",
+                    "group",
+                    "trajectory",
+                    "step",
+                    "state",
+                    "action_valid",
+                )
             }
             | {"reward": row["reward"], "score": row["score"], "iteration": 0}
             for row in played_rows
@@ -212,12 +250,16 @@ def test_advantages_are_those_of_compute_and_failed_rollouts_have_none(tokenizer
         ]
     )
     expected = compute(plain, "hgpo", history_length=2, reward="score").collect()
-    for trajectory, step, value in expected.select("trajectory", "step", "advantage").iter_rows():
+    for trajectory, step, value in expected.select(
+        "trajectory", "step", "advantage"
+    ).iter_rows():
         assert found[trajectory, step] == pytest.approx(value, abs=1e-9)
     table.close()
 
 
-def test_an_iteration_that_is_played_again_replaces_the_first(tokenizer, tmp_path) -> None:
+def test_an_iteration_that_is_played_again_replaces_the_first(
+    tokenizer, tmp_path
+) -> None:
     first = [
         row
         for trajectory in trajectories()
@@ -239,5 +281,6 @@ def test_the_parts_without_verl_import_neither_verl_nor_torch() -> None:
     for name in ("episodes", "step_rows", "run_settings", "translate", "command"):
         text = (Path(episodes.__file__).parent / f"{name}.py").read_text("utf-8")
         assert not any(
-            f"import {one}" in text or f"from {one}" in text for one in ("verl", "torch", "ray")
+            f"import {one}" in text or f"from {one}" in text
+            for one in ("verl", "torch", "ray")
         ), name

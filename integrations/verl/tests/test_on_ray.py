@@ -27,7 +27,12 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 PLUGINS = "verl_cpu_platform,hgpo_verl.plugin,verl_on_cpu"
 KILL_AFTER = 20
-PARAMETERS = {"history_length": 2, "reward": "score", "invalid_action_penalty": 0.1, "gamma": 0.95}
+PARAMETERS = {
+    "history_length": 2,
+    "reward": "score",
+    "invalid_action_penalty": 0.1,
+    "gamma": 0.95,
+}
 CONFIG = """
 name = "tiny"
 seed = 3
@@ -144,10 +149,23 @@ def run(python, tmp_path_factory) -> Path:
         max_steps=8,
         progress=False,
     )
-    (base / "texts.json").write_text(json.dumps(texts.steps.collect()["prompt"].to_list()))
-    subprocess.run([python, "-c", MODEL, base / "model", base / "texts.json"], check=True)
+    (base / "texts.json").write_text(
+        json.dumps(texts.steps.collect()["prompt"].to_list())
+    )
+    subprocess.run(
+        [python, "-c", MODEL, base / "model", base / "texts.json"], check=True
+    )
     (base / "tiny.toml").write_text(CONFIG.format(model=base / "model"))
-    launch = [python, "-m", "hgpo_verl.command", base / "tiny.toml", "--gpus", "1", "--out", folder]
+    launch = [
+        python,
+        "-m",
+        "hgpo_verl.command",
+        base / "tiny.toml",
+        "--gpus",
+        "1",
+        "--out",
+        folder,
+    ]
     command = subprocess.run(launch, check=True, capture_output=True, text=True).stdout
     assert "-m verl.trainer.main_ppo" in command
     environment = {
@@ -213,8 +231,14 @@ def workers(folder: Path) -> list[int]:
         if not path.name.isdigit():
             continue
         try:
-            named = (path / "cmdline").read_bytes().startswith(b"ray::AgentLoopWorkerTQ")
-            if named and f"VERL_TEST_FOLDER={folder}".encode() in (path / "environ").read_bytes():
+            named = (
+                (path / "cmdline").read_bytes().startswith(b"ray::AgentLoopWorkerTQ")
+            )
+            if (
+                named
+                and f"VERL_TEST_FOLDER={folder}".encode()
+                in (path / "environ").read_bytes()
+            ):
                 found.append(int(path.name))
         except OSError:  # it has ended
             continue
@@ -231,7 +255,9 @@ def test_every_rollout_is_in_the_step_table_once_although_a_worker_died(run) -> 
     assert "has died; a new one plays its unfinished tasks" in (run / "log").read_text()
     steps = scan_steps(run).collect()
     assert not steps["aborted"].any()
-    rollouts = steps.group_by("iteration", "task_id", "group").agg(pl.col("trajectory").n_unique())
+    rollouts = steps.group_by("iteration", "task_id", "group").agg(
+        pl.col("trajectory").n_unique()
+    )
     assert Counter(rollouts["iteration"]) == {0: 3, 1: 3}
     assert set(rollouts["trajectory"]) == {4}
     lengths = steps.group_by("trajectory").agg(pl.col("step").max() + 1 == pl.len())
@@ -265,7 +291,9 @@ def test_padding_has_no_part_in_the_loss(trained, iteration) -> None:
     padding = [row for row in rows if row["padding"]]
     assert padding
     assert len(rows) % 32 == 0
-    assert not any(any(row["response_mask"]) or any(row["advantages"]) for row in padding)
+    assert not any(
+        any(row["response_mask"]) or any(row["advantages"]) for row in padding
+    )
 
 
 def test_weights_are_updated_and_reach_the_engine(run, trained) -> None:
@@ -284,7 +312,9 @@ def test_weights_are_updated_and_reach_the_engine(run, trained) -> None:
             if not row["padding"]:
                 gaps = [
                     abs(a - b)
-                    for a, b in zip(row["rollout_log_probs"], row["old_log_probs"], strict=True)
+                    for a, b in zip(
+                        row["rollout_log_probs"], row["old_log_probs"], strict=True
+                    )
                 ]
                 assert max(gaps) < 1e-3
 
@@ -312,14 +342,25 @@ def test_evaluations_and_checkpoints_are_kept(run) -> None:
             "OUT/advantages",
         ],
         ["view", "RUN", "-o", "OUT/page.html"],
-        ["truth", "RUN", "--policy", "random", "--rollouts", "2", "--out", "OUT/truth.parquet"],
+        [
+            "truth",
+            "RUN",
+            "--policy",
+            "random",
+            "--rollouts",
+            "2",
+            "--out",
+            "OUT/truth.parquet",
+        ],
     ],
 )
 def test_commands_work_on_the_run(run, command, tmp_path) -> None:
     copy = shutil.copytree(
         run, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints", "log")
     )
-    words = [word.replace("RUN", str(copy)).replace("OUT", str(tmp_path)) for word in command]
+    words = [
+        word.replace("RUN", str(copy)).replace("OUT", str(tmp_path)) for word in command
+    ]
     run_command(words)
 
 

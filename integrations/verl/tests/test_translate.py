@@ -109,7 +109,11 @@ def config(**changes: object) -> Config:
 def changed(name: str, value: object) -> Config:
     for key in reversed(name.split(".")):
         value = {key: value}
-    needed = {"update": {"rollout_is": "token"}} if "ahead" in value.get("rollout", {}) else {}
+    needed = (
+        {"update": {"rollout_is": "token"}}
+        if "ahead" in value.get("rollout", {})
+        else {}
+    )
     return config(**value, **needed)
 
 
@@ -119,22 +123,31 @@ def without_section(launch: dict) -> dict:
 
 def test_every_setting_has_a_rule_and_every_rule_a_setting() -> None:
     assert RULES.keys() == leaves(Config()).keys()
-    assert {rule.kind for rule in RULES.values()} == {"translated", "read", "no effect", "refused"}
+    assert {rule.kind for rule in RULES.values()} == {
+        "translated",
+        "read",
+        "no effect",
+        "refused",
+    }
     assert all(rule.how for rule in RULES.values())
 
 
 @pytest.mark.parametrize("name", kind("translated"))
 def test_another_value_of_a_translated_setting_is_another_launch_file(name) -> None:
     before, after = (
-        translate(one, Cluster(), FOLDER) for one in (config(), changed(name, OTHER[name]))
+        translate(one, Cluster(), FOLDER)
+        for one in (config(), changed(name, OTHER[name]))
     )
     assert without_section(before) != without_section(after)
 
 
 @pytest.mark.parametrize("name", kind("no effect"))
-def test_another_value_of_a_setting_without_effect_changes_only_the_record(name) -> None:
+def test_another_value_of_a_setting_without_effect_changes_only_the_record(
+    name,
+) -> None:
     before, after = (
-        translate(one, Cluster(), FOLDER) for one in (config(), changed(name, OTHER[name]))
+        translate(one, Cluster(), FOLDER)
+        for one in (config(), changed(name, OTHER[name]))
     )
     assert without_section(before) == without_section(after)
     assert before["hgpo"] != after["hgpo"]
@@ -143,7 +156,8 @@ def test_another_value_of_a_setting_without_effect_changes_only_the_record(name)
 @pytest.mark.parametrize("name", kind("refused"))
 def test_other_values_of_a_refused_setting_are_refused_by_name(name) -> None:
     with pytest.raises(
-        InputError, match=rf"^setting {name}: verl cannot do this: expected .*; received "
+        InputError,
+        match=rf"^setting {name}: verl cannot do this: expected .*; received ",
     ):
         translate(changed(name, OTHER[name]), Cluster(), FOLDER)
 
@@ -152,7 +166,11 @@ def test_other_values_of_a_refused_setting_are_refused_by_name(name) -> None:
     ("name", "value", "line"),
     [
         ("update.mini_batch_size", 100, "a multiple of rollout.group_size = 8"),
-        ("update.micro_batch_tokens", 4000, "at least the longest sequence, 4608 tokens"),
+        (
+            "update.micro_batch_tokens",
+            4000,
+            "at least the longest sequence, 4608 tokens",
+        ),
         ("rollout.engine_options", {"request_seeds": True}, "received request_seeds"),
     ],
 )
@@ -188,7 +206,11 @@ def test_a_7b_launch_file_has_the_values_of_the_official_script() -> None:
         0.01,
         "low_var_kl",
     )
-    assert (actor["clip_ratio_low"], actor["clip_ratio_high"], actor["clip_ratio_c"]) == (
+    assert (
+        actor["clip_ratio_low"],
+        actor["clip_ratio_high"],
+        actor["clip_ratio_c"],
+    ) == (
         0.2,
         0.2,
         3.0,
@@ -202,7 +224,11 @@ def test_a_7b_launch_file_has_the_values_of_the_official_script() -> None:
     assert launch["data"]["max_prompt_length"] == 4096
     assert launch["data"]["max_response_length"] == 512
     trainer = launch["trainer"]
-    assert (trainer["save_freq"], trainer["test_freq"], trainer["val_before_train"]) == (
+    assert (
+        trainer["save_freq"],
+        trainer["test_freq"],
+        trainer["val_before_train"],
+    ) == (
         80,
         5,
         False,
@@ -211,15 +237,23 @@ def test_a_7b_launch_file_has_the_values_of_the_official_script() -> None:
     assert launch["hgpo"]["configuration"]["environment"]["history_length"] == 4
 
 
-def test_padded_rows_have_half_the_tokens_because_verl_pads_what_it_has_counted() -> None:
+def test_padded_rows_have_half_the_tokens_because_verl_pads_what_it_has_counted() -> (
+    None
+):
     budgets = [
         translate(
-            config(update={"layout": layout, "micro_batch_tokens": tokens}), Cluster(), FOLDER
+            config(update={"layout": layout, "micro_batch_tokens": tokens}),
+            Cluster(),
+            FOLDER,
         )
         for layout, tokens in (("packed", 16384), ("padded", 16384), ("padded", 5000))
     ]
     actors = [launch["actor_rollout_ref"]["actor"] for launch in budgets]
-    assert [actor["ppo_max_token_len_per_gpu"] for actor in actors] == [16384, 8192, 4608]
+    assert [actor["ppo_max_token_len_per_gpu"] for actor in actors] == [
+        16384,
+        8192,
+        4608,
+    ]
 
 
 def test_every_setting_of_a_launch_file_has_a_reader_in_verl() -> None:
@@ -232,7 +266,9 @@ def test_every_setting_of_a_launch_file_has_a_reader_in_verl() -> None:
         "enable_prefix_caching": True,
     }
     engine |= {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.5}
-    launch = translate(config(**changes, rollout={"engine_options": engine}), Cluster(), FOLDER)
+    launch = translate(
+        config(**changes, rollout={"engine_options": engine}), Cluster(), FOLDER
+    )
     assert set(settings_of(launch)) == READERS.keys()
     spec = find_spec("verl")
     if spec is None or version("verl") != VERSION:
@@ -261,7 +297,8 @@ def test_an_unknown_environment_is_refused_by_name(name, line) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["HGPO/AppWorld-v0", "doors_env:HGPO-Test/Doors-v0", "CartPole-v1", "CartPole"]
+    "name",
+    ["HGPO/AppWorld-v0", "doors_env:HGPO-Test/Doors-v0", "CartPole-v1", "CartPole"],
 )
 def test_environments_of_other_packages_are_known(name) -> None:
     assert translate(config(environment={"id": name}), Cluster(), FOLDER)
@@ -270,7 +307,9 @@ def test_environments_of_other_packages_are_known(name) -> None:
 def test_a_run_without_verl_says_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("hgpo_verl.check.find_spec", lambda _: None)
     monkeypatch.setattr("os.execv", lambda *_: pytest.fail("verl was started"))
-    monkeypatch.setattr("sys.argv", ["hgpo-verl", PAPERS[0], "--run", "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        "sys.argv", ["hgpo-verl", PAPERS[0], "--run", "--out", str(tmp_path)]
+    )
     with pytest.raises(
         SystemExit, match=r"^hgpo-verl: --run: expected verl .* pip install "
     ) as ended:
@@ -286,7 +325,9 @@ def test_a_check_without_verl_says_what_to_install(tmp_path, monkeypatch) -> Non
 
 def test_without_a_bound_nothing_is_bounded() -> None:
     launch = translate(
-        config(update={"dual_clip": None}, optimiser={"gradient_clip": 0.0}), Cluster(), FOLDER
+        config(update={"dual_clip": None}, optimiser={"gradient_clip": 0.0}),
+        Cluster(),
+        FOLDER,
     )
     actor = launch["actor_rollout_ref"]["actor"]
     assert min(actor["clip_ratio_c"], actor["optim"]["clip_grad"]) >= 1e9 > math.e

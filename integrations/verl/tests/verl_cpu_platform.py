@@ -102,7 +102,9 @@ _init_process_group = torch.distributed.init_process_group
 
 def _one_backend(backend: str | None = None, **options: Any) -> None:
     """Begin a process group: verl asks for one backend of the CPU and one of the device, which is the CPU here."""
-    return _init_process_group("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, **options)
+    return _init_process_group(
+        "gloo" if backend == "cpu:gloo,cpu:gloo" else backend, **options
+    )
 
 
 torch.distributed.init_process_group = _one_backend

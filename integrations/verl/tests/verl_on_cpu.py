@@ -25,7 +25,11 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.replica import (
+    RolloutReplica,
+    RolloutReplicaRegistry,
+    TokenOutput,
+)
 
 from hgpo_verl.trainer import HgpoTrainer
 
@@ -40,7 +44,9 @@ class TinyServer:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32
+        ).eval()
         self.stop = (self.model.config.eos_token_id,)
         self.version = None
         self.seed = seed
@@ -91,7 +97,11 @@ class TinyServer:
         """After `VERL_TEST_PAUSE` requests, say so and wait until the test has killed a worker."""
         folder = os.environ.get("VERL_TEST_FOLDER")
         count = int(os.environ.get("VERL_TEST_PAUSE", "0"))
-        if folder is None or self.requests < count or (Path(folder) / "paused").exists():
+        if (
+            folder is None
+            or self.requests < count
+            or (Path(folder) / "paused").exists()
+        ):
             return
         (Path(folder) / "paused").touch()
         while not (Path(folder) / "go on").exists():
@@ -99,16 +109,21 @@ class TinyServer:
 
     async def set_weights(self, weights, version):
         own = self.model.state_dict()
-        missing = own.keys() - weights.keys() - {"lm_head.weight"}  # tied to the embedding
+        # tied to the embedding
+        missing = own.keys() - weights.keys() - {"lm_head.weight"}
         if missing or weights.keys() - own.keys():
-            raise ValueError(f"weights: missing {missing}, unknown {weights.keys() - own.keys()}")
+            raise ValueError(
+                f"weights: missing {missing}, unknown {weights.keys() - own.keys()}"
+            )
         self.model.load_state_dict(weights, strict=False)
         self.version = version
 
     async def sleep(self):
         pass
 
-    wake_up = resume_generation = clear_kv_cache = release_kv_cache = resume_kv_cache = sleep
+    wake_up = resume_generation = clear_kv_cache = release_kv_cache = (
+        resume_kv_cache
+    ) = sleep
 
     async def abort_all_requests(self, reject_request=False):
         pass
@@ -137,7 +152,10 @@ class TinyAdapter(BaseRollout):
         pass
 
     async def update_weights(self, weights, global_steps=None, **_):
-        full = {name: weight.detach().to(torch.float32).cpu().clone() for name, weight in weights}
+        full = {
+            name: weight.detach().to(torch.float32).cpu().clone()
+            for name, weight in weights
+        }
         if torch.distributed.get_rank() == 0:
             for actor in ray.util.list_named_actors():
                 if actor.startswith("tiny_server_"):
@@ -146,9 +164,9 @@ class TinyAdapter(BaseRollout):
 
 RolloutReplicaRegistry.register(NAME, lambda: TinyReplica)
 rollout_base._ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.TinyAdapter"
-EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(
-    FSDPEngineWithLMHead
-)
+EngineRegistry.register(
+    model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu"
+)(FSDPEngineWithLMHead)
 
 
 @register_trainer("hgpo_watched")
@@ -184,12 +202,19 @@ class WatchedTrainer(HgpoTrainer):
                     "step": row["step"],
                     **dict(
                         zip(
-                            (name for name in fields if name != "extra_fields"), values, strict=True
+                            (name for name in fields if name != "extra_fields"),
+                            values,
+                            strict=True,
                         )
                     ),
                 }
             )
         batch = super()._update_actor(batch, metrics)
-        seen = {"rows": lines, "metrics": {name: float(value) for name, value in metrics.items()}}
-        (self.settings.folder / f"trained-{self.global_steps}.json").write_text(json.dumps(seen))
+        seen = {
+            "rows": lines,
+            "metrics": {name: float(value) for name, value in metrics.items()},
+        }
+        (self.settings.folder / f"trained-{self.global_steps}.json").write_text(
+            json.dumps(seen)
+        )
         return batch

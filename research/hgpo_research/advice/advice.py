@@ -137,7 +137,9 @@ def advise(
     needed = needed.union(*(variant.estimator.columns(schema) for variant in variants))
     steps = steps.select(name for name in schema if name in needed)
     keys = batch_keys(schema)
-    batches = steps.select(keys).unique().sort(keys).collect().to_dicts() if keys else [{}]
+    batches = (
+        steps.select(keys).unique().sort(keys).collect().to_dicts() if keys else [{}]
+    )
     groups: list[Floats] = []
     bound = np.zeros((len(measured), len(measured)))
     apart = np.zeros((3, len(variants), len(variants)))
@@ -375,7 +377,9 @@ def _ranks(found: Gains) -> pl.DataFrame:
     known = not found.gains["low"].null_count()
     significant = found.differences.filter(pl.col("low") > 0)
     first = found.gains["estimator"][0]
-    to_first = {row["second"]: row for row in found.differences.filter(first=first).to_dicts()}
+    to_first = {
+        row["second"]: row for row in found.differences.filter(first=first).to_dicts()
+    }
     rows = []
     for row in found.gains.to_dicts():
         name = row["estimator"]
@@ -394,5 +398,7 @@ def _ranks(found: Gains) -> pl.DataFrame:
             }
         )
     ranks: dict[str, Any] = dict.fromkeys(("rank_low", "rank_high"), pl.Int64)
-    numbers = dict.fromkeys(("difference", "difference_low", "difference_high"), pl.Float64)
+    numbers = dict.fromkeys(
+        ("difference", "difference_low", "difference_high"), pl.Float64
+    )
     return pl.DataFrame(rows, {**found.gains.schema, **ranks, **numbers})

@@ -58,7 +58,9 @@ def _more_groups(advice: Advice) -> str:
     for row in pairs[: 1 + (pairs[-1] != first)]:
         pair = f"{row['first']} and {row['second']}"
         if row["groups"] == MANY:
-            sentences.append(f"no number of groups that can be played would separate {pair}")
+            sentences.append(
+                f"no number of groups that can be played would separate {pair}"
+            )
         elif row["groups"] is not None:
             more = row["groups"] - advice.gains.groups
             like = f"groups like these {advice.gains.groups:,}"
@@ -82,9 +84,13 @@ def notes(advice: Advice) -> list[str]:
             "(near 0% and 100% success)."
         )
     if advice.left_out:
-        lines.append(f"Left out: {advice.left_out:,} groups with too few complete rollouts.")
+        lines.append(
+            f"Left out: {advice.left_out:,} groups with too few complete rollouts."
+        )
     if advice.known and not (advice.ranks["low"] > 0).any():
-        lines.append("No gain is above 0: to this run, every estimator may be worth nothing.")
+        lines.append(
+            "No gain is above 0: to this run, every estimator may be worth nothing."
+        )
     controls = advice.controls.drop_nulls()
     if ((controls["low"] > 0) | (controls["high"] < 0)).any():
         lines.append(
@@ -162,7 +168,10 @@ def picture(advice: Advice, title: str) -> alt.TopLevelMixin:
 
     # 1. The rows in their order, and their colours.
     shown = []
-    for name, gain, low, high in [*advice.gains.gains.iter_rows(), *advice.controls.iter_rows()]:
+    for name, gain, low, high in [
+        *advice.gains.gains.iter_rows(),
+        *advice.controls.iter_rows(),
+    ]:
         colour = COLOURS[1] if name in advice.best else COLOURS[0]
         colour = "#9a9a9a" if name in CONTROLS else colour
         shown.append(
@@ -191,6 +200,9 @@ def picture(advice: Advice, title: str) -> alt.TopLevelMixin:
         base.mark_point(filled=True, size=60, opacity=1).encode(x=gain),
     ]
     legend = "orange: no estimator is above it; grey: what chance gives"
-    lines = [*wrap(verdict(advice), 90), legend if advice.best else legend.partition("; ")[2]]
+    lines = [
+        *wrap(verdict(advice), 90),
+        legend if advice.best else legend.partition("; ")[2],
+    ]
     head = alt.TitleParams(title, subtitle=lines, subtitleColor="#555", anchor="start")
     return alt.layer(*layers).properties(width=420, title=head)

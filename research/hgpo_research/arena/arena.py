@@ -97,7 +97,10 @@ def _is_installed(world: World) -> bool:
 def prepare(world: World, folder: Path) -> None:
     """Freeze a world: its graphs and the step tables of its stages, from nothing but its settings."""
     settings = _settings(world)
-    if _stored_settings(folder / f"stage-{len(measuring.STAGES) - 1}.parquet") == settings:
+    if (
+        _stored_settings(folder / f"stage-{len(measuring.STAGES) - 1}.parquet")
+        == settings
+    ):
         return
     for name, shared in (("separate", False), ("shared", True)):
         if shared and not world.shares:
@@ -135,7 +138,9 @@ def measure(
         InputError: The estimator is unknown or cannot be used in a world of tables.
     """
     target = out / "results" / name / file_name(estimator)
-    settings = _settings(world) | {"seeds": seeds, "estimator": estimator} | _code(estimator)
+    settings = (
+        _settings(world) | {"seeds": seeds, "estimator": estimator} | _code(estimator)
+    )
     if not overwrite and _stored_settings(target) == settings:
         return False
     folder = out / "worlds" / name
@@ -151,7 +156,9 @@ def measure(
         costs = out / "costs" / name / file_name(estimator)
         make_folder(costs.parent)
         _write(
-            pl.DataFrame(row, schema_overrides={"ms_per_10k_steps": pl.Float64}), costs, settings
+            pl.DataFrame(row, schema_overrides={"ms_per_10k_steps": pl.Float64}),
+            costs,
+            settings,
         )
     return True
 
@@ -211,8 +218,15 @@ def arena(
 
 
 def _settings(world: World) -> dict[str, Any]:
-    numbers = [measuring.POLICIES, measuring.COPIES, measuring.SAMPLES, *measuring.STAGES]
-    settings: dict[str, Any] = orjson.loads(orjson.dumps({"world": world, "measured": numbers}))
+    numbers = [
+        measuring.POLICIES,
+        measuring.COPIES,
+        measuring.SAMPLES,
+        *measuring.STAGES,
+    ]
+    settings: dict[str, Any] = orjson.loads(
+        orjson.dumps({"world": world, "measured": numbers})
+    )
     return settings
 
 

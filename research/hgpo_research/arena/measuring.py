@@ -102,10 +102,15 @@ def method_of(name: str, world: World) -> Callable[[], Method]:
     known: Any = {"invalid_action_penalty", "reward"}
     if not is_mixture(name):
         (variant,) = read_variants([name])
-        known = types_of(type(variant.estimator.parameters)).keys() - variant.assigned.keys()
+        known = (
+            types_of(type(variant.estimator.parameters)).keys()
+            - variant.assigned.keys()
+        )
     chosen = {"invalid_action_penalty": "0", "reward": world.reward}
     settings = [
-        f"{key}={value}" for key, value in chosen.items() if key in known and name != ORACLE
+        f"{key}={value}"
+        for key, value in chosen.items()
+        if key in known and name != ORACLE
     ]
     return methods([name], settings, SAMPLES)[name]
 
@@ -115,7 +120,9 @@ def stages(world: World, tasks: TaskSet) -> Iterator[Stage]:
     how = world.learning(POLICIES, "kl")
     at = {round(share * how.iterations): number for number, share in enumerate(STAGES)}
     reference = method_of(REFERENCE, world)()
-    for iteration, (policy, _) in enumerate(learn(tasks, reference, how, range(POLICIES))):
+    for iteration, (policy, _) in enumerate(
+        learn(tasks, reference, how, range(POLICIES))
+    ):
         if iteration in at:
             for position in range(POLICIES):
                 yield Stage(at[iteration], policy, position)
@@ -172,7 +179,12 @@ def measured(
 
 
 def learning_rows(
-    world: World, new: Callable[[], Method], seeds: int, folder: Path, *, repetition: int
+    world: World,
+    new: Callable[[], Method],
+    seeds: int,
+    folder: Path,
+    *,
+    repetition: int,
 ) -> list[dict[str, Any]]:
     """Return what policies learn in each setting."""
     settings: list[tuple[str, bool, Any]] = [
@@ -183,7 +195,9 @@ def learning_rows(
         settings.append(("shared", True, "kl"))
     rows: list[dict[str, Any]] = []
     for setting, shared, update in settings:
-        tasks, others = world.compile(folder / ("shared" if shared else "separate"), shared=shared)
+        tasks, others = world.compile(
+            folder / ("shared" if shared else "separate"), shared=shared
+        )
         how = world.learning(seeds, update)
         found = _learned(tasks, others if shared else None, new(), how, repetition)
         for measure, values in found.items():
@@ -195,7 +209,11 @@ def learning_rows(
 
 
 def _learned(
-    tasks: TaskSet, others: TaskSet | None, method: Method, how: Learning, repetition: int
+    tasks: TaskSet,
+    others: TaskSet | None,
+    method: Method,
+    how: Learning,
+    repetition: int,
 ) -> Mapping[str, Floats]:
     """Return the area, final success and success on held-out tasks of each seed."""
     rates = []
@@ -221,7 +239,9 @@ def stage_rows(
     method = new()
     compared: dict[int, pl.DataFrame] = {}
     if isinstance(method, TableEstimator):
-        compared = {number: agreement(table, method) for number, table in tables.items()}
+        compared = {
+            number: agreement(table, method) for number, table in tables.items()
+        }
     titles = {
         "one_batch": "gain",
         "expected": "expected_gain",
@@ -232,9 +252,13 @@ def stage_rows(
         table = tables[stage.number].filter(policy=stage.position)
         _, visits = batches(stage.policy, stage.position, how, COPIES, stage.stream)
         truth = by_task(table["true_advantage"].to_numpy(), visits.rollouts)
-        found = gains(stage.policy, stage.position, {name: new}, how, COPIES, stage.stream, truth)
+        found = gains(
+            stage.policy, stage.position, {name: new}, how, COPIES, stage.stream, truth
+        )
         values = {
-            title: found[column][0] for column, title in titles.items() if column in found.columns
+            title: found[column][0]
+            for column, title in titles.items()
+            if column in found.columns
         }
         if compared:
             values |= compared[stage.number].row(stage.position, named=True)

@@ -53,7 +53,9 @@ SHOWN: Final = 0.9
 """The share of the ends of intervals that lie on the axis."""
 
 
-def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_folder: Path) -> None:
+def write_page(
+    results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_folder: Path
+) -> None:
     """Write the page.
 
     Args:
@@ -71,15 +73,21 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
             f"expected results with the columns {', '.join(COLUMNS)}, received none of {missing[0]!r}"
         )
     if results.select(COLUMNS[:-1]).is_duplicated().any():
-        raise InputError("expected one row of each result, received two: is a world in two files?")
+        raise InputError(
+            "expected one row of each result, received two: is a world in two files?"
+        )
     results = results.filter(pl.col("value").is_finite())
     folder = worlds_folder.parent / "results"
     link = Path(os.path.relpath(folder, file.parent)).as_posix()
 
     def query(**filters: str) -> str:
         """Return the line of Polars that reads the rows of a figure."""
-        arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in filters.items())
-        return f"pl.read_parquet({json.dumps(link + '/*/*.parquet')}).filter({arguments})"
+        arguments = ", ".join(
+            f"{name}={json.dumps(value)}" for name, value in filters.items()
+        )
+        return (
+            f"pl.read_parquet({json.dumps(link + '/*/*.parquet')}).filter({arguments})"
+        )
 
     predicted = predictions(results)
     gaps = gaps_of(results)
@@ -154,7 +162,10 @@ def table(
 ) -> list[dict[str, Any]]:
     """Return the rows of the ranking: `estimator`, `mark`, and `cells` in the order of `titles`."""
     main = main_of(results, gaps)
-    places = {setting: by_estimator(ranks(sample(results, setting, "area"))) for setting in gaps}
+    places = {
+        setting: by_estimator(ranks(sample(results, setting, "area")))
+        for setting in gaps
+    }
     areas = {setting: by_estimator(found) for setting, found in gaps.items()}
     final = means(results.filter(setting=main, measure="final"), "value")
     cost = means(costs, "ms_per_10k_steps")
@@ -193,7 +204,10 @@ def rank(row: Mapping[str, Any] | None) -> Cell:
     """Return the interval of a rank as a cell."""
     if row is None:
         return {}
-    cell = {"text": ends(row["low"], row["high"]), "order": -row["low"] - row["high"] / 1000}
+    cell = {
+        "text": ends(row["low"], row["high"]),
+        "order": -row["low"] - row["high"] / 1000,
+    }
     if row["low_worlds"] is not None:
         cell["note"] = f"worlds {ends(row['low_worlds'], row['high_worlds'])}"
     return cell
@@ -206,7 +220,9 @@ def ends(low: int, high: int) -> str:
 
 def number(value: float | None, factor: float, form: str) -> Cell:
     """Return a mean as a cell."""
-    return {} if value is None else {"text": format(factor * value, form), "order": value}
+    return (
+        {} if value is None else {"text": format(factor * value, form), "order": value}
+    )
 
 
 def difference(row: Mapping[str, Any] | None) -> Cell:
@@ -233,7 +249,9 @@ def prediction_rows(predicted: pl.DataFrame) -> list[dict[str, Any]]:
     if predicted.is_empty():
         return rows
     found = predicted.filter(target="area")
-    for (measure, stage), part in found.group_by("measure", "stage", maintain_order=True):
+    for (measure, stage), part in found.group_by(
+        "measure", "stage", maintain_order=True
+    ):
         cells = []
         for row in part.iter_rows(named=True):
             cell = number(row["correlation"], 1, "+.2f")
@@ -241,13 +259,17 @@ def prediction_rows(predicted: pl.DataFrame) -> list[dict[str, Any]]:
                 known = row["p"] < 0.05 and row["low"] * row["high"] > 0
                 cell["sign"] = int(np.sign(row["correlation"])) if known else 0
                 cell["text"] += f" ({row['low']:+.2f} to {row['high']:+.2f})"
-                cell["note"] = f"chance {row['chance_low']:+.2f} to {row['chance_high']:+.2f}"
+                cell["note"] = (
+                    f"chance {row['chance_low']:+.2f} to {row['chance_high']:+.2f}"
+                )
             cells.append(cell)
         rows.append({"measure": MEASURES[str(measure)], "stage": stage, "cells": cells})
     return rows
 
 
-def pictures(results: pl.DataFrame, gaps: Iterable[str], folder: Path) -> dict[str, dict[str, Any]]:
+def pictures(
+    results: pl.DataFrame, gaps: Iterable[str], folder: Path
+) -> dict[str, dict[str, Any]]:
     """Return for each world its `files`, and its `pictures` by setting: `limit` of the axis, and `dots`.
 
     Dots are the differences in area from the reference; their positions `x`, `low` and `high` are from -AXIS to AXIS,
@@ -276,5 +298,8 @@ def pictures(results: pl.DataFrame, gaps: Iterable[str], folder: Path) -> dict[s
                 row | difference(row) | {"mark": MARKS.get(row["estimator"])}
                 for row in scaled.iter_rows(named=True)
             ]
-            worlds[world]["pictures"][setting] = {"limit": f"{100 * limit:.0f}", "dots": dots}
+            worlds[world]["pictures"][setting] = {
+                "limit": f"{100 * limit:.0f}",
+                "dots": dots,
+            }
     return worlds

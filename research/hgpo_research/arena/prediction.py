@@ -151,7 +151,9 @@ def prediction(found: Pairs) -> dict[str, float | None]:
     return dict(zip(names, known, strict=True))
 
 
-def predictions(results: pl.DataFrame, worlds: Collection[str] | None = None) -> pl.DataFrame:
+def predictions(
+    results: pl.DataFrame, worlds: Collection[str] | None = None
+) -> pl.DataFrame:
     """Return how well every measure predicts learning in every setting.
 
     Returns:
@@ -163,7 +165,9 @@ def predictions(results: pl.DataFrame, worlds: Collection[str] | None = None) ->
     measures = [name for name in MEASURES if name in results["measure"]]
     stages = sorted(results["stage"].drop_nulls().unique())
     rows = []
-    for measure, stage, setting, target in product(measures, [None, *stages], settings, TARGETS):
+    for measure, stage, setting, target in product(
+        measures, [None, *stages], settings, TARGETS
+    ):
         found = pairs(results, measure, stage, setting, target, worlds)
         keys = {
             "measure": measure,
@@ -182,7 +186,9 @@ def verdict(found: pl.DataFrame) -> str:
     rows = (
         []
         if found.is_empty()
-        else found.filter(pl.col("stage").is_null(), measure="gain", target="area").to_dicts()
+        else found.filter(
+            pl.col("stage").is_null(), measure="gain", target="area"
+        ).to_dicts()
     )
     known = [row for row in rows if row["low"] is not None]
     if not known:
@@ -193,8 +199,13 @@ def verdict(found: pl.DataFrame) -> str:
         says = "predicts learning"
     elif not any(clear):
         says = "does not predict learning beyond chance"
-    parts = [f"{shown(row)}, {SETTINGS[row['setting']]}, {row['worlds']} worlds" for row in known]
-    return f"The gain of one batch {says}. Rank correlation with area: {'; '.join(parts)}."
+    parts = [
+        f"{shown(row)}, {SETTINGS[row['setting']]}, {row['worlds']} worlds"
+        for row in known
+    ]
+    return (
+        f"The gain of one batch {says}. Rank correlation with area: {'; '.join(parts)}."
+    )
 
 
 def shown(row: Mapping[str, Any]) -> str:

@@ -8,7 +8,13 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_research.arena.prediction import pairs, prediction, shown
-from hgpo_research.arena.ranking import CONTROLS, REFERENCE, contrasts, differences, sample
+from hgpo_research.arena.ranking import (
+    CONTROLS,
+    REFERENCE,
+    contrasts,
+    differences,
+    sample,
+)
 from hgpo_train.resampling import FEWEST_TASKS
 
 if TYPE_CHECKING:
@@ -62,7 +68,9 @@ def above_discounted(results: pl.DataFrame) -> Verdict:
 
 def gain_predicts(results: pl.DataFrame) -> Verdict:
     """Does the gain of one batch predict area in worlds where this was not found first?"""
-    worlds = [name for name in results["world"].unique() if not name.startswith(DEVELOPED)]
+    worlds = [
+        name for name in results["world"].unique() if not name.startswith(DEVELOPED)
+    ]
     # Gains are those of policies with separate logits, so these are asked; Adam is description.
     found = {
         setting: pairs(results, "gain", None, setting, "area", worlds)
@@ -92,16 +100,24 @@ def gagpo_on_webshop(results: pl.DataFrame) -> Verdict:
 
 def history_matters(results: pl.DataFrame) -> Verdict:
     """Does HGPO with K = 4 differ from K = 1 in any world?"""
-    table = contrasts(results, "separate", "area", "hgpo:history_length=4", "hgpo:history_length=1")
+    table = contrasts(
+        results, "separate", "area", "hgpo:history_length=4", "hgpo:history_length=1"
+    )
     apart = table.filter((pl.col("low_all") > 0) | (pl.col("high_all") < 0))
     nearest = table.sort(pl.col("difference").abs(), descending=True).head(1)
-    return "yes" if apart.height else "no", _by_world(apart if apart.height else nearest)
+    return "yes" if apart.height else "no", _by_world(
+        apart if apart.height else nearest
+    )
 
 
 def adaptive_on_two_ways(results: pl.DataFrame) -> Verdict:
     """Is `adaptive` below GRPO where the longer way wins more often?"""
-    table = contrasts(results.filter(world="two-ways"), "separate", "area", "adaptive", REFERENCE)
-    return "yes" if table.filter(pl.col("high_all") < 0).height else "no", _by_world(table)
+    table = contrasts(
+        results.filter(world="two-ways"), "separate", "area", "adaptive", REFERENCE
+    )
+    return "yes" if table.filter(pl.col("high_all") < 0).height else "no", _by_world(
+        table
+    )
 
 
 def _by_world(table: pl.DataFrame) -> str:

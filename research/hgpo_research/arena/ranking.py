@@ -71,9 +71,13 @@ class Sample(NamedTuple):
 
     def without(self, names: tuple[str, ...]) -> Sample:
         """Return the sample without some estimators."""
-        kept = [number for number, name in enumerate(self.estimators) if name not in names]
+        kept = [
+            number for number, name in enumerate(self.estimators) if name not in names
+        ]
         estimators = [self.estimators[number] for number in kept]
-        return Sample(self.worlds, estimators, [values[:, kept] for values in self.values])
+        return Sample(
+            self.worlds, estimators, [values[:, kept] for values in self.values]
+        )
 
 
 def sample(results: pl.DataFrame, setting: str, measure: str) -> Sample:
@@ -93,7 +97,11 @@ def sample(results: pl.DataFrame, setting: str, measure: str) -> Sample:
     values = []
     for world in worlds:
         here = rows.filter(pl.col("estimator").is_in(names), world=world)
-        table = here.pivot("estimator", index="seed", values="value").drop_nulls().sort("seed")
+        table = (
+            here.pivot("estimator", index="seed", values="value")
+            .drop_nulls()
+            .sort("seed")
+        )
         values.append(table.select(names).to_numpy())
     return Sample(worlds, names, values)
 
@@ -118,7 +126,10 @@ def differences(found: Sample, reference: str = REFERENCE) -> pl.DataFrame:
     # The fewest seeds of a world stand for the degrees of freedom, which is on the safe side.
     seeds = intervals(means.mean(0), draws, min(map(len, found.values)))
     worlds = intervals(means.mean(0), over_worlds(means), len(means))
-    columns = {"estimator": found.estimators, "difference": means.mean(0)} | seeds._asdict()
+    columns = {
+        "estimator": found.estimators,
+        "difference": means.mean(0),
+    } | seeds._asdict()
     columns |= {f"{name}_worlds": values for name, values in worlds._asdict().items()}
     return pl.DataFrame(columns).fill_nan(None)
 
@@ -139,9 +150,9 @@ def contrasts(
     gaps = found.means() @ signs
     draws = found.draws() @ signs
     bounds = intervals(gaps, draws, min(map(len, found.values)))
-    return pl.DataFrame({"world": found.worlds, "difference": gaps} | bounds._asdict()).fill_nan(
-        None
-    )
+    return pl.DataFrame(
+        {"world": found.worlds, "difference": gaps} | bounds._asdict()
+    ).fill_nan(None)
 
 
 def over_worlds(means: Floats) -> Floats:
@@ -169,7 +180,9 @@ def ranks(found: Sample) -> pl.DataFrame:
     return pl.DataFrame(columns).sort("mean", "estimator", descending=[True, False])
 
 
-def rank_intervals(values: Floats, draws: Floats, units: int) -> tuple[Integers, Integers]:
+def rank_intervals(
+    values: Floats, draws: Floats, units: int
+) -> tuple[Integers, Integers]:
     """Return the lowest and the highest rank of each number, 95% for all at once; 1 is the largest number's.
 
     Args:

@@ -64,7 +64,9 @@ class IceEngine(_Engine):
 
     def start(self, task_id: str) -> State:
         """Start a task."""
-        self._slippery = tuple(bool(each) for each in _random(task_id).integers(0, 2, FLOES))
+        self._slippery = tuple(
+            bool(each) for each in _random(task_id).integers(0, 2, FLOES)
+        )
         self._floe = 0
         self._climbs = False
         return self._state()
@@ -76,7 +78,9 @@ class IceEngine(_Engine):
         action, _, outcome = command.removesuffix(")").partition(CHANCE)
         if action == "jump":
             failures = 2 if self._slippery[self._floe] else 1
-            self._floe = max(0, self._floe - 1) if int(outcome) <= failures else self._floe + 1
+            self._floe = (
+                max(0, self._floe - 1) if int(outcome) <= failures else self._floe + 1
+            )
         elif self._climbs:
             self._floe += 1
             self._climbs = False
@@ -90,9 +94,13 @@ class IceEngine(_Engine):
         actions = ["climb"] if self._climbs else ["jump", "climb"]
         place = "Half over the edge of" if self._climbs else "On"
         choices = [
-            f"{action}{CHANCE}{number + 1})" for action in actions for number in range(OUTCOMES)
+            f"{action}{CHANCE}{number + 1})"
+            for action in actions
+            for number in range(OUTCOMES)
         ]
-        return State(f"{place} floe {self._floe + 1} of {FLOES}.", tuple(choices), valid)
+        return State(
+            f"{place} floe {self._floe + 1} of {FLOES}.", tuple(choices), valid
+        )
 
 
 class Ice(Game):
@@ -144,7 +152,9 @@ class SignsEngine(_Engine):
 
     def _state(self, valid: bool = True) -> State:
         if self._room >= LENGTH:
-            return _ended("A wall." if self._lost else "The exit.", float(not self._lost))
+            return _ended(
+                "A wall." if self._lost else "The exit.", float(not self._lost)
+            )
         text = f"Two doors, and a sign: the exit is {LENGTH - self._room} rooms away."
         return State(text, ("open left door", "open right door"), valid)
 
@@ -213,9 +223,15 @@ class Form(Game):
         return FormEngine()
 
 
-ICE = EnvironmentSpec(id="HGPO/Ice-v0", source=Ice, max_steps=10, evaluation_split="test")
+ICE = EnvironmentSpec(
+    id="HGPO/Ice-v0", source=Ice, max_steps=10, evaluation_split="test"
+)
 """The game of chance for `gymnasium.make`, commands and training."""
-SIGNS = EnvironmentSpec(id="HGPO/Signs-v0", source=Signs, max_steps=10, evaluation_split="test")
+SIGNS = EnvironmentSpec(
+    id="HGPO/Signs-v0", source=Signs, max_steps=10, evaluation_split="test"
+)
 """The game of misleading states."""
-FORM = EnvironmentSpec(id="HGPO/Form-v0", source=Form, max_steps=8, evaluation_split="test")
+FORM = EnvironmentSpec(
+    id="HGPO/Form-v0", source=Form, max_steps=8, evaluation_split="test"
+)
 """The game of graded rewards."""

@@ -100,7 +100,9 @@ WORLDS: Final = {
         shares=True,
     ),
     "webshop-text": World(**_WEBSHOP, seed=621, shares=True),
-    "webshop-text-rich": World(**_WEBSHOP, seed=631, options={"observation_mode": "text_rich"}),
+    "webshop-text-rich": World(
+        **_WEBSHOP, seed=631, options={"observation_mode": "text_rich"}
+    ),
     "textworld": World(
         env="HGPO/TextWorld-v0",
         options={"level": 8, "max_steps": 25},
@@ -114,6 +116,8 @@ WORLDS: Final = {
     "two-ways": World(env="hgpo_research.two_ways:TWO_WAYS", seed=661, tasks=3),
     "ice": World(env="hgpo_research.arena.small_worlds:ICE", seed=671),
     "signs": World(env="hgpo_research.arena.small_worlds:SIGNS", seed=681),
-    "form": World(env="hgpo_research.arena.small_worlds:FORM", seed=691, reward="score"),
+    "form": World(
+        env="hgpo_research.arena.small_worlds:FORM", seed=691, reward="score"
+    ),
 }
 """The worlds by name."""

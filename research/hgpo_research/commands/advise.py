@@ -61,11 +61,17 @@ def advise(
 
     # 1. What is asked for, before anything is computed.
     if not 0 < kl <= 1:
-        raise InputError(f"--kl: expected a number above 0 and at most 1, received {kl:g}")
+        raise InputError(
+            f"--kl: expected a number above 0 and at most 1, received {kl:g}"
+        )
     if not 0 <= seed < 1 << 32:
-        raise InputError(f"--seed: expected an integer from 0 to {(1 << 32) - 1}, received {seed}")
+        raise InputError(
+            f"--seed: expected an integer from 0 to {(1 << 32) - 1}, received {seed}"
+        )
     if device is not None and model is None:
-        raise InputError("--device is an option of --model; name a checkpoint with --model")
+        raise InputError(
+            "--device is an option of --model; name a checkpoint with --model"
+        )
     if out is not None:
         _check_picture(run, out)
     steps = _steps(run, iteration)
@@ -83,7 +89,9 @@ def advise(
             show=bars.show,
         )
         with opened as gradients:
-            found = measure(steps, variants, gradients.of, kl=kl, seed=seed, progress=batches)
+            found = measure(
+                steps, variants, gradients.of, kl=kl, seed=seed, progress=batches
+            )
 
     # 3. The advice.
     by_name = {variant.name: variant for variant in variants}
@@ -129,8 +137,15 @@ def _steps(run: Path, iteration: int | None) -> pl.LazyFrame:
     if iteration is None:
         return steps
     if "iteration" not in steps.collect_schema():
-        raise InputError(f"--iteration: expected a run with the column iteration, {run} has none")
-    known = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
+        raise InputError(
+            f"--iteration: expected a run with the column iteration, {run} has none"
+        )
+    known = (
+        steps.select(pl.col("iteration").unique().sort())
+        .collect()
+        .to_series()
+        .to_list()
+    )
     if iteration not in known:
         raise InputError(
             f"--iteration: expected one of {known[0]} to {known[-1]}, received {iteration}"
@@ -149,9 +164,13 @@ def _variants(
     if estimators is not None:
         found = read_variants(estimators, settings=settings)
         if scored := [each.name for each in found if each.estimator.scores]:
-            raise InputError(f"expected estimators that read no scores, received {scored[0]}")
+            raise InputError(
+                f"expected estimators that read no scores, received {scored[0]}"
+            )
         if len(found) < 2:
-            raise InputError(f"-e: expected at least two estimators, received {found[0].name}")
+            raise InputError(
+                f"-e: expected at least two estimators, received {found[0].name}"
+            )
         return found, []
     schema = steps.collect_schema()
     able = []
@@ -170,7 +189,9 @@ def _variants(
     return able, unable
 
 
-def _print(found: Advice, command: str | None, gradients: str, unable: Sequence[str]) -> None:
+def _print(
+    found: Advice, command: str | None, gradients: str, unable: Sequence[str]
+) -> None:
     from hgpo_research.advice import report
     from hgpo_research.commands.names import folded
     from hgpo_train.cli.display import print_table

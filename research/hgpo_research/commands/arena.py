@@ -48,23 +48,34 @@ def arena(
 
     if listing:
         print_table(
-            ["world", "environment"], [[name, world.env] for name, world in WORLDS.items()], texts=2
+            ["world", "environment"],
+            [[name, world.env] for name, world in WORLDS.items()],
+            texts=2,
         )
         print_table(["estimators"], [[name] for name in running.ESTIMATORS], texts=1)
         return
     if (action == "add") != (estimator is not None) or (estimator and estimators):
-        raise InputError("expected hgpo arena add module:function, or hgpo arena -e ESTIMATORS")
+        raise InputError(
+            "expected hgpo arena add module:function, or hgpo arena -e ESTIMATORS"
+        )
     if page is not None:
         if page.is_dir():
             raise InputError(
                 f"--page {page}: expected a file, received a folder; name a file in it"
             )
         common.check_output_path(page, "--page")
-    names = [name.strip() for text in estimators or () for name in text.split(",") if name.strip()]
+    names = [
+        name.strip()
+        for text in estimators or ()
+        for name in text.split(",")
+        if name.strip()
+    ]
     if estimator is not None:
         names = [estimator]
     # Everything is compared with the reference.
-    chosen = list(dict.fromkeys([REFERENCE, *names])) if names else list(running.ESTIMATORS)
+    chosen = (
+        list(dict.fromkeys([REFERENCE, *names])) if names else list(running.ESTIMATORS)
+    )
     known = running.worlds_of(worlds)
     advice = "What was measured is kept; run the same command again for the rest."
     with common.resumable(advice), ProgressBars() as bars:

@@ -61,7 +61,11 @@ def compare_estimators(
     from hgpo_envs.errors import InputError
     from hgpo_research.comparison.correlation import correlations
     from hgpo_research.comparison.files import write_comparison
-    from hgpo_research.comparison.gain import cross_validated_gain, ranking, table_gradients
+    from hgpo_research.comparison.gain import (
+        cross_validated_gain,
+        ranking,
+        table_gradients,
+    )
     from hgpo_research.comparison.open_gradients import open_gradients
     from hgpo_train.advantages.tables import step_table
     from hgpo_train.advantages.variants import read_variants
@@ -70,9 +74,13 @@ def compare_estimators(
     # 1. What is asked for, before anything is computed.
     is_gain = measure == "gain"
     if device is not None and model is None:
-        raise InputError("--device is an option of --model; name a checkpoint with --model")
+        raise InputError(
+            "--device is an option of --model; name a checkpoint with --model"
+        )
     if not 0 < kl <= 1:
-        raise InputError(f"--kl: expected a number above 0 and at most 1, received {kl:g}")
+        raise InputError(
+            f"--kl: expected a number above 0 and at most 1, received {kl:g}"
+        )
     if truth is None and not is_gain:
         raise InputError(
             "expected a --truth for --measure correlation, received none; or use --measure gain"
@@ -88,7 +96,9 @@ def compare_estimators(
     variants = read_variants(
         estimators, {"reward": reward, "reward_scale": reward_scale}, setting or []
     )
-    steps = step_table(run, [score for variant in variants for score in variant.estimator.scores])
+    steps = step_table(
+        run, [score for variant in variants for score in variant.estimator.scores]
+    )
     target = _target(run, out, overwrite)
 
     # 2. The comparison.
@@ -129,7 +139,12 @@ def compare_estimators(
                 steps, variants, gradients, truth=exact, folds=folds, kl=kl
             )
             tables = {"gains": found.gains, "differences": found.differences}
-            details |= {"folds": folds, "kl": kl, "batches": found.batches, "groups": found.groups}
+            details |= {
+                "folds": folds,
+                "kl": kl,
+                "batches": found.batches,
+                "groups": found.groups,
+            }
             lines = ranking(found)
         write_comparison(tables, target, details=details, overwrite=overwrite)
 
@@ -137,13 +152,20 @@ def compare_estimators(
     if is_gain:
         _print(tables["gains"], f"Gain in points of success, KL {kl:g}", ["gain"], 100)
     else:
-        _print(tables["correlations"], "Agreement with true advantages", ["correlation", "sign"], 1)
+        _print(
+            tables["correlations"],
+            "Agreement with true advantages",
+            ["correlation", "sign"],
+            1,
+        )
     for line in lines:
         print(f"• {line}")
     print(f"\nThe tables: {target}")
 
 
-def _true_advantages(truth: Path, run: Path, *, is_gain: bool) -> tuple[pl.LazyFrame, str]:
+def _true_advantages(
+    truth: Path, run: Path, *, is_gain: bool
+) -> tuple[pl.LazyFrame, str]:
     """Return the truth table of a run, its advantages in the unit of rewards, and the name of its reward."""
     import polars as pl
 
@@ -174,13 +196,23 @@ def _target(run: Path, out: Path | None, overwrite: bool) -> Path:
     target = out or owner.parent / f"{name}.comparison"
     refuse_own_input(run, target / "comparison.json")
     common.check_output_path(target)
-    if target.exists() and any(target.iterdir()) and not (overwrite and is_comparison(target)):
-        how = "replace it with --overwrite" if is_comparison(target) else "it is not a comparison"
+    if (
+        target.exists()
+        and any(target.iterdir())
+        and not (overwrite and is_comparison(target))
+    ):
+        how = (
+            "replace it with --overwrite"
+            if is_comparison(target)
+            else "it is not a comparison"
+        )
         raise InputError(f"{target} exists already; {how}, or use another --out")
     return target
 
 
-def _print(table: pl.DataFrame, title: str, measures: Sequence[str], factor: float) -> None:
+def _print(
+    table: pl.DataFrame, title: str, measures: Sequence[str], factor: float
+) -> None:
     """Print a table of estimators: each measure, and its interval, which follows it in the table."""
     from hgpo_research.commands.names import folded
     from hgpo_train.cli.display import print_table

@@ -95,7 +95,9 @@ def learn_tabular(
 
     named = methods(estimators, setting or (), samples)
     # A gain needs rollouts to hold out.
-    if how.group_size < 2 and (gain_at or any(name.startswith(ADAPTIVE) for name in named)):
+    if how.group_size < 2 and (
+        gain_at or any(name.startswith(ADAPTIVE) for name in named)
+    ):
         raise InputError(
             f"--group-size: expected an integer of at least 2, received {how.group_size}"
         )
@@ -120,25 +122,37 @@ def learn_tabular(
     console = terminal(stderr=True)
     measured = list[pl.DataFrame]()
 
-    def watch(task_set: str, name: str, iteration: int, policies: TabularPolicy) -> None:
+    def watch(
+        task_set: str, name: str, iteration: int, policies: TabularPolicy
+    ) -> None:
         bars.update(bar, advance=1, description=f"{task_set} {name}")
         if name == next(iter(named)) and iteration in (gain_at or ()):
-            measured.append(gains_of(policies, gain_policies, named, how, gain_copies, iteration))
+            measured.append(
+                gains_of(policies, gain_policies, named, how, gain_copies, iteration)
+            )
 
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("learning", total=task_sets * (len(named) + 1) * (how.iterations + 1))
+    with Progress(
+        console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        bar = bars.add_task(
+            "learning", total=task_sets * (len(named) + 1) * (how.iterations + 1)
+        )
         found = curves(compiled, named, how, watch, others if held_out else {})
     if overwrite:
         _remove_results(out, compiled)
     for name, task_set in compiled.items():
         refuse_link(out / name)
         (out / name).mkdir(parents=True, exist_ok=True)
-        TaskSet(task_set.graphs + others[name].graphs, task_set.max_steps, task_set.settings).write(
-            out / name
-        )
-    tables = {"curves": found.success} | ({"gains": pl.concat(measured)} if measured else {})
+        TaskSet(
+            task_set.graphs + others[name].graphs, task_set.max_steps, task_set.settings
+        ).write(out / name)
+    tables = {"curves": found.success} | (
+        {"gains": pl.concat(measured)} if measured else {}
+    )
     _report(tables | ({"metrics": found.metrics} if found.metrics.height else {}), out)
-    nodes = sum(len(graph.state) for task_set in compiled.values() for graph in task_set.graphs)
+    nodes = sum(
+        len(graph.state) for task_set in compiled.values() for graph in task_set.graphs
+    )
     line = f"{counted(task_sets * tasks, 'task')}, {counted(nodes, 'node')}. Curves, tables and graphs: {out}"
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -198,7 +212,12 @@ def _report(tables: Mapping[str, pl.DataFrame], out: Path) -> None:
     if "metrics" in tables:
         rows = metrics_summary(tables["metrics"])
         parts.append(
-            ("Weights, in percent", rows, ["estimator", "updates"], metrics_of(tables["metrics"]))
+            (
+                "Weights, in percent",
+                rows,
+                ["estimator", "updates"],
+                metrics_of(tables["metrics"]),
+            )
         )
     charts: dict[str, Callable[[pl.DataFrame], Any]] = {
         "curves": curves_chart,
@@ -206,17 +225,24 @@ def _report(tables: Mapping[str, pl.DataFrame], out: Path) -> None:
     }
     for name, rows in tables.items():
         rows.write_parquet(
-            out / f"{name}.parquet", metadata={"hgpo.command": shlex.join(["hgpo", *sys.argv[1:]])}
+            out / f"{name}.parquet",
+            metadata={"hgpo.command": shlex.join(["hgpo", *sys.argv[1:]])},
         )
         if name in charts and find_spec("altair") and find_spec("vl_convert"):
             from hgpo_train.analysis.charts import save_chart
 
             save_chart(charts[name](rows), out / f"{name}.svg")
-    texts = [f"{title}:\n\n{markdown(rows, keys, names)}\n" for title, rows, keys, names in parts]
+    texts = [
+        f"{title}:\n\n{markdown(rows, keys, names)}\n"
+        for title, rows, keys, names in parts
+    ]
     (out / "summary.md").write_text("\n".join(texts), "utf-8")
     for title, rows, keys, names in parts:
         titles, cells = shown(rows, keys, names)
         titles = [text.replace(" ", "\n") for text in titles]
         print_table(
-            titles, [[folded(first), *rest] for first, *rest in cells], title=title, texts=len(keys)
+            titles,
+            [[folded(first), *rest] for first, *rest in cells],
+            title=title,
+            texts=len(keys),
         )

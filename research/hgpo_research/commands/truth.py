@@ -56,7 +56,9 @@ def truth(
     given = read_assignments(
         "--policy-option", policy_option or (), policy_spec(plan.policy).option_types
     )
-    plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given, allow=allow or ())
+    plan = plan_truth(
+        run, rewards, budget, policy=policy, policy_options=given, allow=allow or ()
+    )
     target = out or default_out(plan)
     if target.suffix not in {"", ".parquet"}:
         raise InputError(
@@ -76,7 +78,9 @@ def truth(
         )
     seconds = perf_counter() - began
     line = f"{report.rows:,} truths ({report.rows / seconds:,.0f}/s), {report.rollout_steps:,} steps of rollouts"
-    console.print(f"{line}. The table is {target}", soft_wrap=True, markup=False, highlight=False)
+    console.print(
+        f"{line}. The table is {target}", soft_wrap=True, markup=False, highlight=False
+    )
     following = common.next_commands(
         ("compare-estimators", run, "--truth", target, "-e", "hgpo,gigpo,grpo")
     )

@@ -39,7 +39,11 @@ RESAMPLES: Final = 2000
 
 
 def correlations(
-    steps: pl.LazyFrame, truth: pl.LazyFrame, variants: Sequence[Variant], *, seed: int = 0
+    steps: pl.LazyFrame,
+    truth: pl.LazyFrame,
+    variants: Sequence[Variant],
+    *,
+    seed: int = 0,
 ) -> pl.DataFrame:
     """Compare estimators with the true advantages of a run's steps.
 
@@ -101,7 +105,9 @@ def _joined(
     known = truth.collect_schema()
     missing = [name for name in (*KEYS, *TRUTH) if name not in known]
     if missing:
-        raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
+        raise InputError(
+            f"the truth table has no {listed(missing)}; write it with hgpo truth"
+        )
     exact = truth.select(
         *KEYS,
         pl.col(TRUTH).cast(pl.Float64, strict=False).name.prefix("true_"),
@@ -126,7 +132,9 @@ def _joined(
     is_known = pl.all_horizontal(pl.col(f"true_{name}").is_finite() for name in TRUTH)
     joined = joined.filter(is_known)
     if joined.is_empty():
-        raise InputError("no step of the run is in the truth table; expected the truth of this run")
+        raise InputError(
+            "no step of the run is in the truth table; expected the truth of this run"
+        )
     return joined
 
 
@@ -136,7 +144,9 @@ def _terms(estimate: pl.Expr) -> dict[str, pl.Expr]:
     second = pl.col("true_advantage_second")
     truth = pl.col("true_advantage")
     is_sure = truth.abs() > 2 * pl.col("true_advantage_error")
-    is_right = pl.when(estimate == 0).then(0.5).otherwise(estimate.sign() == truth.sign())
+    is_right = (
+        pl.when(estimate == 0).then(0.5).otherwise(estimate.sign() == truth.sign())
+    )
     sums = {
         "e": estimate,
         "first": first,

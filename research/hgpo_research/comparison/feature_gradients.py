@@ -32,7 +32,8 @@ def feature_gradients(
     """
     rows: list[tuple[str, int, int]] = []
     vectors: list[Floats] = []
-    choices: list[tuple[Floats, Floats]] = []  # probabilities and features of the responses
+    # probabilities and features of the responses
+    choices: list[tuple[Floats, Floats]] = []
     for known in known_steps(steps, policy, history_length):
         features = policy.features(known.request)
         probabilities = known.distribution.probabilities

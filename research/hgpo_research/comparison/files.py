@@ -21,7 +21,11 @@ _MADE_BY: Final = "hgpo compare-estimators"
 
 
 def write_comparison(
-    tables: dict[str, pl.DataFrame], out: Path, *, details: dict[str, Any], overwrite: bool
+    tables: dict[str, pl.DataFrame],
+    out: Path,
+    *,
+    details: dict[str, Any],
+    overwrite: bool,
 ) -> None:
     """Write a comparison's folder atomically.
 
@@ -38,7 +42,9 @@ def write_comparison(
         for name, table in tables.items():
             table.write_parquet(folder / f"{name}.parquet")
         described = {"made_by": _MADE_BY, **details}
-        (folder / DETAILS).write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2))
+        (folder / DETAILS).write_bytes(
+            orjson.dumps(described, option=orjson.OPT_INDENT_2)
+        )
 
 
 def is_comparison(folder: Path) -> bool:
@@ -47,7 +53,8 @@ def is_comparison(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir()}
         return (
-            names <= FILES and orjson.loads((folder / DETAILS).read_bytes())["made_by"] == _MADE_BY
+            names <= FILES
+            and orjson.loads((folder / DETAILS).read_bytes())["made_by"] == _MADE_BY
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -166,7 +166,9 @@ def by_group(held: Sequence[HeldOut], kl: float) -> tuple[Floats, Floats]:
         held: The held-out parts of all folds of one or several batches.
         kl: δ.
     """
-    count = 1 + max((int(part.group.max()) for part in held if len(part.group)), default=-1)
+    count = 1 + max(
+        (int(part.group.max()) for part in held if len(part.group)), default=-1
+    )
     names = len(held[0].bound)
     groups = np.zeros((names, count))
     bound = np.zeros((names, names))
@@ -219,7 +221,13 @@ def held_out(
     table, success = _read(steps, variants, gradients, truth)
     keys = group_keys(table.columns)
     batches = batch_keys(table.columns)
-    least = int(str(table.group_by(keys).agg(pl.col("trajectory").n_unique())["trajectory"].min()))
+    least = int(
+        str(
+            table.group_by(keys)
+            .agg(pl.col("trajectory").n_unique())["trajectory"]
+            .min()
+        )
+    )
     if folds < 2 or least < 2 * folds:
         raise InputError(
             f"--folds: expected 2 to half of a group's {least} rollouts, received {folds}"
@@ -238,7 +246,9 @@ def held_out(
 
         # 1. The estimators see the other folds alone.
         weights = np.zeros((len(variants) + (truth is not None), table.height))
-        weights[: len(variants), kept] = _estimates(table.filter(pl.Series(kept)), variants)
+        weights[: len(variants), kept] = _estimates(
+            table.filter(pl.Series(kept)), variants
+        )
 
         # 2. What the held-out steps are worth: success minus that of the others, or the true advantage.
         if truth is None:
@@ -274,7 +284,9 @@ def held_out(
                 group=group[tested],
                 slopes=gradients.slopes(units, sketch[tested]),
                 against=against[tested],
-                products=gradients.products(units, sketch[tested], np.ones(len(tested))),
+                products=gradients.products(
+                    units, sketch[tested], np.ones(len(tested))
+                ),
                 bound=gradients.products(units, sketch[tested], most[tested]),
             )
             found.append(part)
@@ -386,9 +398,17 @@ def _read(
     read = {"won", "aborted", *row_keys(schema)}.union(
         *(each.estimator.columns(schema) for each in variants)
     )
-    table = complete_rollouts(steps.select(name for name in schema if name in read).collect())
+    table = complete_rollouts(
+        steps.select(name for name in schema if name in read).collect()
+    )
     # Success as estimators read it: of the last step, for every step of the rollout.
-    success = prepare(table, SUCCESS, ()).select("episode_return").collect().to_series().to_numpy()
+    success = (
+        prepare(table, SUCCESS, ())
+        .select("episode_return")
+        .collect()
+        .to_series()
+        .to_numpy()
+    )
 
     def joined(table: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
         other = other.with_columns(pl.col("step").cast(schema["step"]))
@@ -406,7 +426,10 @@ def _read(
         return table, success
     table = joined(table, truth.select("trajectory", "step", **_TRUTHS).collect())
     table = table.with_columns(
-        pl.when(pl.col("(truth)").is_null()).then(-1).otherwise("(sketch)").alias("(sketch)")
+        pl.when(pl.col("(truth)").is_null())
+        .then(-1)
+        .otherwise("(sketch)")
+        .alias("(sketch)")
     )
     return table.with_columns(pl.col(*_TRUTHS).fill_null(0.0)), success
 
@@ -416,7 +439,11 @@ def complete_rollouts(table: pl.DataFrame) -> pl.DataFrame:
     if "aborted" not in table.columns:
         return table
     return table.filter(
-        ~pl.col("aborted").cast(pl.Boolean).fill_null(value=False).any().over("trajectory")
+        ~pl.col("aborted")
+        .cast(pl.Boolean)
+        .fill_null(value=False)
+        .any()
+        .over("trajectory")
     )
 
 
@@ -429,10 +456,17 @@ def _estimates(table: pl.DataFrame, variants: Sequence[Variant]) -> Any:  # noqa
     """Return the advantages of all estimators, of shape (estimators, steps)."""
     given = table.select(name for name in table.columns if not name.startswith("("))
     estimated = compute_many(given, [variant.estimator for variant in variants])
-    return estimated.select(variant.estimator.column for variant in variants).collect().to_numpy().T
+    return (
+        estimated.select(variant.estimator.column for variant in variants)
+        .collect()
+        .to_numpy()
+        .T
+    )
 
 
-def _means(group: Integers, rollout: Integers, success: Floats, kept: Booleans) -> Floats:
+def _means(
+    group: Integers, rollout: Integers, success: Floats, kept: Booleans
+) -> Floats:
     """Return, for each step, the mean success of its group's kept rollouts."""
     # One row of each rollout: long rollouts count no more than short ones.
     _, first = np.unique(rollout, return_index=True)
@@ -476,16 +510,20 @@ def compared(
         level = 1 - (1 - LEVEL) / 2 / family
         # Groups without both outcomes have a part of 0, and tell nothing about the differences between groups.
         between = (
-            student_quantile(level, informative - 1) * values.std(ddof=1) * parts.shape[1] ** 0.5
+            student_quantile(level, informative - 1)
+            * values.std(ddof=1)
+            * parts.shape[1] ** 0.5
         )
         chance = (
-            student_quantile(level, 10**6) * max(0.0, float(contrast @ bound @ contrast)) ** 0.5
+            student_quantile(level, 10**6)
+            * max(0.0, float(contrast @ bound @ contrast)) ** 0.5
         )
         return gain, float(max(between, chance) / batches)
 
     unit = np.eye(len(names))
     order = np.argsort(-parts.sum(1), kind="stable")
-    least = 1e-6 * float(np.abs(parts.sum(1)).max()) / batches  # less is the noise of rounding
+    # less is the noise of rounding
+    least = 1e-6 * float(np.abs(parts.sum(1)).max()) / batches
     rows = []
     differences = []
     for place, number in enumerate(order):
@@ -497,7 +535,9 @@ def compared(
             needed = None
             if half is not None and value <= half:
                 # The half shrinks with the root of the number of batches.
-                needed = ceil(min(_MANY, batches * (half / value) ** 2)) if value else _MANY
+                needed = (
+                    ceil(min(_MANY, batches * (half / value) ** 2)) if value else _MANY
+                )
             differences.append(
                 (
                     names[number],

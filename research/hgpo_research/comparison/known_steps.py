@@ -40,11 +40,21 @@ class KnownStep(NamedTuple):
     choice: int
 
 
-COLUMNS = ("trajectory", "step", "task", "state", "admissible_actions", "action", "response")
+COLUMNS = (
+    "trajectory",
+    "step",
+    "task",
+    "state",
+    "admissible_actions",
+    "action",
+    "response",
+)
 """The columns that are read."""
 
 
-def known_steps(steps: pl.LazyFrame, policy: Known, history_length: int) -> Iterator[KnownStep]:
+def known_steps(
+    steps: pl.LazyFrame, policy: Known, history_length: int
+) -> Iterator[KnownStep]:
     """Yield the steps of a run by trajectory; those whose response the policy never gives are left out.
 
     Args:

@@ -88,7 +88,9 @@ class LogitTable:
             places = slice(int(first[0]), int(self.first[steps.stop]))
             change = directions[:, self.parameter[places]].astype(np.float64)
             # A change of all logits of a step by the same number changes no probability.
-            means = np.add.reduceat(change * self.probability[places], first - first[0], axis=1)
+            means = np.add.reduceat(
+                change * self.probability[places], first - first[0], axis=1
+            )
             change -= np.repeat(means, np.diff(self.first)[steps], axis=1)
             yield steps, places, change
 
@@ -108,7 +110,10 @@ def logit_table(steps: pl.LazyFrame, policy: Known, history_length: int) -> Logi
     # A name of a task is one of its run's: a logit never depends on another task, as in `hgpo learn-tabular`.
     keys = [name for name in group_keys(schema) if name != "group"]
     tasks = dict(
-        steps.select("trajectory", task=pl.struct(keys)).unique("trajectory").collect().iter_rows()
+        steps.select("trajectory", task=pl.struct(keys))
+        .unique("trajectory")
+        .collect()
+        .iter_rows()
     )
     task_numbers: dict[str, int] = {}
     numbers: dict[tuple[int, str, str], int] = {}

@@ -73,11 +73,15 @@ def _named_policy(run: Path, allow: Collection[str]) -> str:
     except InputError as error:
         # Another policy would have other gradients: only the one that played the run can be named.
         reason = str(error).removesuffix("; choose one with --policy")
-        raise InputError(f"{reason}; or name the model that played the run with --model") from None
+        raise InputError(
+            f"{reason}; or name the model that played the run with --model"
+        ) from None
 
 
 @contextmanager
-def _known(run: Path, model: str | None, allow: Collection[str]) -> Iterator[OpenGradients]:
+def _known(
+    run: Path, model: str | None, allow: Collection[str]
+) -> Iterator[OpenGradients]:
     """Open a policy whose probabilities depend on what the run stores."""
     from contextlib import closing
 
@@ -95,13 +99,16 @@ def _known(run: Path, model: str | None, allow: Collection[str]) -> Iterator[Ope
         )
     with closing(open_env(plan.env_id, **plan.env_options)) as handle:
         context = PolicyContext(
-            handle.shared.source.name, handle.settings.action_format, plan.policy_options
+            handle.shared.source.name,
+            handle.settings.action_format,
+            plan.policy_options,
         )
         length = handle.settings.history_length
         if model is not None:
             policy: Any = make_policy(model, context)
             yield OpenGradients(
-                lambda steps: feature_gradients(steps, policy, length), f"weights of {model}"
+                lambda steps: feature_gradients(steps, policy, length),
+                f"weights of {model}",
             )
             return
         with closing(known_policy(plan.policy, context)) as known:
@@ -129,7 +136,10 @@ def _of_model(model: str, device: str, seed: int, show: Show) -> OpenGradients:
 
     def of(steps: pl.LazyFrame) -> Gradients:
         return row_gradients(
-            steps, loaded, seed=seed, progress=lambda done, total: show("gradients", done, total)
+            steps,
+            loaded,
+            seed=seed,
+            progress=lambda done, total: show("gradients", done, total),
         )
 
     return OpenGradients(of, f"parameters of {model}")

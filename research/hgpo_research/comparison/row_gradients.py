@@ -137,7 +137,9 @@ class Sketch:
         self._size = size
         rng = np.random.default_rng([seed, self.parameters, size])
         device = self._parameters[0].device
-        self._bucket = torch.from_numpy(rng.integers(0, size, self.parameters)).to(device)
+        self._bucket = torch.from_numpy(rng.integers(0, size, self.parameters)).to(
+            device
+        )
         self._sign = torch.from_numpy(
             rng.integers(0, 2, self.parameters).astype(np.float32) * 2 - 1
         ).to(device)
@@ -157,19 +159,27 @@ class Sketch:
     def __call__(self, gradient: torch.Tensor) -> Sketches:
         """Return the sketch of a gradient, float32 of shape (size,)."""
         # Collisions of buckets cancel in expectation, because their signs are independent.
-        buckets = gradient.new_zeros(self._size).index_add_(0, self._bucket, gradient * self._sign)
+        buckets = gradient.new_zeros(self._size).index_add_(
+            0, self._bucket, gradient * self._sign
+        )
         return np.asarray(buckets.cpu().numpy(), np.float32)
 
 
-def log_probability(model: Model, prompt: Sequence[int], response: Sequence[int]) -> torch.Tensor:
+def log_probability(
+    model: Model, prompt: Sequence[int], response: Sequence[int]
+) -> torch.Tensor:
     """Return log π(response | prompt) at temperature 1, the sum over the response's tokens, with its graph."""
     import torch
 
     tokens = torch.tensor([[*prompt, *response]], device=model.device)
-    logits = model(input_ids=tokens, use_cache=False, logits_to_keep=len(response) + 1).logits[
-        0, :-1
-    ]
-    return torch.log_softmax(logits.float(), -1).gather(1, tokens[0, -len(response) :, None]).sum()
+    logits = model(
+        input_ids=tokens, use_cache=False, logits_to_keep=len(response) + 1
+    ).logits[0, :-1]
+    return (
+        torch.log_softmax(logits.float(), -1)
+        .gather(1, tokens[0, -len(response) :, None])
+        .sum()
+    )
 
 
 def row_gradients(
@@ -193,11 +203,16 @@ def row_gradients(
         InputError: A column is missing, no step has tokens, or the run was played with other probabilities.
     """
     schema = steps.collect_schema()
-    if missing := [name for name in ("trajectory", "step", *TOKENS) if name not in schema]:
+    if missing := [
+        name for name in ("trajectory", "step", *TOKENS) if name not in schema
+    ]:
         raise InputError(
             f"expected a run with the tokens of a language model, received one without {listed(missing)}"
         )
-    pair = pl.struct("prompt_token_ids", "response_token_ids").rank("dense").cast(pl.Int64) - 1
+    pair = (
+        pl.struct("prompt_token_ids", "response_token_ids").rank("dense").cast(pl.Int64)
+        - 1
+    )
     # Steps of failed calls have no tokens; equal prompts with equal responses have one gradient.
     known = [pl.col(name).list.len() > 0 for name in TOKENS]
     table = (
@@ -216,7 +231,9 @@ def row_gradients(
     pairs = table.unique("sketch").sort("sketch")
     sketches = np.zeros((pairs.height, size), np.float32)
     gaps = np.zeros(pairs.height)
-    for number, (prompt, response, logprobs) in enumerate(pairs.select(TOKENS).iter_rows()):
+    for number, (prompt, response, logprobs) in enumerate(
+        pairs.select(TOKENS).iter_rows()
+    ):
         logprob = log_probability(model, prompt, response)
         sketches[number] = sketch(sketch.gradient(logprob))
         gaps[number] = abs(logprob.item() - sum(logprobs)) / len(response)

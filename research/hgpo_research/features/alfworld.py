@@ -41,7 +41,9 @@ _COMMANDS: Final = (
     ),
     (
         "treat",
-        re.compile(rf"(?P<deed>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})"),
+        re.compile(
+            rf"(?P<deed>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})"
+        ),
     ),
     ("use", re.compile(rf"use (?P<thing>{_NAME})")),
     ("examine", re.compile(rf"examine (?P<thing>{_NAME})")),
@@ -165,7 +167,9 @@ class _CommandsOfState:
     held object, on which `ready` depends: whether the object can be delivered.
     """
 
-    def __init__(self, instruction: str, observation: str, actions: tuple[str, ...]) -> None:
+    def __init__(
+        self, instruction: str, observation: str, actions: tuple[str, ...]
+    ) -> None:
         self._observation = observation
         self._goal = _goal(instruction) or _NO_GOAL
         self._held = _held(actions)
@@ -204,7 +208,9 @@ class _CommandsOfState:
         elif self._searching:
             for place, kinds in inside.items():
                 if place in self._going and place not in self._seen.inside:
-                    changed[self._going[place]] = self._go(place, kinds, ready=self._ready)
+                    changed[self._going[place]] = self._go(
+                        place, kinds, ready=self._ready
+                    )
         for action, times in repetitions(self._observation, history).items():
             if action in self.choices:
                 changed[action] = {
@@ -215,7 +221,8 @@ class _CommandsOfState:
 
     def _features(self, *, ready: bool) -> dict[str, Features]:
         return {
-            action: self._of(command, ready=ready) for action, command in self._commands.items()
+            action: self._of(command, ready=ready)
+            for action, command in self._commands.items()
         }
 
     def _of(self, command: _Command, *, ready: bool) -> Features:
@@ -243,7 +250,9 @@ class _CommandsOfState:
             )
         if verb == "use":
             return (
-                {"use": 1.0} if self._lighting and _kind(command.thing) == goal.place else _MISTAKE
+                {"use": 1.0}
+                if self._lighting and _kind(command.thing) == goal.place
+                else _MISTAKE
             )
         if verb == "open":
             sought = (
@@ -261,7 +270,9 @@ class _CommandsOfState:
             return _MISTAKE
         return {"deliver": 1.0} if ready else {"deliver_early": 1.0}
 
-    def _go(self, place: str, inside: frozenset[str] | None, *, ready: bool) -> Features:
+    def _go(
+        self, place: str, inside: frozenset[str] | None, *, ready: bool
+    ) -> Features:
         """Return the features of going to a place.
 
         Args:
@@ -273,7 +284,9 @@ class _CommandsOfState:
         if self._has_goal and not self._lighting:
             if ready:
                 return (
-                    {"target": 1 / sqrt(sqrt(int(number)))} if kind == self._goal.place else _NONE
+                    {"target": 1 / sqrt(sqrt(int(number)))}
+                    if kind == self._goal.place
+                    else _NONE
                 )
             return {"station": 1.0} if kind == STATIONS.get(self._goal.deed) else _NONE
         # A wrong object is put down here, not carried around.
@@ -290,7 +303,9 @@ class _CommandsOfState:
 def _held(actions: tuple[str, ...]) -> str:
     """Return the held object, which can always be examined; empty if there is none."""
     # Receptacles can be examined as well: what is none of these is in the hand.
-    examined = (command.thing for command in map(_parse, actions) if command.verb == "examine")
+    examined = (
+        command.thing for command in map(_parse, actions) if command.verb == "examine"
+    )
     return next(
         (name for name in examined if _kind(name) not in _receptacle_kinds()),
         "",
@@ -304,7 +319,10 @@ def _search(thing: str, actions: tuple[str, ...]) -> dict[str, Features]:
     alike = Counter(map(_kind, places))
     usual = usual_places().get(thing, {})
     # As likely as the place is usual for the thing, divided among places of its kind.
-    worth = {place: (usual.get(_kind(place), 0.0) + 0.1) / alike[_kind(place)] for place in places}
+    worth = {
+        place: (usual.get(_kind(place), 0.0) + 0.1) / alike[_kind(place)]
+        for place in places
+    }
     best = max(worth.values(), default=1.0)
     return {
         place: {"search": max(0.0, 1 + log(value / best) / _LEAST)}

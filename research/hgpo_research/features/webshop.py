@@ -34,7 +34,8 @@ _QUERY_LENGTHS: Final = (1, 2, 4, 8)
 _PRICE: Final = re.compile(r"Price: \$([\d.]+)")
 _CLICKED: Final = re.compile(r"^You have clicked (.*)\.$", re.MULTILINE)
 _BUY, _NEXT, _PREVIOUS, _BACK = (
-    f"click[{text.lower()}]" for text in (pages.BUY, pages.NEXT, pages.PREVIOUS, pages.BACK)
+    f"click[{text.lower()}]"
+    for text in (pages.BUY, pages.NEXT, pages.PREVIOUS, pages.BACK)
 )
 
 
@@ -88,7 +89,9 @@ class ShopFeatures:
         "repeated": -6.0,
     }
 
-    def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> CountedFeatures:
+    def read(
+        self, instruction: str, observation: str, actions: tuple[str, ...]
+    ) -> CountedFeatures:
         """See `ActionFeatures`."""
         wish = _wish(instruction)
         if pages.QUERY_ACTION in actions:
@@ -99,9 +102,12 @@ class ShopFeatures:
         if _BUY in actions:
             return _ItemFeatures(observation, _item_page(wish, observation, actions))
         if _NEXT in actions:
-            return CountedFeatures(observation, _results_page(wish, observation, actions))
+            return CountedFeatures(
+                observation, _results_page(wish, observation, actions)
+            )
         leaving = {
-            action: {"return": 1.0} if action == _PREVIOUS else {"leave": 1.0} for action in actions
+            action: {"return": 1.0} if action == _PREVIOUS else {"leave": 1.0}
+            for action in actions
         }
         return CountedFeatures(observation, leaving)
 
@@ -133,12 +139,16 @@ def _queries(wish: _Wish) -> dict[str, Features]:
         most,
     ]
     return {
-        f"search[{' '.join(wish.words[:length]) or wish.text}]": {"query": length / max(most, 1)}
+        f"search[{' '.join(wish.words[:length]) or wish.text}]": {
+            "query": length / max(most, 1)
+        }
         for length in lengths
     }
 
 
-def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[str, Features]:
+def _results_page(
+    wish: _Wish, observation: str, actions: Sequence[str]
+) -> dict[str, Features]:
     found: dict[str, Features] = {action: {"leave": 1.0} for action in actions}
     here = list(
         offers(
@@ -149,7 +159,9 @@ def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict
     # Words that all titles share tell no product from another.
     often = Counter(word for offer in here for word in words(offer.title))
     worth = {
-        offer.asin: sum(1 / often[word] for word in words(offer.title) if word in wish.words)
+        offer.asin: sum(
+            1 / often[word] for word in words(offer.title) if word in wish.words
+        )
         for offer in here
     }
     best = max(worth.values(), default=0.0) or 1.0
@@ -164,10 +176,14 @@ def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict
     return found
 
 
-def _item_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[str, Features]:
+def _item_page(
+    wish: _Wish, observation: str, actions: Sequence[str]
+) -> dict[str, Features]:
     clicks = {action[6:-1]: action for action in actions}
     found: dict[str, Features] = {action: {"tab": 1.0} for action in actions}
-    found |= {action: {"leave": 1.0} for action in (_PREVIOUS, _BACK) if action in found}
+    found |= {
+        action: {"leave": 1.0} for action in (_PREVIOUS, _BACK) if action in found
+    }
     for name, group in option_groups(
         page_parts(observation),
         [click for click in clicks if click not in BUTTONS],
@@ -178,9 +194,13 @@ def _item_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[st
             for value in group
         }
     # Rich pages say which options were chosen, as a click in the history does.
-    for action in {f"click[{value}]" for value in _CLICKED.findall(observation)} & found.keys():
+    for action in {
+        f"click[{value}]" for value in _CLICKED.findall(observation)
+    } & found.keys():
         found[action] = {**found[action], "repeated": 1.0}
-    unchosen = sum("named" in values and "repeated" not in values for values in found.values())
+    unchosen = sum(
+        "named" in values and "repeated" not in values for values in found.values()
+    )
     # The purchase is judged by what the page shows: its price, its words, and the options that were clicked.
     price = _PRICE.search(observation)
     shown = set(words(observation))

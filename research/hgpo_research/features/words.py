@@ -51,7 +51,9 @@ class ActionFeatures(Protocol):
 
     weights: Mapping[str, float]
 
-    def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> StateFeatures:
+    def read(
+        self, instruction: str, observation: str, actions: tuple[str, ...]
+    ) -> StateFeatures:
         """Return the features of a state with these admissible actions."""
         ...
 
@@ -74,14 +76,20 @@ class WordFeatures:
         "repeated": -1.5,
     }
 
-    def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> CountedFeatures:
+    def read(
+        self, instruction: str, observation: str, actions: tuple[str, ...]
+    ) -> CountedFeatures:
         """See `ActionFeatures`."""
         wanted = _words(instruction)
         shown = _words(observation)
         choices = {}
         for action in actions:
             # An open query is filled with the whole instruction, the only text that a task has for it.
-            choice = action.replace(OPEN_QUERY, instruction) if OPEN_QUERY in action else action
+            choice = (
+                action.replace(OPEN_QUERY, instruction)
+                if OPEN_QUERY in action
+                else action
+            )
             words = _words(choice)
             values = {
                 "instruction": _share(words, wanted),

@@ -219,10 +219,14 @@ class KnownPlayer(KnownPolicy):
         for request in requests:
             # The player itself must not move: its own request may come later.
             player = (
-                self._copy(request.slot, request.engine) if request.step else self._new(request)
+                self._copy(request.slot, request.engine)
+                if request.step
+                else self._new(request)
             )
             action = player.act(request.state)
-            response = format_action(action, action_format, request.state.actions, benchmark)
+            response = format_action(
+                action, action_format, request.state.actions, benchmark
+            )
             found.append(Distribution((response,), np.ones(1)))
         return found
 
@@ -361,10 +365,13 @@ def formatted_actions(
     if action_format == "number":
         # The first of equal actions has its number, as `list.index` finds it.
         numbers = {
-            action: str(number) for number, action in reversed(list(enumerate(admissible, 1)))
+            action: str(number)
+            for number, action in reversed(list(enumerate(admissible, 1)))
         }
         return [numbers.get(action, action) for action in chosen]
-    return [format_action(action, action_format, admissible, benchmark) for action in chosen]
+    return [
+        format_action(action, action_format, admissible, benchmark) for action in chosen
+    ]
 
 
 def inadmissible_action(admissible: Sequence[str]) -> str:

@@ -148,7 +148,9 @@ def _hidden_states(
                 visible[row, number, width:] |= visible[row, parent - 1, width:]
 
     positions = batch.length[:, None] + depths
-    keys = np.concatenate([np.arange(width) - (width - batch.length[:, None]), positions], 1)
+    keys = np.concatenate(
+        [np.arange(width) - (width - batch.length[:, None]), positions], 1
+    )
     hidden = decoder(
         input_ids=torch.from_numpy(tokens).to(device),
         attention_mask=_masks(model, visible, positions[:, :, None] - keys[:, None]),
@@ -158,7 +160,9 @@ def _hidden_states(
     return torch.cat([first.to(hidden.dtype), hidden], 1)
 
 
-def _masks(model: Model, visible: Booleans, distance: Integers) -> Tensor | dict[str, Tensor]:
+def _masks(
+    model: Model, visible: Booleans, distance: Integers
+) -> Tensor | dict[str, Tensor]:
     """Return the mask of attention, or one for each kind of layer.
 
     Args:
@@ -230,7 +234,9 @@ def _logprobs(
     # The logits of all places at once would not fit into memory.
     step = max(1, _LOGITS // head.weight.shape[0])
     for first in range(0, len(places), step):
-        logits = head(hidden[torch.from_numpy(places[first : first + step]).to(hidden.device)])
+        logits = head(
+            hidden[torch.from_numpy(places[first : first + step]).to(hidden.device)]
+        )
         table = torch.log_softmax(logits.float() / (options.temperature or 1.0), -1)
         if options.temperature == 0:
             greedy = table.argmax(-1, keepdim=True)

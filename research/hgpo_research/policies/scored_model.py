@@ -100,7 +100,9 @@ class ScoredModel(KnownPolicy):
         }
         return [made[key] for key in keys]
 
-    def _sampled_queries(self, asked: Iterable[_Key]) -> dict[_Key, list[SampledResponse]]:
+    def _sampled_queries(
+        self, asked: Iterable[_Key]
+    ) -> dict[_Key, list[SampledResponse]]:
         """Return `QUERY_SAMPLES` responses for each prompt and its actions, if one of these is an open query."""
         open_ = [key for key in asked if any(OPEN_QUERY in action for action in key[1])]
         if not open_:
@@ -112,7 +114,8 @@ class ScoredModel(KnownPolicy):
         ]
         drawn = self._policy.sampled(prompts, seeds)
         return {
-            key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES] for place, key in enumerate(open_)
+            key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES]
+            for place, key in enumerate(open_)
         }
 
     def _scored_responses(
@@ -122,7 +125,9 @@ class ScoredModel(KnownPolicy):
         # The tokens of an action as the tokenizer writes them: other spellings count as anything else.
         closed = [action for action in actions if OPEN_QUERY not in action]
         found: dict[tuple[int, ...], str] = {}
-        for text in formatted_actions(closed, self._action_format, actions, self._benchmark):
+        for text in formatted_actions(
+            closed, self._action_format, actions, self._benchmark
+        ):
             found.setdefault(self._encoded(text), text)
         for sampled in queries:
             tokens = tuple(sampled.tokens.tolist())
@@ -135,7 +140,9 @@ class ScoredModel(KnownPolicy):
         return found
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(
+            self._policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
 
 
 def _key(fitted: FittedPrompt | Failure, request: Request) -> _Key:

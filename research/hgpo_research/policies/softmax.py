@@ -202,7 +202,9 @@ class SoftmaxPolicy(BatchPolicy):
             powers[place] = exp(logits[place] - most)
         return powers
 
-    def _read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> _State:
+    def _read(
+        self, instruction: str, observation: str, actions: tuple[str, ...]
+    ) -> _State:
         features = self._features.read(instruction, observation, actions)
         choices = features.choices
         taste = self._options.taste / self._options.temperature
@@ -215,7 +217,9 @@ class SoftmaxPolicy(BatchPolicy):
             offset + self._score(values)
             for offset, values in zip(noise, choices.values(), strict=True)
         ]
-        responses = formatted_actions(choices, self._action_format, actions, self._benchmark)
+        responses = formatted_actions(
+            choices, self._action_format, actions, self._benchmark
+        )
         if self._options.invalid or not responses:
             responses.append(inadmissible_action(actions))
             logits.append(log(self._options.invalid or 1.0))

@@ -50,7 +50,9 @@ class Adaptive:
         """Return the advantages of each task's rows, and add to `metrics`."""
         scores = any(each.scores for each in self._estimators)
         table = step_table(policy, visits.rollouts, scores=scores)
-        advantages = [table_advantages(each, table, visits.rollouts) for each in self._estimators]
+        advantages = [
+            table_advantages(each, table, visits.rollouts) for each in self._estimators
+        ]
         gradients = [visits.gradient(each) for each in advantages]
         # All inner products of the partners' gradients: lengths on the diagonal, cosines beside it.
         products = np.array(
@@ -66,7 +68,10 @@ class Adaptive:
         factors = np.where(lengths > 0, weights / safe, 0.0)
         return [
             sum(
-                (factor[rows.seed] * each for factor, each in zip(factors, parts, strict=True)),
+                (
+                    factor[rows.seed] * each
+                    for factor, each in zip(factors, parts, strict=True)
+                ),
                 np.zeros(()),
             )
             for rows, *parts in zip(visits.rollouts, *advantages, strict=True)

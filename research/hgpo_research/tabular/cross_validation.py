@@ -45,7 +45,9 @@ def cross_validated_slopes(
     seeds = len(policy.seeds)
     scores = any(each.scores for each in estimators)
     table = step_table(policy, batch, scores=scores)
-    without = [[rows.rollout % folds != held for rows in batch] for held in range(folds)]
+    without = [
+        [rows.rollout % folds != held for rows in batch] for held in range(folds)
+    ]
     held_out = [visits.gradient(_held_out(batch, kept)) for kept in without]
 
     # One call of an estimator gets all folds, as batches of different runs.
@@ -58,7 +60,9 @@ def cross_validated_slopes(
     slopes = np.zeros((len(estimators), seeds))
     for number, estimator in enumerate(estimators):
         estimated = np.split(_estimated(estimator, pl.concat(parts)), ends)
-        for values, rows, kept, against in zip(estimated, chosen, without, held_out, strict=True):
+        for values, rows, kept, against in zip(
+            estimated, chosen, without, held_out, strict=True
+        ):
             advantages = np.zeros(table.height)
             advantages[rows] = values
             gradient = visits.gradient(by_task(advantages, batch))
@@ -96,7 +100,9 @@ def _held_out(batch: Sequence[Rollouts], without: Sequence[Booleans]) -> list[Fl
     for rows, kept in zip(batch, without, strict=True):
         # The baseline is of rollouts that the held-out ones do not affect.
         ends = rows.last & kept
-        base = np.bincount(rows.seed[ends], rows.score[ends]) / np.bincount(rows.seed[ends])
+        base = np.bincount(rows.seed[ends], rows.score[ends]) / np.bincount(
+            rows.seed[ends]
+        )
         success = np.bincount(rows.rollout, rows.score)[rows.rollout]
         advantages.append(np.where(kept, 0.0, success - base[rows.seed]))
     return advantages

@@ -92,10 +92,14 @@ def gains(
         """Return the gain of each batch, and that of the expected gradient."""
         dense = visits.dense(gradient)
         square = visits.products(gradient, gradient)
-        one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * (dense * others).sum(1)
+        one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * (
+            dense * others
+        ).sum(1)
         halves = _halves(dense)
         # Even and odd copies are independent, so that the product has no noise of a square.
-        length = visits.products(visits.sparse(halves[0]), visits.sparse(halves[1])).mean()
+        length = visits.products(
+            visits.sparse(halves[0]), visits.sparse(halves[1])
+        ).mean()
         slope = (halves[0] * true_halves[1] + halves[1] * true_halves[0])[0].sum() / 2
         return one, np.sqrt(2 * how.kl / length) * slope if length > 0 else None
 
@@ -114,7 +118,9 @@ def gains(
             continue
         # The oracle's gradient is known already.
         gradient = (
-            true if isinstance(method, Oracle) else visits.gradient(method(same, visits, stream))
+            true
+            if isinstance(method, Oracle)
+            else visits.gradient(method(same, visits, stream))
         )
         one, expected = measured(gradient)
         row = {
@@ -134,7 +140,11 @@ def gains(
 
 
 def batches(
-    policy: TabularPolicy, position: int, how: Learning, copies: int, stream: Sequence[int]
+    policy: TabularPolicy,
+    position: int,
+    how: Learning,
+    copies: int,
+    stream: Sequence[int],
 ) -> tuple[TabularPolicy, Visits]:
     """Return copies of a policy, and a batch of each of them; arguments are those of `gains`."""
     same = policy.copies(position, copies)
@@ -201,4 +211,6 @@ def gains_chart(table: pl.DataFrame, summary: pl.DataFrame) -> alt.TopLevelMixin
 
 def _halves(gradient: Floats) -> list[Floats]:
     """Return the means of the even and of the odd copies, each repeated for all copies."""
-    return [np.broadcast_to(gradient[start::2].mean(0), gradient.shape) for start in (0, 1)]
+    return [
+        np.broadcast_to(gradient[start::2].mean(0), gradient.shape) for start in (0, 1)
+    ]

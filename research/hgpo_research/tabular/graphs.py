@@ -197,16 +197,22 @@ class TaskGraph:
         edges = self.graph.edges
         owners = edges.node[: edges.count]
         task = pl.lit(self.task_id).alias("task_id")
-        nodes = pl.DataFrame({"node": np.arange(self.graph.nodes), "state_hash": self.state})
+        nodes = pl.DataFrame(
+            {"node": np.arange(self.graph.nodes), "state_hash": self.state}
+        )
         columns = {
             "node": owners,
             "action": list(
-                chain.from_iterable(map(self.graph.responses, dict.fromkeys(owners.tolist())))
+                chain.from_iterable(
+                    map(self.graph.responses, dict.fromkeys(owners.tolist()))
+                )
             ),
             "parameter_name": self._name.values(),
         }
         columns |= {name: getattr(edges, name)[: edges.count] for name in _COLUMNS}
-        return nodes.select(task, pl.all()), pl.DataFrame(columns).select(task, pl.all())
+        return nodes.select(task, pl.all()), pl.DataFrame(columns).select(
+            task, pl.all()
+        )
 
     def _live(self) -> Graph:
         """Return the `Graph`, with the nodes and edges of the file under their numbers."""
@@ -226,7 +232,9 @@ class TaskGraph:
 
         # 2. Their edges, in the order of the file.
         graph.prepare(list(dict.fromkeys(stored.node.tolist())))
-        if not same or not np.array_equal(graph.edges.response[: len(actions)], stored.response):
+        if not same or not np.array_equal(
+            graph.edges.response[: len(actions)], stored.response
+        ):
             raise InputError(
                 f"the stored graph of task {self.task_id} is of another version; delete the graphs"
             )
@@ -238,13 +246,19 @@ class TaskGraph:
     def _describe(self) -> None:
         """Hash the states of new nodes, and number the parameters of new edges."""
         graph = self.graph
-        self._state.extend(text_hashes(map(graph.text, range(len(self.state), graph.nodes))))
+        self._state.extend(
+            text_hashes(map(graph.text, range(len(self.state), graph.nodes)))
+        )
         new = slice(len(self.parameter), graph.edges.count)
         owners = graph.edges.node[new]
         if not len(owners):
             return
         self._add_actions(
-            list(chain.from_iterable(map(graph.responses, dict.fromkeys(owners.tolist()))))
+            list(
+                chain.from_iterable(
+                    map(graph.responses, dict.fromkeys(owners.tolist()))
+                )
+            )
         )
         if self.parameters.shared:
             self._add(self._features(owners))
@@ -275,7 +289,9 @@ class TaskGraph:
         contexts = self.state[nodes]
         for number, node in enumerate(nodes.tolist()):
             texts = chain.from_iterable(self.graph.past(node)[-self._reads :])
-            contexts[number] = subkey(contexts[number : number + 1], *map(text_hash, texts))[0]
+            contexts[number] = subkey(
+                contexts[number : number + 1], *map(text_hash, texts)
+            )[0]
         return contexts[places]
 
     def _features(self, owners: Integers) -> Integers:
@@ -385,12 +401,12 @@ def compile_tasks(
     policy: Any = make_policy("softmax", context)
     if isinstance(tasks, int):
         if tasks < 1 or held_out < 0 or tasks + held_out > len(handle.tasks):
-            wanted = (
-                f"tasks: expected a number from 1 to {len(handle.tasks)}, with the held-out ones"
-            )
+            wanted = f"tasks: expected a number from 1 to {len(handle.tasks)}, with the held-out ones"
             raise InputError(f"{wanted}, received {tasks} and {held_out}")
         # Held-out tasks are drawn after the others, so that these do not depend on their number.
-        drawn = np.random.default_rng(seed).permutation(len(handle.tasks))[: tasks + held_out]
+        drawn = np.random.default_rng(seed).permutation(len(handle.tasks))[
+            : tasks + held_out
+        ]
         tasks = [handle.tasks[number] for number in drawn.tolist()]
     settings = {
         "env": env_id,
@@ -406,17 +422,29 @@ def compile_tasks(
     # A graph is opened when something is not in the file: environments may be slow to start.
     def opener(task: str) -> Callable[[], Graph]:
         return lambda: Graph(
-            handle.shared, handle.settings, policy, replace(COUNTED, reward=reward), task, reads
+            handle.shared,
+            handle.settings,
+            policy,
+            replace(COUNTED, reward=reward),
+            task,
+            reads,
         )
 
-    graphs = [TaskGraph(task, opener(task), stored.get(task), reads, parameters) for task in tasks]
+    graphs = [
+        TaskGraph(task, opener(task), stored.get(task), reads, parameters)
+        for task in tasks
+    ]
     # All graphs have the same parameters: what is learned changes policies on held-out tasks.
     learned = len(graphs) - held_out
     steps = handle.settings.max_steps
-    return TaskSet(graphs[:learned], steps, settings), TaskSet(graphs[learned:], steps, settings)
+    return TaskSet(graphs[:learned], steps, settings), TaskSet(
+        graphs[learned:], steps, settings
+    )
 
 
-def _stored(folder: Path, settings: dict[str, Any]) -> dict[str, tuple[pl.DataFrame, pl.DataFrame]]:
+def _stored(
+    folder: Path, settings: dict[str, Any]
+) -> dict[str, tuple[pl.DataFrame, pl.DataFrame]]:
     """Return the nodes and edges of each task that `TaskSet.write` stored; empty if it stored none."""
     edges_file = folder / "edges.parquet"
     if not edges_file.exists():

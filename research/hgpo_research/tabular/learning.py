@@ -92,7 +92,9 @@ def learn(
         yield policy, success(policy, batch)
         # The update sees the rollouts that were just evaluated, and nothing else.
         visits = Visits(policy, batch)
-        gradient = visits.gradient(method(policy, visits, (repetition, iteration + _TRUTH)))
+        gradient = visits.gradient(
+            method(policy, visits, (repetition, iteration + _TRUTH))
+        )
         policy.add(update(visits.dense(gradient), visits.products(gradient, gradient)))
     yield (
         policy,
@@ -189,12 +191,18 @@ def curves(
                                     (repetition, _EVALUATION),
                                 ),
                             )
-                        rows = rows.with_columns(pl.Series("held_out", rates, pl.Float64))
+                        rows = rows.with_columns(
+                            pl.Series("held_out", rates, pl.Float64)
+                        )
                     parts.append(rows)
                     watch(tasks, label, iteration, policy)
                 for iteration, values in enumerate(getattr(method, "metrics", ())):
                     metrics.append(
-                        pl.DataFrame(keys | {"iteration": np.full(len(seeds), iteration)} | values)
+                        pl.DataFrame(
+                            keys
+                            | {"iteration": np.full(len(seeds), iteration)}
+                            | values
+                        )
                     )
     return Curves(
         pl.concat(parts),

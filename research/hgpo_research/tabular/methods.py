@@ -93,7 +93,9 @@ def methods(
             policies do not have.
     """
     found: dict[str, Callable[[], Method]] = {}
-    written = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    written = [
+        name.strip() for text in texts for name in text.split(",") if name.strip()
+    ]
     # Those that are no estimators of tables first.
     for name in written:
         first, _, partners = name.partition(":")

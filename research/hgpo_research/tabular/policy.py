@@ -51,7 +51,9 @@ class TabularPolicy:
         keys: For each seed, what its random choices depend on.
     """
 
-    def __init__(self, tasks: TaskSet, seeds: Sequence[int], taste: float = 1.0) -> None:
+    def __init__(
+        self, tasks: TaskSet, seeds: Sequence[int], taste: float = 1.0
+    ) -> None:
         self.tasks = tasks
         self.seeds = np.array(seeds, np.int64)
         self._taste = taste
@@ -90,7 +92,9 @@ class TabularPolicy:
             room = np.empty((len(self.seeds), count))
             self._table = np.concatenate([self._table[:, : self._known], room], 1)
         if count > self._known:
-            noise = uniform(subkey(self.seeds[:, None], names[None, self._known :])) - 0.5
+            noise = (
+                uniform(subkey(self.seeds[:, None], names[None, self._known :])) - 0.5
+            )
             self._table[:, self._known : count] = self._taste * np.sqrt(12.0) * noise
             self._known = count
         return self._table[:, :count]
@@ -105,7 +109,10 @@ class TabularPolicy:
         slot = np.arange(size.max())
         edge = np.minimum(graph.first[node][:, None] + slot, graph.edges.count - 1)
         parameter = compiled.parameter[edge]
-        logit = np.log(graph.edges.probability[edge]) + self.table()[seed[:, None], parameter]
+        logit = (
+            np.log(graph.edges.probability[edge])
+            + self.table()[seed[:, None], parameter]
+        )
         logit[slot >= size] = -np.inf
         # Without the largest logit, no exponential is infinite.
         power = np.exp(logit - logit.max(1, keepdims=True))
@@ -130,10 +137,15 @@ class Visits:
     def __init__(self, policy: TabularPolicy, rollouts: Sequence[Rollouts]) -> None:
         self.rollouts = rollouts
         self._seeds = len(policy.seeds)
-        self._count = sum(int((rows.step == 0).sum()) for rows in rollouts) / self._seeds
+        self._count = (
+            sum(int((rows.step == 0).sum()) for rows in rollouts) / self._seeds
+        )
         self._seed = np.concatenate([rows.seed for rows in rollouts])  # of each row
         # All choices first: they may discover parameters, which make the table wider.
-        choices = [policy.choices(task, rows.seed, rows.node) for task, rows in enumerate(rollouts)]
+        choices = [
+            policy.choices(task, rows.seed, rows.node)
+            for task, rows in enumerate(rollouts)
+        ]
         self._width = policy.table().shape[1]
 
         # Entries are numbered by seed and parameter. Below, a place is seed · width + parameter.
@@ -151,8 +163,12 @@ class Visits:
             sizes.append(possible.sum(1))
         self._probability = np.concatenate(probabilities)  # of each choice of each row
         self._row = np.repeat(np.arange(len(self._seed)), np.concatenate(sizes))
-        self._place, self._entry = np.unique(np.concatenate(places), return_inverse=True)
-        self._taken = np.searchsorted(self._place, self._seed * self._width + np.concatenate(taken))
+        self._place, self._entry = np.unique(
+            np.concatenate(places), return_inverse=True
+        )
+        self._taken = np.searchsorted(
+            self._place, self._seed * self._width + np.concatenate(taken)
+        )
 
     def gradient(self, advantages: Sequence[Floats]) -> Floats:
         """Return the policy gradient Σ A ∇ log π of each seed, divided by its number of rollouts.
@@ -164,7 +180,9 @@ class Visits:
         entries = len(self._place)
         # ∇ log π(a) with respect to the logit of b is 1{a = b} - π(b).
         total = np.bincount(self._taken, advantage, entries)
-        total -= np.bincount(self._entry, advantage[self._row] * self._probability, entries)
+        total -= np.bincount(
+            self._entry, advantage[self._row] * self._probability, entries
+        )
         gradient: Floats = total / self._count
         return gradient
 
@@ -181,9 +199,9 @@ class Visits:
 
     def dot(self, first: Floats, second: Floats) -> Floats:
         """Return the inner products of each seed's gradients."""
-        return np.bincount(self._place // self._width, first * second, self._seeds).astype(
-            np.float64, copy=False
-        )
+        return np.bincount(
+            self._place // self._width, first * second, self._seeds
+        ).astype(np.float64, copy=False)
 
     def products(
         self,
@@ -205,8 +223,12 @@ class Visits:
         p = self._probability
         rows = len(self._seed)
         # At a step, xᵀ F y is the covariance of the changes of the logits x and y over the policy's choices.
-        means = np.bincount(self._row, p * x, rows) * np.bincount(self._row, p * y, rows)
+        means = np.bincount(self._row, p * x, rows) * np.bincount(
+            self._row, p * y, rows
+        )
         covariance = np.bincount(self._row, p * x * y, rows) - means
-        weight = np.ones(rows) if kept is None else np.concatenate(kept).astype(np.float64)
+        weight = (
+            np.ones(rows) if kept is None else np.concatenate(kept).astype(np.float64)
+        )
         total = np.bincount(self._seed, covariance * weight, self._seeds)
         return total / np.bincount(self._seed, weight, self._seeds)

@@ -33,7 +33,11 @@ _WIDTH: Final = 420
 
 def half_width(count: int) -> float:
     """Return the factor of a standard deviation of some numbers that gives half of the interval of their mean."""
-    return float("nan") if count < 2 else student_quantile((1 + LEVEL) / 2, count - 1) / count**0.5
+    return (
+        float("nan")
+        if count < 2
+        else student_quantile((1 + LEVEL) / 2, count - 1) / count**0.5
+    )
 
 
 def with_halves(names: Iterable[str], width: float) -> list[pl.Expr]:
@@ -69,7 +73,8 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
         "seed", pl.col(measured).name.prefix("first_")
     )
     differences = {
-        f"{name}_difference": pl.col(name) - pl.col(f"first_{name}") for name in measured
+        f"{name}_difference": pl.col(name) - pl.col(f"first_{name}")
+        for name in measured
     }
     return (
         by_seed.join(first, on="seed", how="left", maintain_order="left")
@@ -184,7 +189,9 @@ def shown(
             sign = "+" if name.endswith("difference") else ""
             text = "-" if value is None else f"{100 * value:{sign}.2f}"
             cells.append(
-                text if half is None or not np.isfinite(half) else f"{text} ± {100 * half:.2f}"
+                text
+                if half is None or not np.isfinite(half)
+                else f"{text} ± {100 * half:.2f}"
             )
         rows.append(cells)
     return [name.replace("_", " ") for name in (*keys, *names)], rows

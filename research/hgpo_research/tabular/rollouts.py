@@ -104,7 +104,9 @@ def play(
     return moves
 
 
-def rollouts(policy: TabularPolicy, group_size: int, stream: Sequence[int]) -> list[Rollouts]:
+def rollouts(
+    policy: TabularPolicy, group_size: int, stream: Sequence[int]
+) -> list[Rollouts]:
     """Play a group of rollouts of each task with each seed.
 
     Args:
@@ -114,7 +116,9 @@ def rollouts(policy: TabularPolicy, group_size: int, stream: Sequence[int]) -> l
     """
     batch = []
     for task, graph in enumerate(policy.tasks.graphs):
-        seed, number = (each.ravel() for each in np.indices((len(policy.seeds), group_size)))
+        seed, number = (
+            each.ravel() for each in np.indices((len(policy.seeds), group_size))
+        )
         # A rollout's key has its seed and number, so that it plays alike whatever is beside it.
         keys = subkey(policy.keys[seed], *stream, task, number)
         starts = np.full(len(seed), graph.graph.start)
@@ -131,7 +135,8 @@ def success(policy: TabularPolicy, batch: Sequence[Rollouts]) -> Floats:
     """Return the success rate (or the mean score) of each seed, the mean over tasks."""
     seeds = len(policy.seeds)
     rates = [
-        np.bincount(rows.seed, rows.score, seeds) / np.bincount(rows.seed, rows.last, seeds)
+        np.bincount(rows.seed, rows.score, seeds)
+        / np.bincount(rows.seed, rows.last, seeds)
         for rows in batch
     ]
     means: Floats = np.mean(rates, axis=0)

@@ -119,7 +119,9 @@ def _exact_q(
 ) -> Floats:
     """Return Q of the rows, the mean over what chance can make of their actions."""
     later = np.where(
-        rows.last, rows.score, gamma * np.append(values[rows.step, rows.seed, rows.node][1:], 0.0)
+        rows.last,
+        rows.score,
+        gamma * np.append(values[rows.step, rows.seed, rows.node][1:], 0.0),
     )
     graph = policy.tasks.graphs[task]
     if not graph.chance:
@@ -130,6 +132,10 @@ def _exact_q(
     same = graph.action[edge] == graph.action[rows.edge][:, None]
     weight = probability * same
     last = edges.ended[edge] | (rows.step[:, None] + 1 == policy.tasks.max_steps)
-    after = gamma * values[rows.step[:, None] + 1, rows.seed[:, None], edges.target[edge]]
-    means: Floats = (weight * np.where(last, edges.final[edge], after)).sum(1) / weight.sum(1)
+    after = (
+        gamma * values[rows.step[:, None] + 1, rows.seed[:, None], edges.target[edge]]
+    )
+    means: Floats = (weight * np.where(last, edges.final[edge], after)).sum(
+        1
+    ) / weight.sum(1)
     return means

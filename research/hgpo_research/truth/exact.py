@@ -35,7 +35,11 @@ def close(graph: Graph, most_nodes: int) -> bool:
             graph.expand(edges[graph.edges.target[edges] == UNKNOWN].tolist())
             # A node of more than one level is expanded once, although its value differs by step.
             reached = graph.edges.target[edges[~graph.edges.ended[edges]]]
-            new = [target for target in dict.fromkeys(reached.tolist()) if target not in seen]
+            new = [
+                target
+                for target in dict.fromkeys(reached.tolist())
+                if target not in seen
+            ]
             seen.update(new)
             following += new
             if graph.nodes > most_nodes:

@@ -199,11 +199,15 @@ class Graph:
         pairs: int = 0,
     ) -> None:
         # What a node tells apart must be all that the policy can depend on: the last pairs, not the whole past.
-        if settings.prompt_style == "chat" and (policy.prompt_read or not policy.memoryless):
+        if settings.prompt_style == "chat" and (
+            policy.prompt_read or not policy.memoryless
+        ):
             raise InputError(
                 "expected prompt_style = 'memory' for a policy that reads prompts, received 'chat'"
             )
-        if settings.memory is not None and (policy.prompt_read or policy.history_read != 0):
+        if settings.memory is not None and (
+            policy.prompt_read or policy.history_read != 0
+        ):
             raise InputError(
                 "expected an environment without a memory function, whose text depends on the whole past"
             )
@@ -230,19 +234,24 @@ class Graph:
         self._texts = Numbers()
         self._pairs = Numbers()  # of numbers of texts with commands
         self._contexts: dict[tuple[Any, ...], Distribution] = {}
-        self._states: dict[tuple[int, int], State] = {}  # of hidden states with texts, for requests
+        # of hidden states with texts, for requests
+        self._states: dict[tuple[int, int], State] = {}
         self._hashes: dict[tuple[str, ...], Hashes] = {}
         self._parsed: dict[str, tuple[str, bool | None]] = {}
 
         # The reader parses responses, and its own limits never end an episode: those of the graph do.
-        self._reader = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
+        self._reader = Episode(
+            shared, replace(settings, history_length=0, max_steps=_NO_LIMIT)
+        )
         self._reader.start(task_id)
         self.task: Task = self._reader.task
         engine: Any = self._reader.fork().engine
         if not (hasattr(engine, "fork") and hasattr(engine, "key")):
             engine = _Replayed(self._reader.fork())
         hidden = self._hidden_state(engine, self._reader.state)
-        self.start = self._node((hidden, self._texts[self._reader.state.text], 0, (), 0))
+        self.start = self._node(
+            (hidden, self._texts[self._reader.state.text], 0, (), 0)
+        )
 
     @property
     def nodes(self) -> int:
@@ -270,7 +279,9 @@ class Graph:
 
     def probabilities(self, node: int) -> Floats:
         """Return the probabilities of a node's edges."""
-        return self.edges.probability[self.first[node] : self.first[node] + self.size[node]]
+        return self.edges.probability[
+            self.first[node] : self.first[node] + self.size[node]
+        ]
 
     def features(self, node: int) -> Floats:
         """Return the features of a node's responses, of shape (responses, features), of a policy that has them."""
@@ -284,16 +295,25 @@ class Graph:
 
     def prepare(self, nodes: Sequence[int]) -> None:
         """Ask the policy for the distributions of nodes, in one batch, and create their edges."""
-        missing = {node: self._context(node) for node in nodes if self.first[node] == UNKNOWN}
+        missing = {
+            node: self._context(node) for node in nodes if self.first[node] == UNKNOWN
+        }
         if not missing:
             return
         # Nodes of equal contexts have one distribution, which is asked for once.
         asked = {
-            context: node for node, context in missing.items() if context not in self._contexts
+            context: node
+            for node, context in missing.items()
+            if context not in self._contexts
         }
         if asked:
-            requests = [self._request(number, node) for number, node in enumerate(asked.values())]
-            self._contexts.update(zip(asked, self._policy.distributions(requests), strict=True))
+            requests = [
+                self._request(number, node)
+                for number, node in enumerate(asked.values())
+            ]
+            self._contexts.update(
+                zip(asked, self._policy.distributions(requests), strict=True)
+            )
         found = [self._contexts[context] for context in missing.values()]
         numbers = np.fromiter(missing, np.int64, len(missing))
         hashes = [self._hashes_of(each.responses) for each in found]
@@ -314,7 +334,9 @@ class Graph:
             command, well_formed = self._read(node, self._responses[node][edge - first])
             target, move = self.follow(node, command)
             valid = move.valid if well_formed is None else well_formed
-            rows.append((target, move.terminated, move.gains[valid], move.final, move.score))
+            rows.append(
+                (target, move.terminated, move.gains[valid], move.final, move.score)
+            )
         columns = (
             self.edges.target,
             self.edges.ended,
@@ -370,7 +392,9 @@ class Graph:
         targets[targets >= nodes] = UNKNOWN
         # The context of a node in a tree is its own number.
         self._contexts = {
-            context: found for context, found in self._contexts.items() if context[0] < nodes
+            context: found
+            for context, found in self._contexts.items()
+            if context[0] < nodes
         }
         self._remembered = {node for node in self._remembered if node < nodes}
 
@@ -402,7 +426,9 @@ class Graph:
     def _hidden_state(self, engine: Any, state: State) -> int:  # noqa: ANN401 - a branching engine
         number = self._keys[engine.key()]
         if number == len(self._hidden):
-            self._hidden.append(_Hidden(engine, state, self._actions[tuple(state.actions)], {}))
+            self._hidden.append(
+                _Hidden(engine, state, self._actions[tuple(state.actions)], {})
+            )
         return number
 
     def _move(self, hidden: _Hidden, command: str) -> _Move:
@@ -426,8 +452,11 @@ class Graph:
         parsed = self._parsed.get(response)
         if parsed is not None:
             return parsed
-        if self._settings.action_format == "number":  # a number means another action in each state
-            self._reader.begin(self.task, self._hidden[self._nodes.listed[node][0]].state)
+        # a number means another action in each state
+        if self._settings.action_format == "number":
+            self._reader.begin(
+                self.task, self._hidden[self._nodes.listed[node][0]].state
+            )
             return self._reader.read(response)
         parsed = self._parsed[response] = self._reader.read(response)
         return parsed
@@ -454,7 +483,9 @@ class Graph:
             self._states[hidden, text] = state
         # The numbers of pairs are part of prompts, and of nodes only if these count steps.
         first = step - len(kept) + 1 if self._count_steps else 1
-        pairs = tuple([Pair(first + index, *pair) for index, pair in enumerate(self.past(node))])
+        pairs = tuple(
+            [Pair(first + index, *pair) for index, pair in enumerate(self.past(node))]
+        )
         prompt = partial(self._prompt, state, step, pairs)
         return Request(
             id=number,

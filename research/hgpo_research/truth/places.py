@@ -152,7 +152,8 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
     graph.prepare(list(dict.fromkeys(visits.node.tolist())))
     constant: list[float] = []
     left: list[tuple[int, int]] = []  # places and edges
-    links: list[tuple[int, int, float]] = []  # places, the places after them, and coefficients
+    # places, the places after them, and coefficients
+    links: list[tuple[int, int, float]] = []
     for place, (node, children) in enumerate(
         zip(visits.node.tolist(), visits.children, strict=True)
     ):
@@ -172,7 +173,9 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
             if graph.edges.target[edge] == UNKNOWN:
                 graph.expand([edge])
             if after < 0:
-                known += probability * float(graph.edges.gain[edge] + graph.edges.final[edge])
+                known += probability * float(
+                    graph.edges.gain[edge] + graph.edges.final[edge]
+                )
             else:
                 known += probability * float(graph.edges.gain[edge])
                 links.append((place, after, probability * gamma))
@@ -185,7 +188,9 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
         step=visits.step,
         constant=np.array(constant),
         # integers if empty
-        rest=np.bincount(owner, graph.edges.probability[edges], count).astype(np.float64),
+        rest=np.bincount(owner, graph.edges.probability[edges], count).astype(
+            np.float64
+        ),
         parent=parent.astype(np.int64),
         child=child.astype(np.int64),
         coefficient=coefficient,

@@ -42,7 +42,9 @@ class Rewards:
                 )
         # Values are divided by it, to be compared in the unit of rewards.
         if not self.reward_scale:
-            raise InputError("parameter reward_scale: expected a number other than 0, received 0")
+            raise InputError(
+                "parameter reward_scale: expected a number other than 0, received 0"
+            )
 
     def gain(self, reward: float, *, valid: bool) -> float:
         """Return the reward of a step, wherever it is in the episode."""

@@ -180,7 +180,9 @@ def plan_truth(
         policy = str(acting["name"])
         named["the policy"] = code_of_policy(policy)
         given = {
-            name: value for name, value in acting.items() if name not in ("name", "weights", "code")
+            name: value
+            for name, value in acting.items()
+            if name not in ("name", "weights", "code")
         } | given
     check_code_in_file(named, folder / manifest.NAME, allow)
     return TruthPlan(
@@ -216,12 +218,20 @@ def write_truth(
             environment, or the file exists.
     """
     if processes < 1:
-        raise InputError(f"processes: expected an integer of at least 1, received {processes}")
+        raise InputError(
+            f"processes: expected an integer of at least 1, received {processes}"
+        )
     if out.exists() and not overwrite:
-        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+        raise InputError(
+            f"{out} exists already; replace it with --overwrite, or use another --out"
+        )
     # Tasks in the order of their names, whatever the order of the run: a seed belongs to a name.
     tasks = (
-        _steps(plan.run).select(pl.col("task_id").unique().sort()).collect().to_series().to_list()
+        _steps(plan.run)
+        .select(pl.col("task_id").unique().sort())
+        .collect()
+        .to_series()
+        .to_list()
     )
     if not tasks:
         raise InputError(f"{plan.run} contains no complete rollouts")
@@ -292,7 +302,9 @@ def truth_rewards(truth: Path, run: Path) -> Rewards:
     folder = run_at(run)
     header = None if folder is None else manifest.read(folder).header
     if header is not None and described.get("run") != header.run:
-        raise InputError(f"{truth} is not the truth of {run}; compute it with hgpo truth {run}")
+        raise InputError(
+            f"{truth} is not the truth of {run}; compute it with hgpo truth {run}"
+        )
     return Rewards(**described["rewards"])
 
 
@@ -318,7 +330,9 @@ def _steps(run: Path) -> pl.LazyFrame:
         )
     # Rollouts that failed for a reason outside of the task end anywhere: they have no return.
     if "aborted" in columns:
-        steps = steps.filter(~pl.col("aborted").fill_null(False).any().over("trajectory"))
+        steps = steps.filter(
+            ~pl.col("aborted").fill_null(False).any().over("trajectory")
+        )
     for name in (
         "task_id",
         "trajectory",
@@ -329,7 +343,9 @@ def _steps(run: Path) -> pl.LazyFrame:
         "reward",
     ):
         if name not in columns:
-            raise InputError(f"{run}: expected the column {name}, which this run does not store")
+            raise InputError(
+                f"{run}: expected the column {name}, which this run does not store"
+            )
     return steps.select("(row)", *(name for name in (*KEYS, *_READ) if name in columns))
 
 
@@ -383,14 +399,19 @@ def _of_task(
     """Return the rows of a task's steps, and the number of steps of Monte Carlo rollouts."""
     rows = _steps(plan.run).filter(task_id=task).collect().sort("trajectory", "step")
     trajectories = [
-        _trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)
+        _trajectory(part)
+        for part in rows.partition_by("trajectory", maintain_order=True)
     ]
     # A task's random numbers depend on its name alone, not on the process that computes it.
     entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
     with without_collector():
         graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
-        columns, count = task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
-    series = [pl.Series(name, values, dtype=_KINDS[name]) for name, values in columns.items()]
+        columns, count = task_truth(
+            graph, trajectories, plan.rewards, plan.budget, entropy
+        )
+    series = [
+        pl.Series(name, values, dtype=_KINDS[name]) for name, values in columns.items()
+    ]
     return rows.drop(_READ, strict=False).with_columns(_prompts(rows), *series), count
 
 

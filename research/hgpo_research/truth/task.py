@@ -142,12 +142,16 @@ def task_truth(
     }
     certain["advantage"] = certain["value"] & certain["q"]
     estimates = {name: Estimates() for name in certain}
-    replicate = _replicates(graph, web, rewards.gamma, np.random.default_rng(list(entropy)))
+    replicate = _replicates(
+        graph, web, rewards.gamma, np.random.default_rng(list(entropy))
+    )
 
     # 1. How many replicates there can be.
     steps = 0
     most = _even(
-        budget.rollouts if budget.error is None and budget.steps is None else budget.most_rollouts
+        budget.rollouts
+        if budget.error is None and budget.steps is None
+        else budget.most_rollouts
     )
     if budget.steps is not None and not exact.all():
         steps += sum(moves for _, moves in replicate(_TRIAL))
@@ -165,7 +169,8 @@ def task_truth(
             replicates += values.shape[1]
         errors = {name: each.errors(certain[name]) for name, each in estimates.items()}
         small = (
-            budget.error is not None and np.sqrt(np.mean(errors["advantage"] ** 2)) <= budget.error
+            budget.error is not None
+            and np.sqrt(np.mean(errors["advantage"] ** 2)) <= budget.error
         )
         if small or replicates >= most or exact.all():
             break

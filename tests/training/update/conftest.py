@@ -12,7 +12,11 @@ VOCABULARY = 300
 @pytest.fixture(scope="session")
 def tokenizer():
     return train_tokenizer(
-        ["You are in the middle of a room. go to cabinet 1", "take plate 1 from shelf 2"] * 5,
+        [
+            "You are in the middle of a room. go to cabinet 1",
+            "take plate 1 from shelf 2",
+        ]
+        * 5,
         VOCABULARY,
     )
 
@@ -20,7 +24,12 @@ def tokenizer():
 @pytest.fixture
 def model(tokenizer):
     shape = TinyShape(
-        vocabulary=VOCABULARY, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96
+        vocabulary=VOCABULARY,
+        width=64,
+        layers=2,
+        heads=2,
+        key_value_heads=1,
+        intermediate=96,
     )
     import torch
 
@@ -36,8 +45,12 @@ def model(tokenizer):
 def steps():
     """Return nine rows of different lengths, one without a response, with log-probabilities of another policy."""
     rng = np.random.default_rng(5)
-    prompts = [rng.integers(0, VOCABULARY, n).tolist() for n in (5, 17, 3, 30, 9, 1, 12, 8, 21)]
-    responses = [rng.integers(0, VOCABULARY, n).tolist() for n in (4, 1, 9, 2, 6, 3, 0, 5, 7)]
+    prompts = [
+        rng.integers(0, VOCABULARY, n).tolist() for n in (5, 17, 3, 30, 9, 1, 12, 8, 21)
+    ]
+    responses = [
+        rng.integers(0, VOCABULARY, n).tolist() for n in (4, 1, 9, 2, 6, 3, 0, 5, 7)
+    ]
     return pl.DataFrame(
         {
             "prompt_token_ids": prompts,

@@ -11,29 +11,40 @@ from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, replace
 
 micro_batches, mini_batches, check_rows, samples_from_steps = lazily(
-    "hgpo_train.training.update.batches", "micro_batches mini_batches check_rows samples_from_steps"
+    "hgpo_train.training.update.batches",
+    "micro_batches mini_batches check_rows samples_from_steps",
 )
 
-lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=30)
+lengths = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=30
+)
 
 
 def table(lengths):
     rng = np.random.default_rng(0)
-    ids = {"prompt_token_ids": pl.List(pl.Int32), "response_token_ids": pl.List(pl.Int32)}
+    ids = {
+        "prompt_token_ids": pl.List(pl.Int32),
+        "response_token_ids": pl.List(pl.Int32),
+    }
     prompts = [rng.integers(1, 99, p).tolist() for p, _ in lengths]
     responses = [rng.integers(1, 99, r).tolist() for _, r in lengths]
     logprobs = [rng.normal(size=r).tolist() for _, r in lengths]
     return pl.DataFrame(
-        [prompts, responses, logprobs], schema={**ids, "response_logprobs": pl.List(pl.Float32)}
+        [prompts, responses, logprobs],
+        schema={**ids, "response_logprobs": pl.List(pl.Float32)},
     )
 
 
 @given(lengths, st.integers(1, 200), st.sampled_from(["padded", "packed"]))
-def test_every_response_token_is_predicted_once_from_the_token_before(lengths, bound, layout):
+def test_every_response_token_is_predicted_once_from_the_token_before(
+    lengths, bound, layout
+):
     steps = table(lengths)
     samples = samples_from_steps(steps)
     seen = []
-    for micro in micro_batches(samples, np.arange(len(samples)), max_tokens=bound, layout=layout):
+    for micro in micro_batches(
+        samples, np.arange(len(samples)), max_tokens=bound, layout=layout
+    ):
         flat = micro.input_ids.reshape(-1).numpy()
         positions = micro.position_ids.reshape(-1).numpy()
         assert flat.size <= bound or len(np.unique(micro.row)) == 1
@@ -69,7 +80,10 @@ def test_rows_that_cannot_be_trained_on_are_one_line():
     """A row needs ids in the vocabulary, a prompt, and an advantage that is finite in float32."""
     row = {"prompt_token_ids": [1, 2], "response_token_ids": [3, 9], "advantage": 0.5}
     for change, line in (
-        ({"prompt_token_ids": [1, -1]}, "expected prompt_token_ids from 0 to 9, received -1"),
+        (
+            {"prompt_token_ids": [1, -1]},
+            "expected prompt_token_ids from 0 to 9, received -1",
+        ),
         ({"prompt_token_ids": []}, "expected prompts of at least one token"),
         ({"prompt_token_ids": None}, "expected prompts of at least one token"),
         (
@@ -100,10 +114,15 @@ def test_rows_that_cannot_be_trained_on_are_one_line():
         ),
     ):
         with pytest.raises(InputError, match=line):
-            check_rows(pl.DataFrame([row | {"response_logprobs": None}, row | change]), 10)
+            check_rows(
+                pl.DataFrame([row | {"response_logprobs": None}, row | change]), 10
+            )
     check_rows(
         pl.DataFrame(
-            [row | {"response_logprobs": [-float("inf"), 0.0]}, row | {"response_logprobs": None}]
+            [
+                row | {"response_logprobs": [-float("inf"), 0.0]},
+                row | {"response_logprobs": None},
+            ]
         ),
         10,
     )
@@ -123,7 +142,16 @@ def conversations():
         prompt = rng.integers(0, 300, 6).tolist()
         for turn in range(turns):
             response = rng.integers(0, 300, int(rng.integers(1, 5))).tolist()
-            rows.append((trajectory, turn, prompt, response, [-5.5] * len(response), rng.normal()))
+            rows.append(
+                (
+                    trajectory,
+                    turn,
+                    prompt,
+                    response,
+                    [-5.5] * len(response),
+                    rng.normal(),
+                )
+            )
             prompt = [*prompt, *response, *rng.integers(0, 300, 5).tolist()]
             if (trajectory, turn) == (2, 1):
                 prompt = [*prompt[:6], *prompt[-5:]]
@@ -150,14 +178,22 @@ def in_float64(model):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"layout": "packed", "micro_batch_tokens": 45}, {"micro_batch_tokens": 50}]
+    "changes",
+    [{}, {"layout": "packed", "micro_batch_tokens": 45}, {"micro_batch_tokens": 50}],
 )
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-def test_loss_and_gradient_are_those_of_separate_rows(model, conversations, changes, aggregation):
+def test_loss_and_gradient_are_those_of_separate_rows(
+    model, conversations, changes, aggregation
+):
     config = replace(
         Config(),
         model={"compute_dtype": "float32", "gradient_checkpointing": False},
-        update={"kl_weight": 0.05, "entropy_weight": 0.02, "aggregation": aggregation, **changes},
+        update={
+            "kl_weight": 0.05,
+            "entropy_weight": 0.02,
+            "aggregation": aggregation,
+            **changes,
+        },
     )
     learner = Learner(in_float64(model), config)
     learner.reference.double()
@@ -166,9 +202,13 @@ def test_loss_and_gradient_are_those_of_separate_rows(model, conversations, chan
         samples = samples_from_steps(conversations, share_prefixes=shared)
         old = learner.logprobs(samples)
         values = learner.accumulate(
-            samples, np.arange(len(samples)), Fixed(old, learner.reference_logprobs(samples))
+            samples,
+            np.arange(len(samples)),
+            Fixed(old, learner.reference_logprobs(samples)),
         )
-        results.append((values, [parameter.grad.clone() for parameter in model.parameters()], old))
+        results.append(
+            (values, [parameter.grad.clone() for parameter in model.parameters()], old)
+        )
         model.zero_grad()
     (apart, gradients, old), (together, shared_gradients, shared_old) = results
     assert together["loss"] == pytest.approx(apart["loss"], rel=1e-12)
@@ -180,7 +220,9 @@ def test_loss_and_gradient_are_those_of_separate_rows(model, conversations, chan
 def test_tokens_of_past_turns_are_computed_once(conversations):
     samples = samples_from_steps(conversations, share_prefixes=True)
     assert samples.sequence.tolist() == [0, 0, 0, 0, 1, 2, 2, 3, 3, 3]
-    longest = [int(samples.length[samples.sequence == number].max()) for number in range(4)]
+    longest = [
+        int(samples.length[samples.sequence == number].max()) for number in range(4)
+    ]
     assert samples.sequence_length.tolist() == longest
     assert sum(longest) < samples.start[-1] / 2
     assert samples_from_steps(conversations).sequence_length.sum() == samples.start[-1]

@@ -44,7 +44,9 @@ def varlen_attention(module, query, key, value, attention_mask, scaling=None, **
     places = [0, query.shape[2]] if bounds is None else bounds.tolist()
     parts = [
         torch.nn.functional.scaled_dot_product_attention(
-            *(part[:, :, begin:end] for part in (query, key, value)), is_causal=True, scale=scaling
+            *(part[:, :, begin:end] for part in (query, key, value)),
+            is_causal=True,
+            scale=scaling,
         )
         for begin, end in itertools.pairwise(places)
     ]
@@ -71,7 +73,9 @@ def varlen_kernel(
     assert bounds is other
     assert longest == other_longest == bounds.diff().max()
     parts = (part.transpose(0, 1)[None] for part in (query, key, value))
-    return varlen_attention(None, *parts, None, scaling=scale, cu_seq_lens_q=bounds)[0][0]
+    return varlen_attention(None, *parts, None, scaling=scale, cu_seq_lens_q=bounds)[0][
+        0
+    ]
 
 
 def packs_with_torch(model):
@@ -84,7 +88,9 @@ def packs_with_torch(model):
 def _registered(monkeypatch):
     monkeypatch.setattr("hgpo_train.models.packed_attention.varlen_attn", varlen_kernel)
     monkeypatch.setitem(AttentionInterface._global_mapping, NAME, varlen_attention)
-    monkeypatch.setitem(AttentionMaskInterface._global_mapping, NAME, flash_attention_mask)
+    monkeypatch.setitem(
+        AttentionMaskInterface._global_mapping, NAME, flash_attention_mask
+    )
     CALLS.clear()
 
 
@@ -92,7 +98,12 @@ def config_of(layout: str, tokens: int = 10**6) -> Config:
     return replace(
         Config(),
         model={"compute_dtype": "float32", "gradient_checkpointing": False},
-        update={"layout": layout, "micro_batch_tokens": tokens, "kl_weight": 0.0, "logit_chunk": 0},
+        update={
+            "layout": layout,
+            "micro_batch_tokens": tokens,
+            "kl_weight": 0.0,
+            "logit_chunk": 0,
+        },
     )
 
 
@@ -128,7 +139,9 @@ def variant_of(model, variant):
     """Return a copy of the model, with adapters or with checkpointed layers."""
     model = copy.deepcopy(model)
     if variant == "adapters":
-        return add_adapters(model, replace(Config(), model={"lora": {"rank": 4}}).model.lora)
+        return add_adapters(
+            model, replace(Config(), model={"lora": {"rank": 4}}).model.lora
+        )
     if variant == "checkpointed":
         checkpoint_layers(model)
     return model
@@ -148,7 +161,9 @@ def test_gradients_of_packed_rows_equal_those_of_padded_ones(
     models = [variant_of(one, variant) for one in (model, other)]
     padded, packed = (
         gradient(one, config_of(layout, tokens), samples, rows)
-        for one, layout, tokens in zip(models, ("padded", "auto"), (10**6, 45), strict=True)
+        for one, layout, tokens in zip(
+            models, ("padded", "auto"), (10**6, 45), strict=True
+        )
     )
     assert CALLS
     check_equal(padded, packed)
@@ -195,7 +210,10 @@ def test_every_layer_receives_the_bounds_and_no_mask(model, steps):
 def test_rows_that_are_not_packed_are_computed_as_before(model):
     """Of a generation with padding on the left, and of the learner's padded rows."""
     tokens = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(0))
-    for mask in (None, torch.ones(2, 9).tril(-4).bool() | torch.ones(2, 9).bool().triu(2)):
+    for mask in (
+        None,
+        torch.ones(2, 9).tril(-4).bool() | torch.ones(2, 9).bool().triu(2),
+    ):
         expected, received = (
             each(input_ids=tokens, attention_mask=mask).logits
             for each in (model, packs_with_torch(model))
@@ -207,14 +225,23 @@ def test_rows_that_are_not_packed_are_computed_as_before(model):
 def test_the_operator_of_torch_takes_the_arguments(model, monkeypatch):
     """With fake tensors, forward and backward, under autocast."""
     monkeypatch.setattr(
-        "hgpo_train.models.packed_attention.varlen_attn", torch.nn.attention.varlen.varlen_attn
+        "hgpo_train.models.packed_attention.varlen_attn",
+        torch.nn.attention.varlen.varlen_attn,
     )
-    bounds = {"cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32), "max_length_q": 5}
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16):
+    bounds = {
+        "cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32),
+        "max_length_q": 5,
+    }
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
         fake = type(model)(model.config)
         use_packed_kernel(fake)
         tokens = torch.zeros(1, 8, dtype=torch.int64)
-        logits = fake(input_ids=tokens, position_ids=tokens, use_cache=False, **bounds).logits
+        logits = fake(
+            input_ids=tokens, position_ids=tokens, use_cache=False, **bounds
+        ).logits
         logits.sum().backward()
     assert all(parameter.grad is not None for parameter in fake.parameters())
 
@@ -227,6 +254,7 @@ def test_without_a_kernel_rows_are_padded(model):
 
 def test_flash_attention_in_float32_is_rejected():
     with pytest.raises(
-        InputError, match=r'"flash_attention_2" has no kernels for model.compute_dtype = "float32"'
+        InputError,
+        match=r'"flash_attention_2" has no kernels for model.compute_dtype = "float32"',
     ):
         ModelConfig(attention="flash_attention_2", compute_dtype="float32")

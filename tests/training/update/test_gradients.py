@@ -43,7 +43,10 @@ OPTIONS = {
     "packed and accumulated": {"layout": "packed", "micro_batch_tokens": 45},
     "one row at a time": {"micro_batch_tokens": 1},
     "sequence mean": {"aggregation": "sequence_mean"},
-    "sequence sum, accumulated": {"aggregation": "sequence_sum", "micro_batch_tokens": 40},
+    "sequence sum, accumulated": {
+        "aggregation": "sequence_sum",
+        "micro_batch_tokens": 40,
+    },
     "no dual clip": {"dual_clip": None},
     "GSPO": {
         "ratio": "sequence",
@@ -77,7 +80,8 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
     loss = 0.0
     for row in rows:
         tokens = torch.tensor(
-            samples.tokens[samples.start[row] : samples.start[row + 1]], dtype=torch.long
+            samples.tokens[samples.start[row] : samples.start[row + 1]],
+            dtype=torch.long,
         )[None]
         n = int(samples.response_length[row])
         if n == 0:
@@ -91,7 +95,9 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
         answer = tokens[0, -n:]
         logprobs = table[torch.arange(len(table) - n, len(table)), answer]
         first = samples.response_start[row]
-        token_ratio = (logprobs - torch.from_numpy(old[first : first + n]).double()).exp()
+        token_ratio = (
+            logprobs - torch.from_numpy(old[first : first + n]).double()
+        ).exp()
         ratios = token_ratio
         if update.ratio == "sequence":  # GSPO, equation 7
             ratios = token_ratio.prod().pow(1 / n).expand(n)
@@ -113,7 +119,9 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
                 term = term + update.kl_weight * estimate * (
                     token_ratio[i] if update.unbiased_kl else 1.0
                 )
-            term = term + update.entropy_weight * (table[place].exp() * table[place]).sum()
+            term = (
+                term + update.entropy_weight * (table[place].exp() * table[place]).sum()
+            )
             weight = {
                 "token_mean": 1 / lengths.sum(),
                 "sequence_mean": 1 / (n * (lengths > 0).sum()),
@@ -121,7 +129,9 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
             }[update.aggregation]
             loss = loss + weight * term
     loss.backward()
-    return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {
+        name: p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def make_learner(model, config, **options):
@@ -144,11 +154,17 @@ def perturbed(model, seed, size=0.05):
 def compare(learner, samples, rows, old, reference, expected_loss, expected):
     parts = learner.accumulate(samples, rows, Fixed(old, reference))
     assert parts["loss"] == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
-    got = {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
+    got = {
+        name: p.grad
+        for name, p in learner.model.named_parameters()
+        if p.grad is not None
+    }
     assert got.keys() == expected.keys()
     for name, gradient in got.items():
         scale = expected[name].abs().max()
-        assert (gradient.double() - expected[name]).abs().max() <= 1e-5 * scale + 1e-9, name
+        assert (
+            gradient.double() - expected[name]
+        ).abs().max() <= 1e-5 * scale + 1e-9, name
 
 
 QUICK = {("padded", False), ("packed and accumulated", False), ("all at once", True)}
@@ -174,11 +190,15 @@ def test_the_gradient_matches_the_slow_reference(model, steps, option, checkpoin
     old = make_learner(behaviour, config, reference=False).logprobs(samples)
     rows = np.array([7, 0, 3, 6, 8, 2, 1, 4])
     learner = make_learner(start, config)
-    reference = learner.reference_logprobs(samples) if learner.reference is not None else None
+    reference = (
+        learner.reference_logprobs(samples) if learner.reference is not None else None
+    )
     learner.model.load_state_dict(model.state_dict())
     if checkpointing:
         checkpoint_layers(learner.model)
-    loss, expected = slow_gradient(model, perturbed(model, 1), samples, rows, old, config)
+    loss, expected = slow_gradient(
+        model, perturbed(model, 1), samples, rows, old, config
+    )
     assert expected.keys() == dict(model.named_parameters()).keys()
     compare(learner, samples, rows, old, reference, loss, expected)
 
@@ -188,7 +208,9 @@ def test_checkpointed_layers_are_computed_twice(model, steps):
     samples = samples_from_steps(steps)
     calls = []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-    learner = make_learner(model, replace(BASE, update={"kl_weight": 0.0}), reference=False)
+    learner = make_learner(
+        model, replace(BASE, update={"kl_weight": 0.0}), reference=False
+    )
     old = learner.logprobs(samples)
     counts = []
     for prepare in (lambda _: None, checkpoint_layers):
@@ -207,20 +229,27 @@ def test_the_gradient_of_adapters_matches_the_slow_reference(model, steps, optio
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:  # initialised to 0, which would hide half of the gradient
+            # initialised to 0, which would hide half of the gradient
+            if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     learner = make_learner(adapted, config)
     rows = np.arange(len(samples))
     old = make_learner(perturbed(model, 2), config, reference=False).logprobs(samples)
     loss, expected = slow_gradient(adapted, model, samples, rows, old, config)
-    assert expected.keys() == {name for name, _ in adapted.named_parameters() if "lora" in name}
+    assert expected.keys() == {
+        name for name, _ in adapted.named_parameters() if "lora" in name
+    }
     assert all(gradient.abs().max() > 0 for gradient in expected.values())
-    compare(learner, samples, rows, old, learner.reference_logprobs(samples), loss, expected)
+    compare(
+        learner, samples, rows, old, learner.reference_logprobs(samples), loss, expected
+    )
 
 
 def test_clipping_is_active_with_several_mini_batches(model, steps):
     config = replace(
-        BASE, update={"mini_batch_size": 2, "epochs": 3}, optimiser={"learning_rate": 0.01}
+        BASE,
+        update={"mini_batch_size": 2, "epochs": 3},
+        optimiser={"learning_rate": 0.01},
     )
     metrics = make_learner(model, config).update(samples_from_steps(steps), rng(0))
     assert metrics["actor/optimiser_steps"] == 12
@@ -235,7 +264,9 @@ def test_half_precision_is_close_and_weights_stay_float32(model, steps):
     learner = make_learner(model, config)
     assert 0 < np.abs(learner.logprobs(samples) - exact).max() < 0.2
     assert learner.update(samples, rng(0))["actor/skipped"] == 0
-    assert {parameter.dtype for parameter in learner.model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in learner.model.parameters()} == {
+        torch.float32
+    }
 
 
 def test_the_same_update_gives_the_same_bytes(model, steps):
@@ -243,7 +274,9 @@ def test_the_same_update_gives_the_same_bytes(model, steps):
     twins = [copy.deepcopy(model) for _ in range(2)]
     for twin in twins:
         make_learner(twin, replace(BASE, update={"epochs": 2})).update(samples, rng(3))
-    for first, second, before in zip(*(twin.parameters() for twin in (*twins, model)), strict=True):
+    for first, second, before in zip(
+        *(twin.parameters() for twin in (*twins, model)), strict=True
+    ):
         assert torch.equal(first, second)
         assert not torch.equal(first, before)
 
@@ -255,9 +288,9 @@ def test_the_gap_between_engine_and_trainer_is_measured(model, steps):
     other = dataclasses.replace(samples, rollout_logprob=own + np.float32(0.5))
     name = "training/rollout_logprobs_abs_diff_mean"
     assert make_learner(copy.deepcopy(model), BASE).update(same, rng())[name] == 0
-    assert make_learner(copy.deepcopy(model), BASE).update(other, rng())[name] == pytest.approx(
-        0.5, abs=1e-5
-    )
+    assert make_learner(copy.deepcopy(model), BASE).update(other, rng())[
+        name
+    ] == pytest.approx(0.5, abs=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
@@ -266,11 +299,18 @@ def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
     before = copy.deepcopy(model.state_dict())
     old = np.full(samples.response_start[-1], np.nan, np.float32)
     assert learner.step(samples, np.arange(4), Fixed(old))["actor/skipped"] == 1
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert (
-        learner.step(samples, np.arange(4), Fixed(learner.logprobs(samples)))["actor/skipped"] == 0
+    assert all(
+        torch.equal(before[name], value) for name, value in model.state_dict().items()
     )
-    assert not any(torch.equal(before[name], value) for name, value in model.named_parameters())
+    assert (
+        learner.step(samples, np.arange(4), Fixed(learner.logprobs(samples)))[
+            "actor/skipped"
+        ]
+        == 0
+    )
+    assert not any(
+        torch.equal(before[name], value) for name, value in model.named_parameters()
+    )
 
 
 def test_missing_rollout_logprobs_are_reported(model, steps):
@@ -284,10 +324,14 @@ def test_missing_rollout_logprobs_are_reported(model, steps):
 def test_out_of_memory_gives_advice(model, steps, monkeypatch):
     learner = make_learner(model, BASE)
     full = Mock(
-        side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        side_effect=torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB"
+        )
     )
     monkeypatch.setattr("hgpo_train.training.update.scorer.response_logprobs", full)
-    advice = r"^.*micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000.*$"
+    advice = (
+        r"^.*micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000.*$"
+    )
     with pytest.raises(InputError, match=advice) as caught:
         learner.update(samples_from_steps(steps), rng(0))
     assert "\n" not in str(caught.value)
@@ -347,7 +391,9 @@ def test_token_weights_match_values_by_hand():
 def test_the_gradient_of_the_loss_matches_finite_differences():
     generator = torch.Generator().manual_seed(1)
     n = 12
-    logits = torch.randn(n, 7, dtype=torch.float64, generator=generator, requires_grad=True)
+    logits = torch.randn(
+        n, 7, dtype=torch.float64, generator=generator, requires_grad=True
+    )
     target = torch.randint(0, 7, (n,), generator=generator)
     old, reference, advantage = (
         torch.randn(n, dtype=torch.float64, generator=generator) - shift
@@ -362,6 +408,8 @@ def test_the_gradient_of_the_loss_matches_finite_differences():
         log_softmax = torch.log_softmax(logits, -1)
         logprob = log_softmax.gather(-1, target[:, None]).squeeze(-1)
         entropy = -(log_softmax.exp() * log_softmax).sum(-1)
-        return policy_loss(logprob, entropy, old, reference, advantage, weight, terms)[0]
+        return policy_loss(logprob, entropy, old, reference, advantage, weight, terms)[
+            0
+        ]
 
     assert torch.autograd.gradcheck(loss, logits, eps=1e-7, atol=1e-5)

@@ -17,9 +17,11 @@ torch = Lazy("torch")
 load_file, save_file = lazily("safetensors.torch", "load_file save_file")
 Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
 add_adapters = Lazy("hgpo_train.models.loading:add_adapters")
-clip_gradient, learning_rate, make_optimiser, optimiser_tensors, restore_optimiser = lazily(
-    "hgpo_train.training.update.optimiser",
-    "clip_gradient learning_rate make_optimiser optimiser_tensors restore_optimiser",
+clip_gradient, learning_rate, make_optimiser, optimiser_tensors, restore_optimiser = (
+    lazily(
+        "hgpo_train.training.update.optimiser",
+        "clip_gradient learning_rate make_optimiser optimiser_tensors restore_optimiser",
+    )
 )
 model_flops = Lazy("hgpo_train.training.update.throughput:model_flops")
 
@@ -28,14 +30,25 @@ def test_schedules_match_values_by_hand():
     for schedule, warmup, expected in (
         ("constant", 0, [1.0, 1.0, 1.0, 1.0]),
         ("linear", 0, [1.0, 0.75, 0.5, 0.25]),
-        ("cosine", 0, [1.0, 0.5 + math.cos(math.pi / 4) / 2, 0.5, 0.5 - math.cos(math.pi / 4) / 2]),
+        (
+            "cosine",
+            0,
+            [
+                1.0,
+                0.5 + math.cos(math.pi / 4) / 2,
+                0.5,
+                0.5 - math.cos(math.pi / 4) / 2,
+            ],
+        ),
         ("constant", 2, [0.5, 1.0, 1.0, 1.0]),
         ("linear", 2, [0.5, 1.0, 1.0, 0.5]),
     ):
-        config = OptimiserConfig(learning_rate=1.0, schedule=schedule, warmup_iterations=warmup)
-        assert [learning_rate(config, iteration, 4) for iteration in range(4)] == pytest.approx(
-            expected
+        config = OptimiserConfig(
+            learning_rate=1.0, schedule=schedule, warmup_iterations=warmup
         )
+        assert [
+            learning_rate(config, iteration, 4) for iteration in range(4)
+        ] == pytest.approx(expected)
 
 
 def test_the_gradient_is_clipped_to_its_norm(model):
@@ -56,15 +69,19 @@ def test_flops_match_values_by_hand():
         num_key_value_heads=1, tie_word_embeddings=False,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
-    layer = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + (8 + 4 + 4) + 2 * 8 + 8  # with biases and norms
+    # with biases and norms
+    layer = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + (8 + 4 + 4) + 2 * 8 + 8
     length = np.array([5, 7])
     response = np.array([2, 3])
     attention = 6 * 1 * 2 * 4 * (25 + 49)
-    assert model_flops(model, length, response) == 6 * layer * 12 + attention + 6 * 80 * 5
+    assert (
+        model_flops(model, length, response) == 6 * layer * 12 + attention + 6 * 80 * 5
+    )
     adapted = add_adapters(model, LoraConfig(rank=1))
     adapters = (8 + 8) + 2 * (8 + 4) + (8 + 8) + 3 * (8 + 16)
     assert (
-        model_flops(adapted, length, response) == 4 * ((layer + adapters) * 12 + 80 * 5) + attention
+        model_flops(adapted, length, response)
+        == 4 * ((layer + adapters) * 12 + 80 * 5) + attention
     )
 
 
@@ -142,7 +159,10 @@ def test_moments_that_are_allocated_before_the_first_step_change_nothing(model):
     twin = copy.deepcopy(model)
     optimiser = make_optimiser(model, OptimiserConfig(learning_rate=0.01))
     plain = torch.optim.AdamW(twin.parameters(), lr=0.01)
-    allocated = {name: tensor.shape for name, tensor in optimiser_tensors(model, optimiser).items()}
+    allocated = {
+        name: tensor.shape
+        for name, tensor in optimiser_tensors(model, optimiser).items()
+    }
     for _ in range(2):
         step_with_ones(model, optimiser)
         step_with_ones(twin, plain)
@@ -150,7 +170,8 @@ def test_moments_that_are_allocated_before_the_first_step_change_nothing(model):
         name: tensor.shape for name, tensor in optimiser_tensors(twin, plain).items()
     }
     assert all(
-        torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True)
+        torch.equal(*pair)
+        for pair in zip(model.parameters(), twin.parameters(), strict=True)
     )
 
 
@@ -160,6 +181,7 @@ def test_the_state_of_another_model_is_refused(model):
     parameter = name.removeprefix("state.").removesuffix(".exp_avg")
     lost = {key: value for key, value in tensors.items() if parameter not in key}
     with pytest.raises(
-        InputError, match=re.escape(f"another model: {parameter!r} is in only one of them")
+        InputError,
+        match=re.escape(f"another model: {parameter!r} is in only one of them"),
     ):
         restore_optimiser(model, stepped(model, seed=1, steps=1), lost)

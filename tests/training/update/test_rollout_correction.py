@@ -22,7 +22,12 @@ Learner = Lazy("hgpo_train.training.update.learner:Learner")
 BASE = replace(
     Config(),
     model={"compute_dtype": "float32", "gradient_checkpointing": False},
-    update={"kl_weight": 0.0, "entropy_weight": 0.0, "logit_chunk": 0, "micro_batch_tokens": 10**6},
+    update={
+        "kl_weight": 0.0,
+        "entropy_weight": 0.0,
+        "logit_chunk": 0,
+        "micro_batch_tokens": 10**6,
+    },
 )
 ratios = st.lists(
     st.lists(st.floats(-3, 3), min_size=0, max_size=4), min_size=1, max_size=5
@@ -31,7 +36,9 @@ ratios = st.lists(
 
 def flat(rows):
     """Return log ratios as one array, and where each response starts."""
-    return np.array([value for row in rows for value in row]), np.cumsum([0, *map(len, rows)])
+    return np.array([value for row in rows for value in row]), np.cumsum(
+        [0, *map(len, rows)]
+    )
 
 
 @given(ratios, st.sampled_from([0.5, 2.0, 1e9]), st.sampled_from([0.0, 0.4]))
@@ -45,14 +52,25 @@ def test_weights_match_a_loop_over_tokens(rows, threshold, least):
         rollout_correction(old, rollout, start, "token", threshold)[0], token
     )
     np.testing.assert_allclose(
-        rollout_correction(old, rollout, start, "sequence", threshold)[0], sequence, rtol=1e-9
+        rollout_correction(old, rollout, start, "sequence", threshold)[0],
+        sequence,
+        rtol=1e-9,
     )
     for level, whole in (("token_mask", False), ("sequence_mask", True)):
-        quotients = [np.exp(sum(row) if whole else value) for row in rows for value in row]
-        kept = [quotient if least <= quotient <= threshold else 0.0 for quotient in quotients]
-        weight, statistics = rollout_correction(old, rollout, start, level, threshold, least)
+        quotients = [
+            np.exp(sum(row) if whole else value) for row in rows for value in row
+        ]
+        kept = [
+            quotient if least <= quotient <= threshold else 0.0
+            for quotient in quotients
+        ]
+        weight, statistics = rollout_correction(
+            old, rollout, start, level, threshold, least
+        )
         np.testing.assert_allclose(weight, kept, rtol=1e-9)
-        assert statistics["rollout_corr/rollout_is_masked"] == np.mean(np.array(kept) == 0.0)
+        assert statistics["rollout_corr/rollout_is_masked"] == np.mean(
+            np.array(kept) == 0.0
+        )
 
 
 IMPOSSIBLE = st.sampled_from([-np.inf, np.inf, np.nan, -1e30, 1e30, 3.0])
@@ -89,22 +107,31 @@ def test_a_probability_of_zero_gives_the_largest_weight_and_an_unknown_one_none(
     old = np.full(4, -1.0)
     start = np.array([0, 2, 4])
     for reported, expected in ((-np.inf, 2.0), (-9999.0, 2.0), (np.nan, 0.0)):
-        weight, _ = rollout_correction(old, np.array([reported, -1.0, -1.0, -1.0]), start, level)
+        weight, _ = rollout_correction(
+            old, np.array([reported, -1.0, -1.0, -1.0]), start, level
+        )
         rest = expected if level == "sequence" else 1.0
         np.testing.assert_allclose(weight, [expected, rest, 1.0, 1.0], atol=1e-8)
 
 
 @pytest.mark.parametrize(
-    "update", [{"old_logprobs": "rollout"}, {"rollout_is": "token"}, {"rollout_is": "sequence"}]
+    "update",
+    [{"old_logprobs": "rollout"}, {"rollout_is": "token"}, {"rollout_is": "sequence"}],
 )
 def test_the_update_takes_minus_infinity(model, steps, update):
     reported = [[-5.5] * len(tokens) for tokens in steps["response_token_ids"]]
     reported[1][0] = -np.inf
-    steps = steps.with_columns(pl.Series("response_logprobs", reported, dtype=pl.List(pl.Float32)))
-    learner = Learner(copy.deepcopy(model), replace(BASE, update=update | {"kl_weight": 0.1}))
+    steps = steps.with_columns(
+        pl.Series("response_logprobs", reported, dtype=pl.List(pl.Float32))
+    )
+    learner = Learner(
+        copy.deepcopy(model), replace(BASE, update=update | {"kl_weight": 0.1})
+    )
     metrics = learner.update(samples_from_steps(steps), np.random.default_rng(0))
     assert metrics["actor/skipped"] == 0
-    assert np.isfinite([value for name, value in metrics.items() if name != "actor/lr"]).all()
+    assert np.isfinite(
+        [value for name, value in metrics.items() if name != "actor/lr"]
+    ).all()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +157,9 @@ def test_the_correction_removes_bias(study, policy, gap):
     exact = study.expected_gradient(policy, policy, None, study.THRESHOLD)
 
     def bias(level):
-        return (study.expected_gradient(policy, behaviour, level, study.THRESHOLD) - exact).norm()
+        return (
+            study.expected_gradient(policy, behaviour, level, study.THRESHOLD) - exact
+        ).norm()
 
     none, token, sequence = map(bias, study.LEVELS)
     assert sequence < token < none / 2
@@ -138,19 +167,33 @@ def test_the_correction_removes_bias(study, policy, gap):
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_update_applies_the_weights_and_reports_them(model, steps, level):
-    samples = samples_from_steps(steps)  # the rollout's log-probabilities are constant, -5.5
-    settings = {"rollout_is": level, "rollout_is_threshold": 1.5, "mini_batch_size": 100}
+    # the rollout's log-probabilities are constant, -5.5
+    samples = samples_from_steps(steps)
+    settings = {
+        "rollout_is": level,
+        "rollout_is_threshold": 1.5,
+        "mini_batch_size": 100,
+    }
     plain, corrected = (
-        Learner(copy.deepcopy(model), replace(BASE, update=update)) for update in ({}, settings)
+        Learner(copy.deepcopy(model), replace(BASE, update=update))
+        for update in ({}, settings)
     )
     old = plain.logprobs(samples)
-    weight, _ = rollout_correction(old, samples.rollout_logprob, samples.response_start, level, 1.5)
+    weight, _ = rollout_correction(
+        old, samples.rollout_logprob, samples.response_start, level, 1.5
+    )
     metrics = corrected.update(samples, np.random.default_rng(0))
     token_advantage = np.repeat(samples.advantage, samples.response_length)
-    assert metrics["actor/pg_loss"] == pytest.approx(-(weight * token_advantage).mean(), abs=1e-5)
-    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(weight.mean(), rel=1e-6)
+    assert metrics["actor/pg_loss"] == pytest.approx(
+        -(weight * token_advantage).mean(), abs=1e-5
+    )
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(
+        weight.mean(), rel=1e-6
+    )
     uncorrected = plain.update(samples, np.random.default_rng(0))
-    assert uncorrected["actor/pg_loss"] == pytest.approx(-token_advantage.mean(), abs=1e-5)
+    assert uncorrected["actor/pg_loss"] == pytest.approx(
+        -token_advantage.mean(), abs=1e-5
+    )
     assert not any(name.startswith("rollout_corr/") for name in uncorrected)
 
 
@@ -171,13 +214,18 @@ def test_the_kl_and_entropy_terms_are_not_weighted(model, steps):
     assert found[0]["actor/pg_loss"] != found[1]["actor/pg_loss"]
 
 
-def test_missing_log_probabilities_and_settings_without_effect_are_reported(model, steps):
+def test_missing_log_probabilities_and_settings_without_effect_are_reported(
+    model, steps
+):
     config = replace(BASE, update={"rollout_is": "token"})
     with pytest.raises(
         InputError, match=r"expected response_logprobs.*set update.rollout_is to none"
     ):
         Learner(model, config).update(
-            samples_from_steps(steps.drop("response_logprobs")), np.random.default_rng(0)
+            samples_from_steps(steps.drop("response_logprobs")),
+            np.random.default_rng(0),
         )
-    with pytest.raises(InputError, match=r'update.rollout_is: expected old_logprobs = "recompute"'):
+    with pytest.raises(
+        InputError, match=r'update.rollout_is: expected old_logprobs = "recompute"'
+    ):
         replace(BASE, update={"rollout_is": "token", "old_logprobs": "rollout"})

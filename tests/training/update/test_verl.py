@@ -30,8 +30,12 @@ MODES = {
 def python_with(module: str, variable: str) -> str:
     """Return a Python that imports a module: this one, or the one in an environment variable."""
     python = os.environ.get(variable, sys.executable)
-    if subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode:
-        pytest.skip(f"needs {module.partition('.')[0]}, or {variable} set to a Python that has it")
+    if subprocess.run(
+        [python, "-c", f"import {module}"], capture_output=True
+    ).returncode:
+        pytest.skip(
+            f"needs {module.partition('.')[0]}, or {variable} set to a Python that has it"
+        )
     return python
 
 
@@ -67,14 +71,18 @@ def cases():
         "clip_high": rng.choice([0.2, 0.28], CASES),
         "mask": np.arange(TOKENS) < length[..., None],
     }
-    given["rollout"] = np.minimum(given["old"] + 0.3 * spread * rng.normal(size=shape), 0.0)
+    given["rollout"] = np.minimum(
+        given["old"] + 0.3 * spread * rng.normal(size=shape), 0.0
+    )
     return {name: values.astype(np.float32) for name, values in given.items()}
 
 
 @pytest.fixture(scope="module")
 def expected(cases, tmp_path_factory):
     python = python_with("verl.trainer.ppo.core_algos", "HGPO_VERL_PYTHON")
-    return results_of("verl_reference.py", python, cases, tmp_path_factory.mktemp("verl"))
+    return results_of(
+        "verl_reference.py", python, cases, tmp_path_factory.mktemp("verl")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +100,9 @@ def flat(cases, name, case):
 
 
 def starts(cases, case):
-    return np.concatenate([[0], np.cumsum(cases["mask"][case].sum(-1).astype(np.int64))])
+    return np.concatenate(
+        [[0], np.cumsum(cases["mask"][case].sum(-1).astype(np.int64))]
+    )
 
 
 @pytest.mark.parametrize("level", ["none", "token", "sequence"])
@@ -102,13 +112,18 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
         length = np.diff(starts(cases, case))
         logprob = torch.from_numpy(flat(cases, "logprob", case)).requires_grad_()
         old, reference, entropy = (
-            torch.from_numpy(flat(cases, n, case)) for n in ("old", "reference", "entropy")
+            torch.from_numpy(flat(cases, n, case))
+            for n in ("old", "reference", "entropy")
         )
         weight = None
         clips = {name: float(cases[name][case]) for name in ("clip_low", "clip_high")}
         if level != "none":
             values, _ = rollout_correction(
-                old.numpy(), flat(cases, "rollout", case), starts(cases, case), level, 2.0
+                old.numpy(),
+                flat(cases, "rollout", case),
+                starts(cases, case),
+                level,
+                2.0,
             )
             weight = torch.from_numpy(values.astype(np.float32))
         loss, _, totals = policy_loss(
@@ -146,7 +161,9 @@ def test_the_cases_reach_every_branch(expected):
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_the_weights_and_metrics_of_the_rollout_correction_are_verls(cases, expected, level):
+def test_the_weights_and_metrics_of_the_rollout_correction_are_verls(
+    cases, expected, level
+):
     for case in range(CASES):
         given = (
             flat(cases, "old", case),
@@ -159,15 +176,19 @@ def test_the_weights_and_metrics_of_the_rollout_correction_are_verls(cases, expe
         weights, statistics = rollout_correction(*given)
         np.testing.assert_allclose(weights, weight, rtol=1e-5)
         for name, value in statistics.items():
-            assert value == pytest.approx(expected[f"{level} {name}"][case], rel=1e-4, abs=2e-6), (
-                name
-            )
+            assert value == pytest.approx(
+                expected[f"{level} {name}"][case], rel=1e-4, abs=2e-6
+            ), name
 
 
 @pytest.mark.parametrize("level", ["token_mask", "sequence_mask"])
 def test_masked_weights_are_zero_where_verl_rejects(cases, expected, level):
     for case in range(CASES):
-        given = flat(cases, "old", case), flat(cases, "rollout", case), starts(cases, case)
+        given = (
+            flat(cases, "old", case),
+            flat(cases, "rollout", case),
+            starts(cases, case),
+        )
         weights, _ = rollout_correction(*given, level, 2.0, 0.5)
         verls = expected[f"weight {level}"][case][cases["mask"][case] > 0]
         np.testing.assert_allclose(weights, verls, rtol=1e-5)
@@ -191,17 +212,23 @@ def check_loss(cases, case, loss, gradient, aggregation, **settings):
         )
     )
     terms = UpdateConfig(**clips, dual_clip=None, entropy_weight=0.0, **settings)
-    found, *_ = policy_loss(logprob, *given, advantage, weight, terms, response=response)
+    found, *_ = policy_loss(
+        logprob, *given, advantage, weight, terms, response=response
+    )
     found.backward()
     scale = max(1.0, abs(float(loss)), float(np.abs(gradient).max()))
     assert found.item() == pytest.approx(loss, abs=2e-6 * scale)
-    np.testing.assert_allclose(logprob.grad, gradient[cases["mask"][case] > 0], atol=2e-6 * scale)
+    np.testing.assert_allclose(
+        logprob.grad, gradient[cases["mask"][case] > 0], atol=2e-6 * scale
+    )
 
 
 def test_the_loss_of_gspo_is_verls(cases, expected):
     for case in range(CASES):
         given = expected["loss GSPO"][case], expected["gradient GSPO"][case]
-        check_loss(cases, case, *given, "sequence_mean", ratio="sequence", kl_weight=0.0)
+        check_loss(
+            cases, case, *given, "sequence_mean", ratio="sequence", kl_weight=0.0
+        )
 
 
 TRL = {
@@ -217,8 +244,13 @@ def test_the_loss_and_its_gradient_are_trls(cases, expected_by_trl, name):
     aggregation, settings = TRL[name]
     estimate = np.exp(gap := cases["reference"] - cases["logprob"]) - gap - 1
     # TRL has no limit
-    compared = [case for case in range(CASES) if "KL" not in name or estimate[case].max() < 10]
+    compared = [
+        case for case in range(CASES) if "KL" not in name or estimate[case].max() < 10
+    ]
     assert len(compared) > CASES / 2
     for case in compared:
-        given = expected_by_trl[f"loss {name}"][case], expected_by_trl[f"gradient {name}"][case]
+        given = (
+            expected_by_trl[f"loss {name}"][case],
+            expected_by_trl[f"gradient {name}"][case],
+        )
         check_loss(cases, case, *given, aggregation, **settings)

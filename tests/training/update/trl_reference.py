@@ -12,7 +12,8 @@ from unittest.mock import MagicMock
 
 import numpy as np
 
-SETTINGS = {  # name → level of the ratio, loss, weight of the KL divergence, whether it is unbiased
+# name → level of the ratio, loss, weight of the KL divergence, whether it is unbiased
+SETTINGS = {
     "GSPO": ("sequence", "grpo", 0.0, False),
     "GSPO, token mean": ("sequence", "bnpo", 0.0, False),
     "KL": ("token", "bnpo", 0.05, False),
@@ -69,7 +70,8 @@ def main():
     for name in SETTINGS:
         results = [losses(given, case, name) for case in range(len(given["old"]))]
         found |= {
-            key: np.stack([np.asarray(result[key]) for result in results]) for key in results[0]
+            key: np.stack([np.asarray(result[key]) for result in results])
+            for key in results[0]
         }
     np.savez(sys.argv[2], **found)
 

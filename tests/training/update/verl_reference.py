@@ -19,7 +19,9 @@ def losses(case, given):
         compute_policy_loss_vanilla,
         kl_penalty,
     )
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+    from verl.trainer.ppo.rollout_corr_helper import (
+        compute_rollout_correction_and_rejection_mask,
+    )
     from verl.workers.config import FSDPActorConfig
 
     config = FSDPActorConfig(
@@ -41,7 +43,11 @@ def losses(case, given):
             weight = None
             if level != "none":
                 proto, _, metrics = compute_rollout_correction_and_rejection_mask(
-                    old.double(), rollout.double(), mask, rollout_is=level, rollout_is_threshold=2.0
+                    old.double(),
+                    rollout.double(),
+                    mask,
+                    rollout_is=level,
+                    rollout_is_threshold=2.0,
                 )
                 weight = proto.batch["rollout_is_weights"].float()
                 found[f"weight {level}"] = weight.numpy()
@@ -50,16 +56,23 @@ def losses(case, given):
             policy, clips = compute_policy_loss_vanilla(
                 old, logprob, advantage, mask, mode, config, weight
             )
-            divergence = agg_loss(kl_penalty(logprob, reference, "low_var_kl"), mask, mode)
+            divergence = agg_loss(
+                kl_penalty(logprob, reference, "low_var_kl"), mask, mode
+            )
             loss = policy - 0.001 * agg_loss(entropy, mask, mode) + 0.01 * divergence
             loss.backward()
             found |= {
                 f"loss {mode} {level}": loss.item(),
                 f"gradient {mode} {level}": logprob.grad.numpy(),
             }
-            found |= {name: clips[f"actor/{name}"] for name in ("pg_clipfrac", "pg_clipfrac_lower")}
+            found |= {
+                name: clips[f"actor/{name}"]
+                for name in ("pg_clipfrac", "pg_clipfrac_lower")
+            }
     logprob = torch.from_numpy(given["logprob"][case]).requires_grad_()
-    loss, _ = compute_policy_loss_gspo(old, logprob, advantage, mask, "seq-mean-token-mean", config)
+    loss, _ = compute_policy_loss_gspo(
+        old, logprob, advantage, mask, "seq-mean-token-mean", config
+    )
     loss.backward()
     found |= {"loss GSPO": loss.item(), "gradient GSPO": logprob.grad.numpy()}
     for level, statistic in (("token", "token_k1"), ("sequence", "seq_sum_k1")):
@@ -71,7 +84,9 @@ def losses(case, given):
         proto, kept, _ = compute_rollout_correction_and_rejection_mask(
             old.double(), rollout.double(), mask, rollout_is=level, **bounds
         )
-        found[f"weight {level}_mask"] = (proto.batch["rollout_is_weights"] * kept).numpy()
+        found[f"weight {level}_mask"] = (
+            proto.batch["rollout_is_weights"] * kept
+        ).numpy()
     return found
 
 
@@ -79,7 +94,8 @@ def main():
     given = dict(np.load(sys.argv[1]))
     results = [losses(case, given) for case in range(len(given["old"]))]
     stacked = {
-        name: np.stack([np.asarray(result[name]) for result in results]) for name in results[0]
+        name: np.stack([np.asarray(result[name]) for result in results])
+        for name in results[0]
     }
     np.savez(sys.argv[2], **stacked)
 

@@ -19,8 +19,18 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from hgpo_datasets.interchange.readers import json_records
-from hgpo_datasets.interchange.readers.json_records import fields, number, numbers, objects, text
-from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, step_row
+from hgpo_datasets.interchange.readers.json_records import (
+    fields,
+    number,
+    numbers,
+    objects,
+    text,
+)
+from hgpo_datasets.interchange.readers.messages import (
+    checked_messages,
+    conversation_rows,
+    step_row,
+)
 from hgpo_datasets.interchange.readers.rollout_rows import MOST, limited, rollout_rows
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import open_regular
@@ -75,7 +85,9 @@ def _archived_samples(path: Path) -> Iterator[tuple[object, Object]]:
         try:
             archive = zipfile.ZipFile(file)
         except _UNREADABLE as error:
-            raise InputError(f"{path}: expected a log of Inspect ({one_line(error)})") from None
+            raise InputError(
+                f"{path}: expected a log of Inspect ({one_line(error)})"
+            ) from None
         for entry in archive.infolist():
             if entry.filename.startswith("samples/"):
                 where = f"{path}, {entry.filename}"
@@ -88,7 +100,9 @@ def _archived_samples(path: Path) -> Iterator[tuple[object, Object]]:
                 yield entry.filename, json_records.parse_object(data, where)
 
 
-def _content(archive: zipfile.ZipFile, file: IO[bytes], entry: zipfile.ZipInfo) -> bytes:
+def _content(
+    archive: zipfile.ZipFile, file: IO[bytes], entry: zipfile.ZipInfo
+) -> bytes:
     if entry.file_size > json_records.MOST_BYTES:
         raise ValueError(f"it is larger than {json_records.MOST_BYTES:,} bytes")
     if entry.compress_type != _ZSTANDARD:
@@ -115,7 +129,9 @@ def _rows(sample: Object, where: str) -> list[Object]:
     # The events have every call, also those of sub-agents and before a compaction.
     steps = list(limited(_calls(sample, where)))
     if not steps:
-        steps = list(limited(conversation_rows(checked_messages(sample.get("messages"), where))))
+        steps = list(
+            limited(conversation_rows(checked_messages(sample.get("messages"), where)))
+        )
     values = _values(fields(sample.get("scores")))
     reward = next(iter(values.values()), None)
     error = fields(sample.get("error")).get("message")
@@ -138,21 +154,29 @@ def _calls(sample: Object, where: str) -> Iterator[Object]:
     """Yield a row for each call of the model; none if the log has no events."""
     pool = checked_messages(fields(sample.get("events_data")).get("messages"), where)
     for event in objects(sample.get("events"), f"{where}, events"):
-        choices = objects(fields(event.get("output")).get("choices"), f"{where}, choices")
+        choices = objects(
+            fields(event.get("output")).get("choices"), f"{where}, choices"
+        )
         if event.get("event") == "model" and choices:
             prompt = checked_messages(event.get("input"), where) or _referred(
                 event.get("input_refs"), pool, where
             )
             (reply,) = checked_messages([choices[0].get("message")], where)
             is_cut = choices[0].get("stop_reason") in ("max_tokens", "model_length")
-            yield {**step_row(prompt, reply), "finish_reason": "length" if is_cut else "stop"}
+            yield {
+                **step_row(prompt, reply),
+                "finish_reason": "length" if is_cut else "stop",
+            }
 
 
 def _referred(ranges: object, pool: list[Object], where: str) -> list[Object]:
     """Return the messages in ranges of the sample's messages."""
     messages: list[Object] = []
     for bounds in ranges if isinstance(ranges, list) else []:
-        is_pair = isinstance(bounds, list) and [type(bound) for bound in bounds] == [int, int]
+        is_pair = isinstance(bounds, list) and [type(bound) for bound in bounds] == [
+            int,
+            int,
+        ]
         # Ranges that have more messages than there are would fill the memory.
         if not is_pair or len(messages) > len(pool):
             raise InputError(
@@ -190,7 +214,9 @@ def _values(scores: Object) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for scorer, score in scores.items():
         value = fields(score).get("value")
-        found |= {f"{scorer}/{name}": one for name, one in numbers(fields(value)).items()}
+        found |= {
+            f"{scorer}/{name}": one for name, one in numbers(fields(value)).items()
+        }
         if not isinstance(value, dict):
             found[scorer] = _value(value)
     return found

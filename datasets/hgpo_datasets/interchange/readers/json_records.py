@@ -53,7 +53,9 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: expected JSON ({one_line(error, 200)})") from None
     if not isinstance(value, dict):
-        raise InputError(f"{where}: expected a JSON object, received {type(value).__name__}")
+        raise InputError(
+            f"{where}: expected a JSON object, received {type(value).__name__}"
+        )
     if is_deep(value):
         raise InputError(f"{where}: expected JSON that is nested in at most 100 levels")
     return value
@@ -64,7 +66,9 @@ def _parsed(data: bytes) -> Any:  # noqa: ANN401 - JSON
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         # What is beyond JSON, but written by json.dump: NaN, and lone surrogates.
-        value = json.loads(data.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite)
+        value = json.loads(
+            data.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite
+        )
         return orjson.loads(clean_text(json.dumps(value, ensure_ascii=False)))
 
 
@@ -75,7 +79,9 @@ def _finite(written: str) -> float | None:
 def objects(value: object, where: str) -> list[dict[str, Any]]:
     """Return a list of JSON objects; an absent one is empty."""
     entries = [] if value is None else value
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) for entry in entries
+    ):
         raise InputError(
             f"{where}: expected a list of JSON objects, received {one_line(repr(value), 60)}"
         )

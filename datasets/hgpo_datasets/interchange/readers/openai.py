@@ -16,8 +16,16 @@ from hgpo_datasets.interchange.readers.json_records import (
     reward_of,
     text,
 )
-from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, task_of
-from hgpo_datasets.interchange.readers.rollout_rows import add_columns, limited, rollout_rows
+from hgpo_datasets.interchange.readers.messages import (
+    checked_messages,
+    conversation_rows,
+    task_of,
+)
+from hgpo_datasets.interchange.readers.rollout_rows import (
+    add_columns,
+    limited,
+    rollout_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +46,12 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
             steps, objects(record.pop("steps", None), f"{where}, steps"), strict=False
         ):
             add_columns(row, given)
-        columns = {name: record.pop(name) for name in _NAMES if record.get(name) is not None}
-        columns |= {name: record.pop(name) for name in _NUMBERS if type(record.get(name)) is int}
+        columns = {
+            name: record.pop(name) for name in _NAMES if record.get(name) is not None
+        }
+        columns |= {
+            name: record.pop(name) for name in _NUMBERS if type(record.get(name)) is int
+        }
         task = columns.setdefault("task", steps[0]["state"])
         task_id = text(record.pop("task_id", None)) or task_of(steps[0]["prompt"])
         trajectory = text(record.pop("trajectory", record.get("id"))) or str(place)
@@ -57,5 +69,10 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
             extra=record,
             truncated=record.pop("truncated", None) is True,
             error=text(record.pop("error", None)),
-            **{**columns, "task": text(task), "task_id": task_id, "trajectory": trajectory},
+            **{
+                **columns,
+                "task": text(task),
+                "task_id": task_id,
+                "trajectory": trajectory,
+            },
         )

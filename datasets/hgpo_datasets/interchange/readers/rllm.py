@@ -11,7 +11,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import json_file, objects, reward_of, text
+from hgpo_datasets.interchange.readers.json_records import (
+    json_file,
+    objects,
+    reward_of,
+    text,
+)
 from hgpo_datasets.interchange.readers.messages import checked_messages, step_row
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
 
@@ -67,7 +72,9 @@ def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
             task_id=task_id if role in _NO_NAME else f"{task_id}/{role}",
             task=text(trajectory.get("task") or episode.get("task")),
             trajectory=text(trajectory.get("uid")) or f"{name}_{place}",
-            won=episode.get("is_correct") if isinstance(episode.get("is_correct"), bool) else None,
+            won=episode.get("is_correct")
+            if isinstance(episode.get("is_correct"), bool)
+            else None,
         )
 
 
@@ -82,7 +89,9 @@ def _step(step: dict[str, Any], where: str) -> dict[str, Any]:
     if step.get("action") is not None:
         row["action"] = text(step["action"])
     row |= {column: step[name] for name, column in _TOKENS.items() if step.get(name)}
-    row["extra"] = {name: value for name, value in step.items() if value and name not in _COLUMNS}
+    row["extra"] = {
+        name: value for name, value in step.items() if value and name not in _COLUMNS
+    }
     return row
 
 

@@ -44,10 +44,17 @@ def read_skyrl(path: Path) -> Iterator[dict[str, Any]]:
     yield from _rows(steps, place, path)
 
 
-def _step(record: dict[str, Any], state: str, prompt: str, response: str) -> dict[str, Any]:
+def _step(
+    record: dict[str, Any], state: str, prompt: str, response: str
+) -> dict[str, Any]:
     extra = {name: value for name, value in record.items() if name not in _OWN}
     finish = "length" if record.get("stop_reason") == "length" else "stop"
-    columns = {"state": state, "prompt": prompt, "response": response, "action": response}
+    columns = {
+        "state": state,
+        "prompt": prompt,
+        "response": response,
+        "action": response,
+    }
     return {**columns, "finish_reason": finish, "extra": extra}
 
 

@@ -42,16 +42,22 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
                 f"{path}: expected a Parquet file of TRL ({one_line(error)})"
             ) from None
     schema = table.schema
-    numeric = [name for name in schema if schema[name].is_numeric() and name not in _NO_REWARD]
+    numeric = [
+        name for name in schema if schema[name].is_numeric() and name not in _NO_REWARD
+    ]
     # Columns of integers, and floats behind them, were logged beside the rewards.
     following = list(schema)[table.get_column_index("completion") + 1 :]
-    rewards = list(itertools.takewhile(lambda name: _is_reward(name, schema[name]), following))
+    rewards = list(
+        itertools.takewhile(lambda name: _is_reward(name, schema[name]), following)
+    )
     for place, record in enumerate(table.iter_rows(named=True)):
         where = f"{path}, row {place}"
         prompt = _messages(record["prompt"], "user", where)
         completion = _messages(record["completion"], "assistant", where)
         # A prompt may have messages of an assistant too, which this policy did not write.
-        steps = list(limited(conversation_rows([*prompt, *completion])))[_replies(prompt) :]
+        steps = list(limited(conversation_rows([*prompt, *completion])))[
+            _replies(prompt) :
+        ]
         values = numbers({name: record[name] for name in numeric})
         summed = [values[name] for name in rewards if name in values]
         step = record.get("step")

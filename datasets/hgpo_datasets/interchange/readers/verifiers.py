@@ -25,7 +25,11 @@ from hgpo_datasets.interchange.readers.json_records import (
     text,
 )
 from hgpo_datasets.interchange.readers.messages import checked_messages, step_row
-from hgpo_datasets.interchange.readers.rollout_rows import add_columns, limited, rollout_rows
+from hgpo_datasets.interchange.readers.rollout_rows import (
+    add_columns,
+    limited,
+    rollout_rows,
+)
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -41,7 +45,17 @@ _LIMITS: Final = (
     "max_total_tokens",
     "compaction_failed",
 )
-_NO_EXTRA: Final = ("nodes", "calls", "tools", "task", "rewards", "agent", "id", "info", "timing")
+_NO_EXTRA: Final = (
+    "nodes",
+    "calls",
+    "tools",
+    "task",
+    "rewards",
+    "agent",
+    "id",
+    "info",
+    "timing",
+)
 
 
 def read_verifiers(path: Path) -> Iterator[dict[str, Any]]:
@@ -51,7 +65,9 @@ def read_verifiers(path: Path) -> Iterator[dict[str, Any]]:
             yield from _rows(trace, episode, where)
 
 
-def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def _rows(
+    trace: dict[str, Any], episode: dict[str, Any], where: str
+) -> list[dict[str, Any]]:
     task = fields(trace.get("task") or episode.get("task"))
     data = fields(task.get("data"))
     info = dict(fields(trace.get("info")))
@@ -63,7 +79,11 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
     whole = sum(rewards.values()) if rewards else None
     of_steps = [reward_of(row.pop("reward", None), where) for row in steps]
     failures = objects(trace.get("errors"), f"{where}, errors")
-    error = one_line(failures[-1].get("message"), 300) if failures else trace.get("stop_condition")
+    error = (
+        one_line(failures[-1].get("message"), 300)
+        if failures
+        else trace.get("stop_condition")
+    )
     agent = fields(trace.get("agent")).get("name")
     prompt = data.get("prompt")
     key = text(data.get("id") or task.get("key") or data.get("idx")) or "task"
@@ -72,7 +92,8 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
         steps,
         reward=of_steps if known else whole,
         named=rewards,
-        extra={name: value for name, value in trace.items() if name not in _NO_EXTRA} | info,
+        extra={name: value for name, value in trace.items() if name not in _NO_EXTRA}
+        | info,
         truncated=trace.get("stop_condition") in _LIMITS,
         error=None if trace.get("ok") else text(error or "the rollout failed"),
         iteration=iteration if isinstance(iteration, int) else 0,
@@ -91,7 +112,9 @@ def _steps(trace: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
         if not node.get("sampled"):
             continue
         path = _path(nodes, index, where)
-        *prompt, reply = checked_messages([nodes[at].get("message") for at in path], where)
+        *prompt, reply = checked_messages(
+            [nodes[at].get("message") for at in path], where
+        )
         row = step_row(prompt, reply)
         row |= _tokens([nodes[at] for at in path])
         row["finish_reason"] = "length" if index in cut else "stop"

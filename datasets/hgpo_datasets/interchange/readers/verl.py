@@ -14,7 +14,12 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import json_lines, numbers, reward_of, text
+from hgpo_datasets.interchange.readers.json_records import (
+    json_lines,
+    numbers,
+    reward_of,
+    text,
+)
 from hgpo_datasets.interchange.readers.messages import task_of
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
 from hgpo_envs.errors import InputError
@@ -35,7 +40,9 @@ def read_verl(path: Path) -> Iterator[dict[str, Any]]:
         record["score"] = reward_of(record.get("score"), where)
         name, output = _rollout(place, record)
         if rollouts[name].setdefault(output, record) is not record:
-            raise InputError(f"{where}: expected each uid once, received {record['uid']!r} again")
+            raise InputError(
+                f"{where}: expected each uid once, received {record['uid']!r} again"
+            )
     for name, outputs in rollouts.items():
         records = [outputs[number] for number in sorted(outputs)]
         steps = [_step(record, path) for record in records]
@@ -64,7 +71,15 @@ def _rollout(place: int, record: dict[str, Any]) -> tuple[str, int]:
 def _step(record: dict[str, Any], path: Path) -> dict[str, Any]:
     prompt = text(record.get("input"))
     if prompt is None:
-        raise InputError(f"{path}: expected the field input in every line, received none")
+        raise InputError(
+            f"{path}: expected the field input in every line, received none"
+        )
     output = text(record.get("output"))
     extra = {name: value for name, value in record.items() if name not in _OWN}
-    return {"state": prompt, "prompt": prompt, "response": output, "action": output, "extra": extra}
+    return {
+        "state": prompt,
+        "prompt": prompt,
+        "response": output,
+        "action": output,
+        "extra": extra,
+    }

@@ -40,10 +40,12 @@ _BENCHMARKS: Final = {
 }
 _TAKEN: Final = re.compile(r"you have already taken (\d+) step\(s\)")
 _STATE: Final = re.compile(
-    r"our current observation is: (.*?)\nYour admissible actions of the current", re.DOTALL
+    r"our current observation is: (.*?)\nYour admissible actions of the current",
+    re.DOTALL,
 )
 _ACTIONS: Final = re.compile(
-    r"actions of the current situation are:\s*\[\n?(.*?)\n?\]\.\n\nNow it's your turn", re.DOTALL
+    r"actions of the current situation are:\s*\[\n?(.*?)\n?\]\.\n\nNow it's your turn",
+    re.DOTALL,
 )
 _TASK: Final = re.compile(r"Your task is to: (.*?)\n")
 
@@ -80,7 +82,9 @@ class ParsedPrompt(NamedTuple):
 _Step = tuple[Record, ParsedPrompt | None]
 
 
-def read_verl_agent(path: Path, success_reward: float = 10.0) -> Iterator[dict[str, Any]]:
+def read_verl_agent(
+    path: Path, success_reward: float = 10.0
+) -> Iterator[dict[str, Any]]:
     """Yield the steps of the complete trajectories of a file.
 
     Args:
@@ -94,7 +98,9 @@ def read_verl_agent(path: Path, success_reward: float = 10.0) -> Iterator[dict[s
         StepTableWarning: Records were left out: copies, and trajectories with a missing step.
     """
     if not (math.isfinite(success_reward) and success_reward > 0):
-        raise InputError(f"success_reward: expected a positive number, received {success_reward}")
+        raise InputError(
+            f"success_reward: expected a positive number, received {success_reward}"
+        )
     trajectories, left_out = _trajectories(path)
     if left_out:
         reason = "duplicates, or steps of incomplete trajectories"
@@ -140,14 +146,20 @@ def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
     if not any(known) or (len(known) < len(steps) and known == sorted(set(known))):
         return steps
     if len(known) < len(steps):
-        line = next(number for number, (_, parsed) in numbered.items() if parsed is None)
+        line = next(
+            number for number, (_, parsed) in numbered.items() if parsed is None
+        )
         raise InputError(
             f"{file}, line {line}: expected a complete prompt, because the steps of its trajectory are out of order"
         )
     # 2. Otherwise the numbers are the order. A number that is missing makes the trajectory incomplete.
     # reversed: the first copy is kept
     by_step = dict(zip(reversed(known), reversed(steps), strict=True))
-    return [by_step[number] for number in sorted(by_step)] if max(by_step) < len(by_step) else []
+    return (
+        [by_step[number] for number in sorted(by_step)]
+        if max(by_step) < len(by_step)
+        else []
+    )
 
 
 def _rows(
@@ -156,11 +168,15 @@ def _rows(
     """Return the rows of a trajectory. Of those that are not won, the longest of the file reached the step limit."""
     iterations = {record.step for record, _ in steps}
     named = int(file.stem) if re.fullmatch("[0-9]{1,9}", file.stem) else 0
-    iteration = iterations.pop() if iterations != {None} and len(iterations) == 1 else named
+    iteration = (
+        iterations.pop() if iterations != {None} and len(iterations) == 1 else named
+    )
     rows = []
     for number, (record, parsed) in enumerate(steps):
         spec = spec_named(parsed.benchmark) if parsed else None
-        response = (spec.parser if spec else partial(parse, lowercase=True))(record.output or "")
+        response = (spec.parser if spec else partial(parse, lowercase=True))(
+            record.output or ""
+        )
         reward = record.rewards / success_reward
         last = number == len(steps) - 1
         won = last and reward >= 1.0
@@ -175,7 +191,8 @@ def _rows(
                 "state": record.anchor_obs,
                 "prompt": record.input,
                 "response": record.output,
-                "action": record.action or (None if record.output is None else response.action),
+                "action": record.action
+                or (None if record.output is None else response.action),
                 "admissible_actions": parsed.actions if parsed else None,
                 "action_valid": response.valid
                 if record.is_action_valid is None
@@ -195,7 +212,9 @@ def read_prompt(prompt: str) -> ParsedPrompt | None:
     Returns:
         The contents; None if the prompt is truncated or of another template.
     """
-    benchmark = next((name for name, opening in _BENCHMARKS.items() if opening in prompt), None)
+    benchmark = next(
+        (name for name, opening in _BENCHMARKS.items() if opening in prompt), None
+    )
     state = _STATE.search(prompt)
     actions = _ACTIONS.search(prompt)
     taken = _TAKEN.search(prompt)
@@ -209,7 +228,9 @@ def read_prompt(prompt: str) -> ParsedPrompt | None:
         task=task[1].strip().removesuffix(dot) if task else None,
         step=int(taken[1]) if taken else 0,
         state=state[1].removesuffix(dot),
-        actions=tuple(re.split(r"',?\n\s?'", actions[1].strip().removesuffix(",")[1:-1]))
+        actions=tuple(
+            re.split(r"',?\n\s?'", actions[1].strip().removesuffix(",")[1:-1])
+        )
         if actions[1]
         else (),
     )

@@ -31,13 +31,17 @@ LICENCE: Final = (
 )
 _PYTHONS: Final = ((3, 11), (3, 13))
 _ASK_VERSION: Final = "import sys; print(*sys.version_info[:2])"
-_ASK_APPS: Final = "import appworld, appworld.apps.spotify.models; print(appworld.__version__)"
+_ASK_APPS: Final = (
+    "import appworld, appworld.apps.spotify.models; print(appworld.__version__)"
+)
 
 
 def default_folder() -> Path:
     """Return where `install` makes the environment: ``hgpo/appworld`` in the user's data folder."""
     data = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "hgpo" / "appworld"
+    return (
+        (Path(data) if data else Path.home() / ".local" / "share") / "hgpo" / "appworld"
+    )
 
 
 def default_python() -> Path:
@@ -81,7 +85,9 @@ def install(into: Path | None, python: str, tell: Callable[[str], None]) -> Path
     """
     into = (into or default_folder()).absolute()
     with writing(into), new_folder(into) as made:
-        found = run([python, "-c", _ASK_VERSION], f"{python} -c '{_ASK_VERSION}'").split()
+        found = run(
+            [python, "-c", _ASK_VERSION], f"{python} -c '{_ASK_VERSION}'"
+        ).split()
         version = tuple(map(int, found))
         if not _PYTHONS[0] <= version <= _PYTHONS[1]:
             raise InputError(

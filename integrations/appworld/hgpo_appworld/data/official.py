@@ -35,7 +35,11 @@ def fetch(into: Path, python: str, tell: Callable[[str], None]) -> dict[str, int
     """
     into = into.absolute()
     with writing(into), new_folder(into) as made:
-        variables = {**os.environ, **own_folders(made), "APPWORLD_CACHE": str(made / ".cache")}
+        variables = {
+            **os.environ,
+            **own_folders(made),
+            "APPWORLD_CACHE": str(made / ".cache"),
+        }
         run(
             [python, "-c", "import appworld.download"],
             f"importing appworld in {python}",
@@ -48,7 +52,9 @@ def fetch(into: Path, python: str, tell: Callable[[str], None]) -> dict[str, int
         tell(f"downloading AppWorld's data from {STORAGE} (appworld download data)")
         command = [python, "-m", "appworld.cli", "download", "data"]
         try:
-            printed = run(command, "appworld download data", environment=variables, folder=made)
+            printed = run(
+                command, "appworld download data", environment=variables, folder=made
+            )
         except InputError as error:
             raise InputError(f"{error}. {_without_network()}") from None
         lists = sorted((made / "data" / "datasets").glob("*.txt"))

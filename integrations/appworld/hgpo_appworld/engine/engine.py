@@ -75,12 +75,16 @@ class AppWorldEngine:
         if self._last.terminated:
             return self._last
         if self._world is None:
-            raise RuntimeError("no world is open: call start first (the last one may have failed)")
+            raise RuntimeError(
+                "no world is open: call start first (the last one may have failed)"
+            )
         self._steps += 1
         refused = self._refusal(command)
         try:
             if refused:
-                answer = Executed(refused, failed=True, completed=False, calls={}, api_calls=0)
+                answer = Executed(
+                    refused, failed=True, completed=False, calls={}, api_calls=0
+                )
             else:
                 answer = self._world.execute(command)
                 self.programs.append(command)
@@ -89,7 +93,10 @@ class AppWorldEngine:
             # the agent's doing: an end of the task, not a failure of the environment
             info = {"lost": str(error), "execution_failed": True, "api_calls": 0}
             self._last = State(
-                f"Execution failed. The world has ended: {error}", (), terminated=True, info=info
+                f"Execution failed. The world has ended: {error}",
+                (),
+                terminated=True,
+                info=info,
             )
         except BaseException:
             self.close()
@@ -112,7 +119,11 @@ class AppWorldEngine:
         """Return why a program is not executed; empty if it is."""
         if not command.strip():
             return "Execution failed. Traceback:\nThe program is empty."
-        found = [part for part in REFUSED if part in command] if self._source.rules.refuse else []
+        found = (
+            [part for part in REFUSED if part in command]
+            if self._source.rules.refuse
+            else []
+        )
         return (
             f"Execution failed. Traceback:\nA program must not contain {' or '.join(found)}."
             if found
@@ -121,11 +132,16 @@ class AppWorldEngine:
 
     def _state(self, answer: Executed, *, valid: bool) -> State:
         rules = self._source.rules
-        info: dict[str, Any] = {"execution_failed": answer.failed, "api_calls": answer.api_calls}
+        info: dict[str, Any] = {
+            "execution_failed": answer.failed,
+            "api_calls": answer.api_calls,
+        }
         text = clean_text(answer.output)
         if rules.observation == "calls":
             self._calls.update(answer.calls)
-            text = f"{text.rstrip()}\n\n{called(self._calls, self._source.limits.longest)}"
+            text = (
+                f"{text.rstrip()}\n\n{called(self._calls, self._source.limits.longest)}"
+            )
         if not answer.completed and self._steps < rules.max_steps:
             return State(text, (), valid, info=info)
         assert self._world is not None
@@ -137,7 +153,9 @@ class AppWorldEngine:
             "failed_tests": result.failed_tests,
         }
         reward = score if rules.reward_scale == "score" else float(result.success)
-        return State(text, (), valid, answer.completed, result.success, reward, score, info)
+        return State(
+            text, (), valid, answer.completed, result.success, reward, score, info
+        )
 
 
 def called(calls: Mapping[str, int], longest: int) -> str:

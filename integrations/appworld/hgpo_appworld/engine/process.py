@@ -202,16 +202,26 @@ class Server:
         """Start a world for a task. Raises `WorldFailed` if it does not start."""
         return World(self, task, limits)
 
-    def fork(self, run: str, task: str, rollout: str, limits: Limits) -> tuple[int, socket.socket]:
+    def fork(
+        self, run: str, task: str, rollout: str, limits: Limits
+    ) -> tuple[int, socket.socket]:
         """Start a process and return its number, and the socket on which it answers."""
         number = next(self._numbers)
         ours, theirs = socket.socketpair()
-        request = {"run": run, "number": number, "task": task, "rollout": rollout, **asdict(limits)}
+        request = {
+            "run": run,
+            "number": number,
+            "task": task,
+            "rollout": rollout,
+            **asdict(limits),
+        }
         request["cpu_seconds"] = EVALUATION_CPU_S if run == "evaluate" else -1
         try:
             answer = self._ask(request, [theirs.fileno()])
         except (OSError, ValueError) as error:
-            answer = {"failed": f"AppWorld's process has ended: {self._last_words() or error}"}
+            answer = {
+                "failed": f"AppWorld's process has ended: {self._last_words() or error}"
+            }
         finally:
             theirs.close()
         if "failed" in answer:
@@ -243,8 +253,11 @@ class Server:
         """Remove the files of a rollout, whose processes have ended."""
         remove_folder(self._outputs / rollout)
 
-    def _ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> dict[str, Any]:
-        with self._lock:  # an answer belongs to the request before it, whichever thread asked
+    def _ask(
+        self, request: dict[str, Any], files: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        # an answer belongs to the request before it, whichever thread asked
+        with self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], files)
             return self._receive()
 
@@ -317,12 +330,16 @@ class World:
             WorldLost: If the evaluation fails, or takes too much time or memory.
             WorldFailed: If the server of all worlds has ended.
         """
-        number, connection = self._server.fork("evaluate", self._task, self._rollout, self._limits)
+        number, connection = self._server.fork(
+            "evaluate", self._task, self._rollout, self._limits
+        )
         failure = f"the evaluation of {self._task} failed"
         try:
             return read_answer(connection, Evaluated, self._limits.longest, OPENING_S)
         except TimeoutError:
-            raise self._failure(f"{failure}: no answer within {OPENING_S:g} s") from None
+            raise self._failure(
+                f"{failure}: no answer within {OPENING_S:g} s"
+            ) from None
         except OSError as error:
             # a process that dies closes its socket a moment before it can be waited for
             status = self._server.end(number, _DYING_S)
@@ -336,7 +353,9 @@ class World:
     def _receive(self, expected: type[Answer], seconds: float) -> Answer:
         world = f"the world of {self._task}"
         try:
-            return read_answer(self._connection, expected, self._limits.longest, seconds)
+            return read_answer(
+                self._connection, expected, self._limits.longest, seconds
+            )
         except TimeoutError:
             failure = f"no answer from {world} within {seconds:g} s; it was killed"
         except OSError as error:
@@ -352,7 +371,11 @@ class World:
 
     def _failure(self, message: str) -> WorldFailed:
         """Return the error of a world that failed: its program's doing, unless it was not open or the server ended."""
-        return WorldLost(message) if self._opened and self._server.running else WorldFailed(message)
+        return (
+            WorldLost(message)
+            if self._opened and self._server.running
+            else WorldFailed(message)
+        )
 
 
 _servers: Final[WeakValueDictionary[tuple[int, Launch], Server]] = WeakValueDictionary()
@@ -431,7 +454,12 @@ def _bubblewrap(launch: Launch, scratch: str) -> list[str]:
     return [
         *(program, "--unshare-all", "--cap-drop", "ALL", "--ro-bind", "/", "/"),
         *("--dev", "/dev", "--proc", "/proc"),
-        *(part for folder in hidden if Path(folder).is_dir() for part in ("--tmpfs", folder)),
+        *(
+            part
+            for folder in hidden
+            if Path(folder).is_dir()
+            for part in ("--tmpfs", folder)
+        ),
         *(part for path in shown for part in ("--ro-bind", path, path)),
         *("--bind", scratch, scratch),
     ]
@@ -477,4 +505,6 @@ def _with_fix(failure: str, launch: Launch) -> str:
         (fix for sign, fix in _FIXES.items() if sign in failure),
         "check its installation and its data",
     )
-    return f"AppWorld does not start in {launch.python}: {one_line(failure, 300)}; {fix}"
+    return (
+        f"AppWorld does not start in {launch.python}: {one_line(failure, 300)}; {fix}"
+    )

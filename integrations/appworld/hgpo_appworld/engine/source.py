@@ -77,12 +77,23 @@ class AppWorldSource:
         max_difficulty: int = 3,
         concurrent: int = 64,
     ) -> None:
-        self._arguments = data, python, rules, limits, isolation, max_difficulty, concurrent
+        self._arguments = (
+            data,
+            python,
+            rules,
+            limits,
+            isolation,
+            max_difficulty,
+            concurrent,
+        )
         self.concurrent: Final = concurrent
         self.rules: Final = rules
         self.limits: Final = limits
         self._folder = Path(data).resolve() / "data"
-        if not (self._folder / "datasets").is_dir() or not (self._folder / "tasks").is_dir():
+        if (
+            not (self._folder / "datasets").is_dir()
+            or not (self._folder / "tasks").is_dir()
+        ):
             raise InputError(
                 f"data: expected AppWorld's root, a folder with data/datasets and data/tasks; received {str(data)!r}"
             )
@@ -92,22 +103,29 @@ class AppWorldSource:
                 f"python: expected the interpreter that has appworld, received {str(python)!r}, which cannot be run; "
                 "hgpo data install appworld makes one"
             )
-        self._launch = Launch(str(Path(program).absolute()), str(self._folder), isolation)
+        self._launch = Launch(
+            str(Path(program).absolute()), str(self._folder), isolation
+        )
         self._server: Server | None = None
         listed = {
             path.stem: self._listed(path)
             for path in sorted((self._folder / "datasets").glob("*.txt"))
         }
-        self._splits = {name: listed.get(name, ()) for name in dict.fromkeys((*SPLITS, *listed))}
+        self._splits = {
+            name: listed.get(name, ()) for name in dict.fromkeys((*SPLITS, *listed))
+        }
         self._split_of: dict[str, str] = {}
         for name, ids in self._splits.items():
             for task_id in ids:
                 self._split_of.setdefault(task_id, name)
         self._facts = lru_cache(4096)(self._read)
         if max_difficulty < 3:
-            easy = {one for one in self._split_of if self._facts(one)[1] <= max_difficulty}
+            easy = {
+                one for one in self._split_of if self._facts(one)[1] <= max_difficulty
+            }
             self._splits = {
-                name: tuple(one for one in ids if one in easy) for name, ids in self._splits.items()
+                name: tuple(one for one in ids if one in easy)
+                for name, ids in self._splits.items()
             }
         self._versions = {
             "backend": "appworld",
@@ -127,7 +145,9 @@ class AppWorldSource:
             InputError: If there is no such split.
         """
         if split == "all":
-            return list(dict.fromkeys(one for ids in self._splits.values() for one in ids))
+            return list(
+                dict.fromkeys(one for ids in self._splits.values() for one in ids)
+            )
         if split not in self._splits:
             raise InputError(unknown("split", split, (*self._splits, "all")))
         return list(self._splits[split])
@@ -140,7 +160,9 @@ class AppWorldSource:
             InputError: If its files cannot be read.
         """
         if task_id not in self._split_of:
-            raise UnknownTask(unknown("AppWorld task", task_id, self._split_of, limit=3))
+            raise UnknownTask(
+                unknown("AppWorld task", task_id, self._split_of, limit=3)
+            )
         specs, difficulty = self._facts(task_id)
         person = specs["supervisor"]
         instruction = (
@@ -149,7 +171,11 @@ class AppWorldSource:
         )
         versions = {**self._versions, "data": str(specs.get("db_version", ""))}
         return Task(
-            task_id, self._split_of[task_id], instruction, f"difficulty {difficulty}", versions
+            task_id,
+            self._split_of[task_id],
+            instruction,
+            f"difficulty {difficulty}",
+            versions,
         )
 
     def engine(self) -> AppWorldEngine:
@@ -177,7 +203,8 @@ class AppWorldSource:
 
     def _listed(self, path: Path) -> tuple[str, ...]:
         lines = (
-            line.partition(":")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()
+            line.partition(":")[0].strip()
+            for line in path.read_text(encoding="utf-8").splitlines()
         )
         return tuple(dict.fromkeys(line for line in lines if line))
 

@@ -54,14 +54,17 @@ def write_api_docs(folder: Path) -> list[dict[str, Any]]:
         report("API documentation", number, len(apps))
         docs += collection[app].values()
         content = {
-            name: {**doc, "canary_string": CANARY_STRING} for name, doc in collection[app].items()
+            name: {**doc, "canary_string": CANARY_STRING}
+            for name, doc in collection[app].items()
         }
         write_json(folder / f"{app}.json", content)
     report("API documentation", len(apps), len(apps))
     return docs
 
 
-def write_base(folder: Path, rows: list[dict[str, Any]], docs: list[dict[str, Any]]) -> None:
+def write_base(
+    folder: Path, rows: list[dict[str, Any]], docs: list[dict[str, Any]]
+) -> None:
     """Write the databases of all apps before any task."""
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_dbs
@@ -71,13 +74,23 @@ def write_base(folder: Path, rows: list[dict[str, Any]], docs: list[dict[str, An
     apps = get_all_apps()
     set_local_dbs(":memory:base", ":memory:base", list(apps), create=True)
     models = ModelCollection.load(":memory:base", load_apps=list(apps))
-    fields = ("api_name", "path", "method", "description", "parameters", "response_schemas")
+    fields = (
+        "api_name",
+        "path",
+        "method",
+        "description",
+        "parameters",
+        "response_schemas",
+    )
     documents = [
         {
             "app": "api_docs",
             "model": "ApiDoc",
             "id": number,
-            "fields": {"app_name_": doc["app_name"], **{name: doc[name] for name in fields}},
+            "fields": {
+                "app_name_": doc["app_name"],
+                **{name: doc[name] for name in fields},
+            },
         }
         for number, doc in enumerate(docs, 1)
     ]
@@ -104,7 +117,11 @@ def write_task(data: Path, task: dict[str, Any], now: str) -> None:
     models.save(str(folder / "dbs"), format="changes", app_names=list(apps))
     CachedDBHandler.reset()
     names = ("instruction", "supervisor")
-    specs = {**{name: task[name] for name in names}, "datetime": now, "db_version": DB_VERSION}
+    specs = {
+        **{name: task[name] for name in names},
+        "datetime": now,
+        "db_version": DB_VERSION,
+    }
     write_json(folder / "specs.json", {**specs, "canary_string": CANARY_STRING})
     metadata = {
         "mode": "full",
@@ -126,7 +143,9 @@ def write_task(data: Path, task: dict[str, Any], now: str) -> None:
         (truth / name).write_text(canary + task["solution"], "utf-8")
 
 
-def write_rows(models: dict[str, Any], rows: list[dict[str, Any]], report_stage: str = "") -> None:
+def write_rows(
+    models: dict[str, Any], rows: list[dict[str, Any]], report_stage: str = ""
+) -> None:
     """Write rows through AppWorld's models and check that each gets its planned id.
 
     All rows of a model are written at once, which is faster. What a row refers to is of a model that appears first.
@@ -141,7 +160,9 @@ def write_rows(models: dict[str, Any], rows: list[dict[str, Any]], report_stage:
         model.save_all(made)
         for row, record in zip(group, made, strict=True):
             if record.id != row["id"]:
-                raise SystemExit(f"{app}.{name}: planned the id {row['id']}, received {record.id}")
+                raise SystemExit(
+                    f"{app}.{name}: planned the id {row['id']}, received {record.id}"
+                )
         done += len(group)
         if report_stage:
             report(report_stage, done, len(rows))

@@ -30,14 +30,18 @@ class Check:
         return "no_op_pass" if self.holds_at_start else "no_op_fail"
 
 
-RIGHT_ANSWER: Final = Check("the answer is right", "test.answer(answer, ground_truth_answer)")
+RIGHT_ANSWER: Final = Check(
+    "the answer is right", "test.answer(answer, ground_truth_answer)"
+)
 NOTHING_CHANGED: Final = Check(
     "nothing in the apps has changed",
     "test.case(models.changed_model_names(), '==', set())",
     holds_at_start=True,
 )
 NO_ANSWER: Final = Check(
-    "no answer is given", "test.case(answer, 'in', [None, '<<NOT_GIVEN>>'])", holds_at_start=True
+    "no answer is given",
+    "test.case(answer, 'in', [None, '<<NOT_GIVEN>>'])",
+    holds_at_start=True,
 )
 
 
@@ -49,11 +53,14 @@ def only_changed(*models: str) -> Check:
     """
     names = ", ".join(repr(name) for name in sorted(models))
     return Check(
-        f"only {names} changed", f"test.case(models.changed_model_names(), '==', {{{names}}})"
+        f"only {names} changed",
+        f"test.case(models.changed_model_names(), '==', {{{names}}})",
     )
 
 
-def counts(model: str, *, added: str = "0", updated: str = "0", removed: str = "0") -> Check:
+def counts(
+    model: str, *, added: str = "0", updated: str = "0", removed: str = "0"
+) -> Check:
     """Return the check of how many records of a model were added, updated and removed.
 
     Args:
@@ -69,7 +76,9 @@ def counts(model: str, *, added: str = "0", updated: str = "0", removed: str = "
     )
 
 
-def records(requirement: str, model: str, which: str, values: str, expected: str) -> Check:
+def records(
+    requirement: str, model: str, which: str, values: str, expected: str
+) -> Check:
     """Return the check of the values of changed records.
 
     Args:
@@ -101,10 +110,15 @@ def only_fields(model: str, *fields: str) -> Check:
 def evaluation(checks: Sequence[Check]) -> str:
     """Return the text of `evaluation.py`."""
     blocks = [
-        f"with test({check.requirement!r}):\n{indent(check.code, '    ')}" for check in checks
+        f"with test({check.requirement!r}):\n{indent(check.code, '    ')}"
+        for check in checks
     ]
-    body = "\n".join(["answer = json.loads(models.end.supervisor.Task.first().answer)", *blocks])
-    parameters = "test, public_data, private_data, main_user, models, ground_truth_answer"
+    body = "\n".join(
+        ["answer = json.loads(models.end.supervisor.Task.first().answer)", *blocks]
+    )
+    parameters = (
+        "test, public_data, private_data, main_user, models, ground_truth_answer"
+    )
     return f"import json\n\n\ndef evaluate({parameters}):\n{indent(body, '    ')}\n"
 
 

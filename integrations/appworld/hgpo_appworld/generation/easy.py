@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _ALARMS: Final = all_pages("alarms", "apis.phone.show_alarms(access_token=phone_token")
 
 
-def _library_size(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _library_size(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     del rows
     kind = rng.choice(["song", "album", "playlist"])
     size = {
@@ -37,10 +39,14 @@ def _library_size(world: World, person: Person, rng: random.Random, rows: Rows) 
     steps = [
         PASSWORDS,
         login("spotify"),
-        all_pages("library", f"apis.spotify.show_{kind}_library(access_token=spotify_token"),
+        all_pages(
+            "library", f"apis.spotify.show_{kind}_library(access_token=spotify_token"
+        ),
         finish("len(library)"),
     ]
-    return Draft(f"How many {kind}s are there in my Spotify {kind} library?", steps, size)
+    return Draft(
+        f"How many {kind}s are there in my Spotify {kind} library?", steps, size
+    )
 
 
 def _alarm_time(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
@@ -57,10 +63,16 @@ def _alarm_time(world: World, person: Person, rng: random.Random, rows: Rows) ->
     return Draft(instruction, steps, alarm.time)
 
 
-def _tagged_notes(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _tagged_notes(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     del rows
     tag = rng.choice(
-        [tag for tag in NOTE_TAGS if any(tag in note.tags for note in world.notes[person.id])]
+        [
+            tag
+            for tag in NOTE_TAGS
+            if any(tag in note.tags for note in world.notes[person.id])
+        ]
     )
     steps = [
         PASSWORDS,
@@ -74,10 +86,14 @@ def _tagged_notes(world: World, person: Person, rng: random.Random, rows: Rows) 
         finish("len(tagged)"),
     ]
     size = sum(tag in note.tags for note in world.notes[person.id])
-    return Draft(f'How many of my notes in Simple Note have the tag "{tag}"?', steps, size)
+    return Draft(
+        f'How many of my notes in Simple Note have the tag "{tag}"?', steps, size
+    )
 
 
-def _switch_alarm(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _switch_alarm(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     del rows
     alarm = rng.choice(world.alarms[person.id])
     verb = "off" if alarm.enabled else "on"
@@ -94,7 +110,10 @@ def _switch_alarm(world: World, person: Person, rng: random.Random, rows: Rows) 
     ]
     private = {"alarm": alarm.id, "enabled": not alarm.enabled}
     return Draft(
-        f'Switch {verb} the alarm labelled "{alarm.label}" on my phone.', steps, None, private
+        f'Switch {verb} the alarm labelled "{alarm.label}" on my phone.',
+        steps,
+        None,
+        private,
     )
 
 
@@ -122,7 +141,12 @@ def _new_file(world: World, person: Person, rng: random.Random, rows: Rows) -> D
 
 
 LIBRARY_SIZE: Final = Scenario(
-    "library_size", "train", 1, ("spotify",), _library_size, (RIGHT_ANSWER, NOTHING_CHANGED)
+    "library_size",
+    "train",
+    1,
+    ("spotify",),
+    _library_size,
+    (RIGHT_ANSWER, NOTHING_CHANGED),
 )
 ALARM_TIME: Final = Scenario(
     "alarm_time", "dev", 1, ("phone",), _alarm_time, (RIGHT_ANSWER, NOTHING_CHANGED)

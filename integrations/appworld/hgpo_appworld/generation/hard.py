@@ -32,7 +32,12 @@ def _contacts_of(relationship: str) -> str:
 
 
 def _add_note(
-    rows: Rows, person: Person, rng: random.Random, title: str, lines: list[str], tag: str
+    rows: Rows,
+    person: Person,
+    rng: random.Random,
+    title: str,
+    lines: list[str],
+    tag: str,
 ) -> None:
     """Add a note of the last days, with one entry per line."""
     made = ago(rng, 20)
@@ -64,7 +69,9 @@ def _note_lines(title: str) -> list[str]:
     ]
 
 
-def _pay_contacts(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _pay_contacts(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     del rows
     relationship = rng.choice(["roommate", "friend", "coworker", "sibling"])
     amount = rng.randrange(5, 60)
@@ -83,7 +90,12 @@ def _pay_contacts(world: World, person: Person, rng: random.Random, rows: Rows) 
         finish(),
     ]
     receivers = [other.id for other in world.contacts[person.id][relationship]]
-    private = {"receivers": receivers, "amount": amount, "note": note, "user": person.id}
+    private = {
+        "receivers": receivers,
+        "amount": amount,
+        "note": note,
+        "user": person.id,
+    }
     instruction = (
         f"Send ${amount} on Venmo to each of my {relationship}s, as they are in my phone contacts, "
         f'with the note "{note}".'
@@ -91,12 +103,15 @@ def _pay_contacts(world: World, person: Person, rng: random.Random, rows: Rows) 
     return Draft(instruction, steps, None, private)
 
 
-def _request_shares(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _request_shares(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     title = f"{rng.choice(EXPENSES)} {NOW.year}"
     debtors = rng.sample(world.contacts[person.id]["friend"], 3)
     amounts = [rng.randrange(500, 9900) for _ in debtors]
     lines = [
-        f"{debtor.email}: {cents / 100:.2f}" for debtor, cents in zip(debtors, amounts, strict=True)
+        f"{debtor.email}: {cents / 100:.2f}"
+        for debtor, cents in zip(debtors, amounts, strict=True)
     ]
     _add_note(rows, person, rng, title, lines, "money")
     steps = [
@@ -112,12 +127,16 @@ def _request_shares(world: World, person: Person, rng: random.Random, rows: Rows
         ),
         finish(),
     ]
-    shares = [[debtor.id, cents / 100] for debtor, cents in zip(debtors, amounts, strict=True)]
+    shares = [
+        [debtor.id, cents / 100] for debtor, cents in zip(debtors, amounts, strict=True)
+    ]
     instruction = (
         f'My Simple Note note "{title}" says who owes me how much. Request each amount on Venmo, with the title of the '
         "note as the description."
     )
-    return Draft(instruction, steps, None, {"shares": shares, "title": title, "user": person.id})
+    return Draft(
+        instruction, steps, None, {"shares": shares, "title": title, "user": person.id}
+    )
 
 
 def _save_email(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
@@ -152,7 +171,9 @@ def _save_email(world: World, person: Person, rng: random.Random, rows: Rows) ->
     return Draft(instruction, steps, None, {"path": path, "content": body})
 
 
-def _note_to_tasks(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _note_to_tasks(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     project, (project_id, _) = rng.choice(
         [entry for entry in world.projects[person.id].items() if entry[0] != "Inbox"]
     )
@@ -184,11 +205,16 @@ def _note_to_tasks(world: World, person: Person, rng: random.Random, rows: Rows)
         "The line is the title of the task."
     )
     return Draft(
-        instruction, steps, None, {"titles": chores, "project": project_id, "user": person.id}
+        instruction,
+        steps,
+        None,
+        {"titles": chores, "project": project_id, "user": person.id},
     )
 
 
-def _answer_requests(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _answer_requests(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     relationship = rng.choice(["friend", "coworker"])
     known = world.contacts[person.id]
     others = [other for kind in known if kind != relationship for other in known[kind]]
@@ -312,10 +338,14 @@ ANSWER_REQUESTS: Final = Scenario(
     (
         NO_ANSWER,
         only_changed(
-            "venmo.PaymentRequest", "venmo.Transaction", "venmo.User", "venmo.Notification"
+            "venmo.PaymentRequest",
+            "venmo.Transaction",
+            "venmo.User",
+            "venmo.Notification",
         ),
         counts(
-            "venmo.PaymentRequest", updated="len(private_data.approved) + len(private_data.denied)"
+            "venmo.PaymentRequest",
+            updated="len(private_data.approved) + len(private_data.denied)",
         ),
         records(
             "the right requests are approved",

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from hgpo_appworld.generation.world import Person, Rows, World
 
-_LIBRARY: Final = all_pages("library", "apis.spotify.show_song_library(access_token=spotify_token")
+_LIBRARY: Final = all_pages(
+    "library", "apis.spotify.show_song_library(access_token=spotify_token"
+)
 _SONGS: Final = (
     "songs = [apis.spotify.show_song(song_id=song['song_id']) for song in library]\n"
     "print([(song['title'], song['genre'], song['play_count']) for song in songs[:3]])"
@@ -51,9 +53,13 @@ def _most_played(world: World, person: Person, rng: random.Random, rows: Rows) -
 
 def _money_sent(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
     del rows
-    mine = [t for t in world.transfers if t.sender == person.id and t.sent.year == NOW.year]
+    mine = [
+        t for t in world.transfers if t.sender == person.id and t.sent.year == NOW.year
+    ]
     friend = world.person(
-        rng.choice([t.receiver for t in mine] or [world.contacts[person.id]["friend"][0].id])
+        rng.choice(
+            [t.receiver for t in mine] or [world.contacts[person.id]["friend"][0].id]
+        )
     )
     cents = sum(t.cents for t in mine if t.receiver == friend.id)
     steps = [
@@ -72,11 +78,15 @@ def _money_sent(world: World, person: Person, rng: random.Random, rows: Rows) ->
         "total = round(sum(transaction['amount'] for transaction in sent), 2)\nprint(total)",
         finish("total"),
     ]
-    instruction = f"How much money have I sent to {friend.name} on Venmo this year, in dollars?"
+    instruction = (
+        f"How much money have I sent to {friend.name} on Venmo this year, in dollars?"
+    )
     return Draft(instruction, steps, cents / 100)
 
 
-def _urgent_chores(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _urgent_chores(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     del rows
     priority = rng.choice(["high", "medium", "low"])
     name = rng.choice([name for name in world.projects[person.id] if name != "Inbox"])
@@ -102,13 +112,19 @@ def _urgent_chores(world: World, person: Person, rng: random.Random, rows: Rows)
         finish(),
     ]
     private = {
-        "tasks": [chore.id for chore in chores if chore.priority == priority and not chore.done]
+        "tasks": [
+            chore.id
+            for chore in chores
+            if chore.priority == priority and not chore.done
+        ]
     }
     instruction = f'Mark all {priority} priority tasks of my Todoist project "{name}" as completed.'
     return Draft(instruction, steps, None, private)
 
 
-def _star_threads(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _star_threads(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     del rows
     plain = [thread for thread in world.inbox[person.id] if not thread.starred]
     sender = world.person(rng.choice(plain).sender)
@@ -133,7 +149,9 @@ def _star_threads(world: World, person: Person, rng: random.Random, rows: Rows) 
     return Draft(instruction, steps, None, private)
 
 
-def _genre_playlist(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _genre_playlist(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     del rows
     genre = rng.choice(sorted({song.genre for song in world.library[person.id]}))
     title = rng.choice(NEW_PLAYLISTS)
@@ -153,10 +171,14 @@ def _genre_playlist(world: World, person: Person, rng: random.Random, rows: Rows
     ]
     songs = [song.id for song in world.library[person.id] if song.genre == genre]
     instruction = f'Create a Spotify playlist named "{title}" with all {genre} songs of my Spotify song library.'
-    return Draft(instruction, steps, None, {"title": title, "songs": songs, "user": person.id})
+    return Draft(
+        instruction, steps, None, {"title": title, "songs": songs, "user": person.id}
+    )
 
 
-def _text_contacts(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+def _text_contacts(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
     del rows
     relationship = rng.choice(["friend", "coworker", "roommate"])
     text = rng.choice(MESSAGES)
@@ -181,12 +203,20 @@ def _text_contacts(world: World, person: Person, rng: random.Random, rows: Rows)
         "user": person.id,
     }
     return Draft(
-        f'Send a text message to each of my {relationship}s: "{text}"', steps, None, private
+        f'Send a text message to each of my {relationship}s: "{text}"',
+        steps,
+        None,
+        private,
     )
 
 
 MOST_PLAYED: Final = Scenario(
-    "most_played", "train", 2, ("spotify",), _most_played, (RIGHT_ANSWER, NOTHING_CHANGED)
+    "most_played",
+    "train",
+    2,
+    ("spotify",),
+    _most_played,
+    (RIGHT_ANSWER, NOTHING_CHANGED),
 )
 MONEY_SENT: Final = Scenario(
     "money_sent", "dev", 2, ("venmo",), _money_sent, (RIGHT_ANSWER, NOTHING_CHANGED)
@@ -203,7 +233,11 @@ URGENT_CHORES: Final = Scenario(
         counts("todoist.Task", updated="len(private_data.tasks)"),
         only_fields("todoist.Task", "is_completed"),
         records(
-            "the right tasks changed", "todoist.Task", "updated", "record.id", "private_data.tasks"
+            "the right tasks changed",
+            "todoist.Task",
+            "updated",
+            "record.id",
+            "private_data.tasks",
         ),
     ),
 )

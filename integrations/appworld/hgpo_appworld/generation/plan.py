@@ -97,7 +97,8 @@ class Plan:
             "now": NOW.isoformat(),
             "rows": [dict(vars(row)) for row in self.world.rows.rows],
             "splits": {
-                split: [t.id for t in self.tasks if t.scenario.split == split] for split in SPLITS
+                split: [t.id for t in self.tasks if t.scenario.split == split]
+                for split in SPLITS
             },
             "tasks": [task.to_dict() for task in self.tasks],
         }
@@ -126,7 +127,9 @@ def make_plan(seed: int = 0, tasks: int = DEFAULT_TASKS) -> Plan:
             rows = world.rows.following()
             draft = scenario.make(world, person, rng, rows)
             _add_supervisor(rows, person, draft.instruction)
-            planned.append(PlannedTask(f"{name}_{place}", scenario, person, draft, rows))
+            planned.append(
+                PlannedTask(f"{name}_{place}", scenario, person, draft, rows)
+            )
     return Plan(seed, world, tuple(planned))
 
 

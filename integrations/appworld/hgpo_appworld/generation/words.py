@@ -102,7 +102,13 @@ FILE_NAMES: Final = (
     "inventory",
 )
 FOLDERS: Final = ("documents", "downloads", "notes")
-EXPENSES: Final = ("Ski weekend", "Lake cabin", "City trip", "Garden party", "Band rehearsal")
+EXPENSES: Final = (
+    "Ski weekend",
+    "Lake cabin",
+    "City trip",
+    "Garden party",
+    "Band rehearsal",
+)
 MESSAGES: Final = (
     "I am running ten minutes late.", "The party moves to Friday.", "Please bring a chair tonight.",
     "The match is cancelled.", "Dinner is at eight.", "We meet at the north gate.",

@@ -169,7 +169,9 @@ class World:
     alarms: dict[int, list[Alarm]] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
     inbox: dict[int, list[Thread]] = field(default_factory=dict)
-    projects: dict[int, dict[str, tuple[int, list[Chore]]]] = field(default_factory=dict)
+    projects: dict[int, dict[str, tuple[int, list[Chore]]]] = field(
+        default_factory=dict
+    )
     files: dict[int, list[str]] = field(default_factory=dict)
 
     def person(self, person_id: int) -> Person:
@@ -180,7 +182,17 @@ class World:
 def make_world(seed: int) -> World:
     """Return the world of a seed."""
     world = World()
-    for part in (_people, _contacts, _music, _notes, _alarms, _money, _mail, _chores, _files):
+    for part in (
+        _people,
+        _contacts,
+        _music,
+        _notes,
+        _alarms,
+        _money,
+        _mail,
+        _chores,
+        _files,
+    ):
         part(world, random.Random(f"{seed}/{part.__name__}"))
     return world
 
@@ -197,7 +209,9 @@ def _people(world: World, rng: random.Random) -> None:
     ):
         born = datetime(1960, 1, 1) + timedelta(days=rng.randrange(16_000))  # noqa: DTZ001 - a date
         phone = f"555{rng.randrange(10**7):07d}"
-        world.people.append(Person(number, first, last, sex, phone, born.date().isoformat()))
+        world.people.append(
+            Person(number, first, last, sex, phone, born.date().isoformat())
+        )
     for person in world.people:
         names = {"first_name": person.first_name, "last_name": person.last_name}
         world.rows.add(
@@ -217,7 +231,11 @@ def _people(world: World, rng: random.Random) -> None:
                 account_name=app,
                 password=person.password(app),
             )
-            contact = {"phone_number": person.phone} if app == "phone" else {"email": person.email}
+            contact = (
+                {"phone_number": person.phone}
+                if app == "phone"
+                else {"email": person.email}
+            )
             extra: dict[str, Any] = {} if app == "phone" else {"verified": True}
             if app == "venmo":
                 extra["venmo_balance"] = float(rng.randrange(600, 1500))
@@ -268,7 +286,11 @@ def _contacts(world: World, rng: random.Random) -> None:
 def _music(world: World, rng: random.Random) -> None:
     for name in words.ARTISTS:
         world.rows.add(
-            "spotify", "Artist", name=name, genre=rng.choice(words.GENRES), created_at=ago(rng, 900)
+            "spotify",
+            "Artist",
+            name=name,
+            genre=rng.choice(words.GENRES),
+            created_at=ago(rng, 900),
         )
     albums = []
     for word in words.ALBUM_WORDS:
@@ -284,8 +306,11 @@ def _music(world: World, rng: random.Random) -> None:
                 genre=rng.choice(words.GENRES),
             )
         )
-    titles = [f"{adjective} {noun}" for adjective in words.ADJECTIVES for noun in words.NOUNS]
-    plays = rng.sample(range(100, 100_000), 72)  # all different: "the most played" is one song
+    titles = [
+        f"{adjective} {noun}" for adjective in words.ADJECTIVES for noun in words.NOUNS
+    ]
+    # all different: "the most played" is one song
+    plays = rng.sample(range(100, 100_000), 72)
     for title, play_count in zip(rng.sample(titles, 72), plays, strict=True):
         artist = rng.randrange(1, 11)
         genre = rng.choice(words.GENRES)
@@ -322,7 +347,9 @@ def _music(world: World, rng: random.Random) -> None:
                 album_id=album,
                 created_at=ago(rng, 500),
             )
-        titles = world.playlists[person.id] = rng.sample(words.PLAYLISTS, rng.randrange(2, 8))
+        titles = world.playlists[person.id] = rng.sample(
+            words.PLAYLISTS, rng.randrange(2, 8)
+        )
         for title in titles:
             playlist = world.rows.add(
                 "spotify",
@@ -397,7 +424,9 @@ def _money(world: World, rng: random.Random) -> None:
         friends = world.contacts[person.id]["friend"]
         for _ in range(rng.randrange(10, 18)):
             other = rng.choice(friends)
-            sender, receiver = (person, other) if rng.random() < 0.7 else (other, person)
+            sender, receiver = (
+                (person, other) if rng.random() < 0.7 else (other, person)
+            )
             cents = rng.randrange(200, 9000)
             sent = ago(rng, 480)
             world.rows.add(
@@ -419,14 +448,19 @@ def _money(world: World, rng: random.Random) -> None:
 def _mail(world: World, rng: random.Random) -> None:
     for person in world.people:
         own = world.inbox[person.id] = []
-        senders = [*world.contacts[person.id]["friend"], *world.contacts[person.id]["coworker"]]
+        senders = [
+            *world.contacts[person.id]["friend"],
+            *world.contacts[person.id]["coworker"],
+        ]
         for _ in range(rng.randrange(9, 13)):
             sender = rng.choice(senders)
             subject = rng.choice(words.SUBJECTS)
             body = "\n".join(rng.sample(words.SENTENCES, 2))
             sent = ago(rng, 200)
             starred = rng.random() < 0.2
-            thread = add_email(world.rows, sender, person, subject, body, sent, starred=starred)
+            thread = add_email(
+                world.rows, sender, person, subject, body, sent, starred=starred
+            )
             own.append(Thread(thread, sender.id, subject, body, starred))
 
 
@@ -491,7 +525,9 @@ def _chores(world: World, rng: random.Random) -> None:
                 created_at=ago(rng, 300),
             )
             chores = []
-            for order, title in enumerate(rng.sample(words.CHORES, rng.randrange(6, 10))):
+            for order, title in enumerate(
+                rng.sample(words.CHORES, rng.randrange(6, 10))
+            ):
                 priority = (
                     ("high", "medium", "low")[order]
                     if order < 3
@@ -516,7 +552,12 @@ def _chores(world: World, rng: random.Random) -> None:
 
 def _files(world: World, rng: random.Random) -> None:
     for person in world.people:
-        folders = ["/", "/home/", person.home, *(f"{person.home}{name}/" for name in words.FOLDERS)]
+        folders = [
+            "/",
+            "/home/",
+            person.home,
+            *(f"{person.home}{name}/" for name in words.FOLDERS),
+        ]
         for folder in folders:
             made = ago(rng, 900)
             world.rows.add(

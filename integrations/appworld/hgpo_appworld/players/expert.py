@@ -81,20 +81,32 @@ def split_solution(text: str, name: str) -> list[str]:
     try:
         parts = ast.parse(text).body
     except SyntaxError as error:
-        raise InputError(f"the solution of {name} is no Python: {one_line(error)}") from None
+        raise InputError(
+            f"the solution of {name} is no Python: {one_line(error)}"
+        ) from None
     function = next(
-        (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "solution"),
+        (
+            part
+            for part in parts
+            if isinstance(part, ast.FunctionDef) and part.name == "solution"
+        ),
         None,
     )
     if function is None:
-        raise InputError(f"the solution of {name}: expected a function `solution`, received none")
+        raise InputError(
+            f"the solution of {name}: expected a function `solution`, received none"
+        )
     lines = text.splitlines()
     before = "\n".join(lines[: function.lineno - 1])
     # a signature of one line; comments before the first statement belong to the body
     first = function.lineno
-    while first < function.body[0].lineno - 1 and not lines[first].strip().startswith("#"):
+    while first < function.body[0].lineno - 1 and not lines[first].strip().startswith(
+        "#"
+    ):
         first += 1
     body = dedent("\n".join(lines[first : function.end_lineno]))
     steps = [step.strip() for step in body.split(f"{STEP_MARKER}\n") if step.strip()]
-    imports = "\n".join(line for line in before.splitlines() if not line.startswith("#")).strip()
+    imports = "\n".join(
+        line for line in before.splitlines() if not line.startswith("#")
+    ).strip()
     return [f"{imports}\n\n{steps[0]}", *steps[1:]] if imports else steps

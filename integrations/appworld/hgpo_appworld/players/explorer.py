@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 _TRIES: Final = 3
 """How often a program is tried whose output does not show. In a mixture, another policy may have taken the turn."""
 
-_LIST_APPS: Final = Attempt("print(apis.api_docs.show_app_descriptions())", r'"name": "supervisor"')
+_LIST_APPS: Final = Attempt(
+    "print(apis.api_docs.show_app_descriptions())", r'"name": "supervisor"'
+)
 _PASSWORDS: Final = Attempt(
-    "accounts = apis.supervisor.show_account_passwords()\nprint(accounts)", r'"account_name": "\w+"'
+    "accounts = apis.supervisor.show_account_passwords()\nprint(accounts)",
+    r'"account_name": "\w+"',
 )
 _GIVE_UP: Final = Attempt("apis.supervisor.complete_task(status='fail')")
 
@@ -69,11 +72,16 @@ def plan(instruction: str) -> list[Attempt]:
         if understood
         else [app for app in ACCOUNTS if app.replace("_", " ") in lowered]
     )
-    apis = [*(understood[0].apis if understood else ()), *(f"{app}.login" for app in apps)]
+    apis = [
+        *(understood[0].apis if understood else ()),
+        *(f"{app}.login" for app in apps),
+    ]
     return [
         _LIST_APPS,
         *(
-            _list_apis(app, next((api for api in apis if api.startswith(f"{app}.")), ""))
+            _list_apis(
+                app, next((api for api in apis if api.startswith(f"{app}.")), "")
+            )
             for app in apps
         ),
         *(_read_doc(*api.split(".")) for api in apis),
@@ -87,7 +95,8 @@ def _list_apis(app: str, wanted: str) -> Attempt:
     """Return the attempt that lists the APIs of an app, which must show the one that is wanted first."""
     name = wanted.partition(".")[2]
     return Attempt(
-        f"print(apis.api_docs.show_api_descriptions(app_name={app!r}))", f'"name": "{name}",'
+        f"print(apis.api_docs.show_api_descriptions(app_name={app!r}))",
+        f'"name": "{name}",',
     )
 
 

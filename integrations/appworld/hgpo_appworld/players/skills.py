@@ -74,7 +74,8 @@ def _done(*programs: str, shows: str = "message") -> list[Attempt]:
 
 def _library_size(found: re.Match[str]) -> list[Attempt]:
     return _answered(
-        f"entries = apis.spotify.show_{found[1]}_library(access_token=spotify_key)", "len(entries)"
+        f"entries = apis.spotify.show_{found[1]}_library(access_token=spotify_key)",
+        "len(entries)",
     )
 
 
@@ -229,7 +230,9 @@ SKILLS: Final = (
         _library_size,
     ),
     Skill(
-        r'What time is the alarm labelled "(.+)" on my phone', ("phone.show_alarms",), _alarm_time
+        r'What time is the alarm labelled "(.+)" on my phone',
+        ("phone.show_alarms",),
+        _alarm_time,
     ),
     Skill(
         r'How many of my notes in Simple Note have the tag "(.+)"',
@@ -258,7 +261,11 @@ SKILLS: Final = (
     ),
     Skill(
         r'My Simple Note note "(.+)" says who owes me how much\. Request each amount on Venmo',
-        ("simple_note.search_notes", "simple_note.show_note", "venmo.create_payment_request"),
+        (
+            "simple_note.search_notes",
+            "simple_note.show_note",
+            "venmo.create_payment_request",
+        ),
         _request_shares,
     ),
     Skill(

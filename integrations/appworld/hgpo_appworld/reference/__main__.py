@@ -13,7 +13,12 @@ import sys
 from pathlib import Path
 
 from hgpo_appworld.data.install import default_python
-from hgpo_appworld.reference.compare import differences, play_class, play_engine, play_server
+from hgpo_appworld.reference.compare import (
+    differences,
+    play_class,
+    play_engine,
+    play_server,
+)
 from hgpo_appworld.reference.random_programs import STEPS, random_episodes
 from hgpo_envs.errors import InputError
 
@@ -23,7 +28,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("root", type=Path, help="AppWorld's root, with tasks that have solutions")
+    parser.add_argument(
+        "root", type=Path, help="AppWorld's root, with tasks that have solutions"
+    )
     parser.add_argument(
         "--programs", type=int, default=200, help="number of programs (default: 200)"
     )
@@ -32,7 +39,12 @@ def main() -> None:
     given = parser.parse_args()
     try:
         sys.exit(
-            _compare(given.root, given.python or str(default_python()), given.programs, given.seed)
+            _compare(
+                given.root,
+                given.python or str(default_python()),
+                given.programs,
+                given.seed,
+            )
         )
     except InputError as error:
         sys.exit(f"error: {error}")

@@ -54,9 +54,13 @@ class Played:
     failed: tuple[str, ...]
 
 
-def play_engine(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator[Played]:
+def play_engine(
+    root: Path, python: str, episodes: Sequence[Episode]
+) -> Iterator[Played]:
     """Play episodes with this package's engine."""
-    source = AppWorldSource(root, python, Rules(max_steps=STEPS), Limits(longest=_WHOLE))
+    source = AppWorldSource(
+        root, python, Rules(max_steps=STEPS), Limits(longest=_WHOLE)
+    )
     engine = source.engine()
     for episode in episodes:
         engine.start(episode.task)
@@ -79,14 +83,17 @@ def play_engine(root: Path, python: str, episodes: Sequence[Episode]) -> Iterato
         )
 
 
-def play_class(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator[Played]:
+def play_class(
+    root: Path, python: str, episodes: Sequence[Episode]
+) -> Iterator[Played]:
     """Play episodes with AppWorld's class."""
     for batch in batches(episodes):
         with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch:
             given = Path(scratch, "episodes.json")
             results = Path(scratch, "results.json")
             given.write_text(
-                json.dumps([[episode.task, episode.programs] for episode in batch]), "utf-8"
+                json.dumps([[episode.task, episode.programs] for episode in batch]),
+                "utf-8",
             )
             command = [python, "-s", str(_WORKER), str(given), str(results)]
             run(
@@ -98,7 +105,9 @@ def play_class(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator
             yield from map(_played, json.loads(results.read_text("utf-8")))
 
 
-def play_server(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator[Played]:
+def play_server(
+    root: Path, python: str, episodes: Sequence[Episode]
+) -> Iterator[Played]:
     """Play episodes with AppWorld's HTTP server, which is started on a free port of this machine only."""
     for batch in batches(episodes):
         with original_server(root, python) as (_, call):
@@ -114,7 +123,9 @@ def play_server(root: Path, python: str, episodes: Sequence[Episode]) -> Iterato
                         break
                 tests = call("evaluate", {**world, "suppress_errors": True})
                 call("close", world)
-                yield _played({"outputs": outputs, "completed": completed, "evaluation": tests})
+                yield _played(
+                    {"outputs": outputs, "completed": completed, "evaluation": tests}
+                )
 
 
 def batches(episodes: Sequence[Episode]) -> list[list[Episode]]:
@@ -134,9 +145,12 @@ def batches(episodes: Sequence[Episode]) -> list[list[Episode]]:
 def differences(first: Played, second: Played) -> list[str]:
     """Return the names of what differs, with the two values."""
     pairs = (
-        (name, getattr(first, name), getattr(second, name)) for name in Played.__dataclass_fields__
+        (name, getattr(first, name), getattr(second, name))
+        for name in Played.__dataclass_fields__
     )
-    return [f"{name}: {one!r} != {other!r}" for name, one, other in pairs if one != other]
+    return [
+        f"{name}: {one!r} != {other!r}" for name, one, other in pairs if one != other
+    ]
 
 
 def _played(seen: dict[str, Any]) -> Played:

@@ -15,7 +15,9 @@ def main(episodes: str, results: str) -> None:
     from appworld import AppWorld
 
     played: list[dict[str, Any]] = []
-    for number, (task, programs) in enumerate(json.loads(Path(episodes).read_text("utf-8"))):
+    for number, (task, programs) in enumerate(
+        json.loads(Path(episodes).read_text("utf-8"))
+    ):
         world = AppWorld(task, experiment_name=f"class-{number}")
         outputs = []
         completed = []

@@ -103,16 +103,22 @@ def random_episodes(root: Path, number: int, seed: int = 0) -> list[Episode]:
         raise InputError(
             f"{root}: expected AppWorld's root with tasks and API documentation, received none"
         )
-    return [_episode(root, docs, tasks, random.Random(f"{seed}/{n}")) for n in range(number)]
+    return [
+        _episode(root, docs, tasks, random.Random(f"{seed}/{n}")) for n in range(number)
+    ]
 
 
-def _episode(root: Path, docs: dict[str, Any], tasks: list[str], rng: random.Random) -> Episode:
+def _episode(
+    root: Path, docs: dict[str, Any], tasks: list[str], rng: random.Random
+) -> Episode:
     task = rng.choice(tasks)
     if rng.random() < 0.2:
         return Episode(task, _solved(root, task, docs, rng))
     apps = rng.sample(_ACCOUNTS, 2)
     first = "\n".join(_log_in(app, rng) for app in apps)
-    middle = [_program(docs, (*apps, "supervisor", "api_docs"), rng) for _ in range(STEPS - 2)]
+    middle = [
+        _program(docs, (*apps, "supervisor", "api_docs"), rng) for _ in range(STEPS - 2)
+    ]
     last = rng.choice(
         [
             "apis.supervisor.complete_task()",
@@ -125,7 +131,9 @@ def _episode(root: Path, docs: dict[str, Any], tasks: list[str], rng: random.Ran
     return Episode(task, (first, *middle, last))
 
 
-def _solved(root: Path, task: str, docs: dict[str, Any], rng: random.Random) -> tuple[str, ...]:
+def _solved(
+    root: Path, task: str, docs: dict[str, Any], rng: random.Random
+) -> tuple[str, ...]:
     """Return the task's solution in as many programs as an episode has, perhaps with a call of another API."""
     path = root / "data" / "tasks" / task / "ground_truth" / "compiled_solution.py"
     steps = split_solution(path.read_text("utf-8"), task)
@@ -158,7 +166,9 @@ def _program(docs: dict[str, Any], apps: tuple[str, ...], rng: random.Random) ->
             continue
         call = _call(docs, rng.choice(apps), rng)
         # an error ends the program, so most calls are tried
-        tried = f"try:\n    {call}\nexcept Exception as error:\n    print(str(error)[:300])"
+        tried = (
+            f"try:\n    {call}\nexcept Exception as error:\n    print(str(error)[:300])"
+        )
         parts.append(call if rng.random() < 0.3 else tried)
     return "\n".join(parts)
 
@@ -186,11 +196,19 @@ def _argument(app: str, parameter: dict[str, Any], rng: random.Random) -> str:
 
 def _value(parameter: dict[str, Any], rng: random.Random) -> str:
     """Return a value for a parameter, mostly of its type."""
-    choices = [one for one in parameter.get("constraints", ()) if one.startswith("value in ")]
+    choices = [
+        one for one in parameter.get("constraints", ()) if one.startswith("value in ")
+    ]
     if choices and rng.random() < 0.8:
-        return repr(rng.choice(json.loads(choices[0].removeprefix("value in ").replace("'", '"'))))
+        return repr(
+            rng.choice(
+                json.loads(choices[0].removeprefix("value in ").replace("'", '"'))
+            )
+        )
     kind = (
-        parameter["type"] if rng.random() < 0.95 else rng.choice(["integer", "string", "boolean"])
+        parameter["type"]
+        if rng.random() < 0.95
+        else rng.choice(["integer", "string", "boolean"])
     )
     if kind.startswith("list"):
         return f"[{_value({'type': kind[5:-1]}, rng)}]"

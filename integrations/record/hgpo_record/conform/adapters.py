@@ -60,12 +60,18 @@ def plain(
     kept = steps.clone()
     result = _call(function, steps, **settings)
     if type(result).__module__.startswith("pandas") and hasattr(result, "columns"):
-        result = pl.DataFrame({str(name): result[name].to_list() for name in result.columns})
+        result = pl.DataFrame(
+            {str(name): result[name].to_list() for name in result.columns}
+        )
     if isinstance(result, pl.DataFrame):
         if "advantage" not in result.columns:
-            raise CallError(f"expected a column advantage, received {', '.join(result.columns)}")
+            raise CallError(
+                f"expected a column advantage, received {', '.join(result.columns)}"
+            )
         if set(KEYS) <= set(result.columns):
-            result = kept.select(KEYS).join(result, on=KEYS, how="left", maintain_order="left")
+            result = kept.select(KEYS).join(
+                result, on=KEYS, how="left", maintain_order="left"
+            )
         result = result["advantage"]
     values = _numbers(result, kept.height)
     return Advantages(values, changed=() if steps.equals(kept) else ("steps",))
@@ -86,10 +92,14 @@ def verl(
             on=("task_id", "trajectory"),
             maintain_order="left",
         )
-        return _tensors(function, steps, settings, _each_step(steps), sums["sum"].to_list())
+        return _tensors(
+            function, steps, settings, _each_step(steps), sums["sum"].to_list()
+        )
     rows = steps.partition_by("task_id", "trajectory", maintain_order=True)
     places = [_positions(rollout["tokens"].to_list()) for rollout in rows]
-    return _tensors(function, steps, settings, places, returns(steps)["reward"].to_list())
+    return _tensors(
+        function, steps, settings, places, returns(steps)["reward"].to_list()
+    )
 
 
 def skyrl(
@@ -101,19 +111,30 @@ def skyrl(
     argument ``is_last_step`` (bool, one per sequence) gets all sequences: ``function(token_level_rewards,
     response_mask, index, is_last_step)``. Any other is an estimator, which the trainer calls with the last steps alone.
     """
-    last = steps["step"] == steps.select(pl.col("step").max().over("task_id", "trajectory"))["step"]
+    last = (
+        steps["step"]
+        == steps.select(pl.col("step").max().over("task_id", "trajectory"))["step"]
+    )
     sums = steps.select(pl.col("reward").sum().over("task_id", "trajectory"))["reward"]
     if "is_last_step" in inspect.signature(function).parameters:
         rewards = np.where(last, sums, 0.0).tolist()
-        return _tensors(function, steps, settings, _each_step(steps, right=True), rewards)
+        return _tensors(
+            function, steps, settings, _each_step(steps, right=True), rewards
+        )
     ends = steps.filter(last)
     found = _tensors(
-        function, ends, settings, _each_step(ends, right=True), sums.filter(last).to_list()
+        function,
+        ends,
+        settings,
+        _each_step(ends, right=True),
+        sums.filter(last).to_list(),
     )
-    values = ends.select("task_id", "trajectory").with_columns(advantage=pl.Series(found.values))
-    joined = steps.join(values, on=("task_id", "trajectory"), how="left", maintain_order="left")[
-        "advantage"
-    ]
+    values = ends.select("task_id", "trajectory").with_columns(
+        advantage=pl.Series(found.values)
+    )
+    joined = steps.join(
+        values, on=("task_id", "trajectory"), how="left", maintain_order="left"
+    )["advantage"]
     return replace(found, values=joined.to_numpy())
 
 
@@ -129,15 +150,20 @@ def trl(
     sums = returns(steps)
     rewards = torch.tensor(sums["reward"].to_list(), dtype=torch.float32)
     before = rewards.clone()
-    given = {"rewards": rewards, "num_generations": sums.height // sums["task_id"].n_unique()}
+    given = {
+        "rewards": rewards,
+        "num_generations": sums.height // sums["task_id"].n_unique(),
+    }
     values = _numbers(
         _call(function, **_accepted(function, given, settings), **settings), sums.height
     )
     by_rollout = sums.with_columns(advantage=pl.Series(values))
-    found = steps.join(by_rollout, on=("task_id", "trajectory"), how="left", maintain_order="left")[
-        "advantage"
-    ]
-    changed = () if torch.equal(rewards.nan_to_num(), before.nan_to_num()) else ("rewards",)
+    found = steps.join(
+        by_rollout, on=("task_id", "trajectory"), how="left", maintain_order="left"
+    )["advantage"]
+    changed = (
+        () if torch.equal(rewards.nan_to_num(), before.nan_to_num()) else ("rewards",)
+    )
     return Advantages(found.to_numpy(), changed=changed)
 
 
@@ -157,7 +183,9 @@ def _each_step(steps: pl.DataFrame, *, right: bool = False) -> _Sequences:
     """Return the positions of one response per sequence, at the left or at the right."""
     tokens = steps["tokens"].to_list()
     width = max(tokens) + TURN
-    return [[range(width - count, width) if right else range(count)] for count in tokens]
+    return [
+        [range(width - count, width) if right else range(count)] for count in tokens
+    ]
 
 
 def _positions(tokens: list[int]) -> list[range]:
@@ -200,9 +228,9 @@ def _tensors(
         "is_last_step": torch.tensor(last),
     }
     if len(sequences) == steps.height:
-        to_go = steps.select(pl.col("reward").cum_sum(reverse=True).over("task_id", "trajectory"))[
-            "reward"
-        ]
+        to_go = steps.select(
+            pl.col("reward").cum_sum(reverse=True).over("task_id", "trajectory")
+        )["reward"]
         given["step_rewards"] = torch.tensor(to_go.to_list(), dtype=torch.float32)
         given["anchor_obs"] = np.array(steps["state"].to_list(), dtype=object)
     before = (scores.clone(), mask.clone())
@@ -222,7 +250,9 @@ def _tensors(
             f"expected advantages of the shape {tuple(mask.shape)}, received {tuple(found.shape)}"
         )
     pieces = [
-        found[row, part.start : part.stop] for row, parts in enumerate(sequences) for part in parts
+        found[row, part.start : part.stop]
+        for row, parts in enumerate(sequences)
+        for part in parts
     ]
     spread = [float(piece.max() - piece.min()) for piece in pieces]
     rest = found[mask == 0].abs()
@@ -233,7 +263,10 @@ def _tensors(
         changed=tuple(
             name
             for name, now, then in zip(
-                ("token_level_rewards", "response_mask"), (scores, mask), before, strict=True
+                ("token_level_rewards", "response_mask"),
+                (scores, mask),
+                before,
+                strict=True,
             )
             if not torch.equal(now.nan_to_num(), then.nan_to_num())
         ),
@@ -276,7 +309,9 @@ def _call(function: Callable[..., Any], *arguments: object, **named: object) -> 
         result = function(*arguments, **named)
         return result.collect() if isinstance(result, pl.LazyFrame) else result
     except (Exception, SystemExit) as error:
-        raise CallError(f"it raised {type(error).__name__}: {one_line(error, 160)}") from error
+        raise CallError(
+            f"it raised {type(error).__name__}: {one_line(error, 160)}"
+        ) from error
 
 
 def _numbers(result: Any, rows: int) -> NDArray[np.float64]:  # noqa: ANN401 - anything

@@ -36,7 +36,10 @@ PLAIN: Final = {
 }
 """Two tasks with four rollouts of two steps."""
 
-ONE_STEP: Final = {"won": [[1.0], [0.0], [0.0], [0.5]], "rare": [[0.0], [0.0], [0.25], [1.0]]}
+ONE_STEP: Final = {
+    "won": [[1.0], [0.0], [0.0], [0.5]],
+    "rare": [[0.0], [0.0], [0.25], [1.0]],
+}
 """Two tasks with four rollouts of one step."""
 
 
@@ -121,20 +124,27 @@ def conform(
         raise InputError(
             f"expected a function of Python, received {one_line(repr(function))}"
         ) from error
-    without_discount = partial(call, settings={**given, "gamma": 1.0}) if takes_gamma else estimate
+    without_discount = (
+        partial(call, settings={**given, "gamma": 1.0}) if takes_gamma else estimate
+    )
     try:
         estimate(table(PLAIN))
     except CallError as error:  # all checks would fail for the same reason
         return [Finding("call", "fault", str(error))]
     findings = [
-        _run(check, without_discount if check.undiscounted else estimate) for check in chosen
+        _run(check, without_discount if check.undiscounted else estimate)
+        for check in chosen
     ]
     for name, value in given.items():
         others = {other: kept for other, kept in given.items() if other != name}
         effect = partial(
-            has_effect, without=partial(call, settings=others), shown=f"{name}={value!r}"
+            has_effect,
+            without=partial(call, settings=others),
+            shown=f"{name}={value!r}",
         )
-        findings.append(_run(Check(f"setting {name}", "it has an effect", effect), estimate))
+        findings.append(
+            _run(Check(f"setting {name}", "it has an effect", effect), estimate)
+        )
     return findings
 
 
@@ -152,7 +162,9 @@ def _run(check: Check, estimate: Estimate) -> Finding:
 
 def finite(estimate: Estimate) -> str | None:
     """One finite number for each step, in whatever order groups and lengths come."""
-    steps = table({**PLAIN, "long": [[0.0, 0.5, 0.0, 1.0], [0.0], [0.0, 0.0, 0.0], [1.0, 1.0]]})
+    steps = table(
+        {**PLAIN, "long": [[0.0, 0.5, 0.0, 1.0], [0.0], [0.0, 0.0, 0.0], [1.0, 1.0]]}
+    )
     values = estimate(steps).values
     bad = int((~np.isfinite(values)).sum())
     return f"{bad} of {len(values)} advantages are NaN or infinite" if bad else None
@@ -227,7 +239,9 @@ def names(estimate: Estimate) -> str | None:
     found = estimate(table(pair)).values
     expected = estimate(table(others)).values
     return _unless_equal(
-        found, expected, "other names of the tasks change advantages; compare whole names"
+        found,
+        expected,
+        "other names of the tasks change advantages; compare whole names",
     )
 
 
@@ -269,7 +283,9 @@ def rollout_order(estimate: Estimate) -> str | None:
 
 def sizes(estimate: Estimate) -> str | None:
     """Groups may have different sizes, as after failed rollouts."""
-    both = estimate(table({"three": PLAIN["won"][:3], "five": [*PLAIN["rare"], [0.0, 1.0]]})).values
+    both = estimate(
+        table({"three": PLAIN["won"][:3], "five": [*PLAIN["rare"], [0.0, 1.0]]})
+    ).values
     first = estimate(table({"three": PLAIN["won"][:3]})).values
     return _unless_equal(
         both[: len(first)],
@@ -329,7 +345,9 @@ def centred(estimate: Estimate) -> str | None:
 def iterations(estimate: Estimate) -> str | None:
     """Whether rollouts of the same task in another iteration are left out of the comparison."""
     steps = table(PLAIN)
-    later = table({name: rollouts[:2] for name, rollouts in PLAIN.items()}).with_columns(
+    later = table(
+        {name: rollouts[:2] for name, rollouts in PLAIN.items()}
+    ).with_columns(
         pl.lit(1, pl.Int64).alias("iteration"),
         pl.format("later {}", "trajectory").alias("trajectory"),
     )
@@ -371,12 +389,15 @@ def other_states(estimate: Estimate) -> str | None:
     """Equal states of two tasks are not one state."""
     named = table(PLAIN)
     same = named.with_columns(
-        state=pl.format("at {}", "step"), next_state=pl.format("at {}", pl.col("step") + 1)
+        state=pl.format("at {}", "step"),
+        next_state=pl.format("at {}", pl.col("step") + 1),
     )
     first = estimate(same.filter(pl.col("task_id") == "won")).values
     found = estimate(same).values[:8]
     return _unless_equal(
-        found, first, "equal states of two tasks are compared with each other; advantages change"
+        found,
+        first,
+        "equal states of two tasks are compared with each other; advantages change",
     )
 
 
@@ -449,10 +470,16 @@ def stop_gradient(
     steps = table(tasks)
     if size * len(groups) != steps.filter(step=0).height:
         raise AssertionError("a rollout of the game is missing")
-    values = estimate(steps).values[(steps["step"] == 0).to_numpy()].reshape(len(groups), size)
+    values = (
+        estimate(steps)
+        .values[(steps["step"] == 0).to_numpy()]
+        .reshape(len(groups), size)
+    )
     total = 0.0
     for group, advantages in zip(groups, values, strict=True):
-        ways = factorial(size) / prod(factorial(group.count(outcome)) for outcome in game)
+        ways = factorial(size) / prod(
+            factorial(group.count(outcome)) for outcome in game
+        )
         probability = ways * prod(game[outcome] for outcome in group)
         scores = np.array([2.0 if len(outcome) > 1 else -2.0 for outcome in group])
         total += probability * float((advantages * scores).mean())
@@ -474,7 +501,12 @@ def _unless_equal(
 
 def has_effect(estimate: Estimate, without: Estimate, shown: str) -> str | None:
     """Whether a setting changes anything, on rows that differ in all that a setting can be about."""
-    long = [[0.2, 0.0, 0.0, 1.0], [0.0, 0.3, 0.0, 0.0], [0.0, 0.0, 0.0, 0.5], [0.0, 0.1, 0.0, 0.0]]
+    long = [
+        [0.2, 0.0, 0.0, 1.0],
+        [0.0, 0.3, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.5],
+        [0.0, 0.1, 0.0, 0.0],
+    ]
     steps = table({"long": long, **PLAIN}).with_columns(
         action_valid=pl.col("step") != 1,
         state=pl.format("{} at {}", "task_id", pl.col("step") // 2),

@@ -50,7 +50,9 @@ def table(tasks: Mapping[str, Sequence[Sequence[float]]]) -> pl.DataFrame:
     for task, rollouts in tasks.items():
         for member, rewards in enumerate(rollouts):
             states = [f"{task} starts"]
-            states += [f"{task}/{member} at {step}" for step in range(1, len(rewards) + 1)]
+            states += [
+                f"{task}/{member} at {step}" for step in range(1, len(rewards) + 1)
+            ]
             for step, reward in enumerate(rewards):
                 last = step == len(rewards) - 1
                 rows.append(
@@ -80,4 +82,6 @@ def table(tasks: Mapping[str, Sequence[Sequence[float]]]) -> pl.DataFrame:
 
 def returns(steps: pl.DataFrame) -> pl.DataFrame:
     """Return the sum of each rollout's rewards, in the order of the rollouts' first rows."""
-    return steps.group_by("task_id", "trajectory", maintain_order=True).agg(pl.col("reward").sum())
+    return steps.group_by("task_id", "trajectory", maintain_order=True).agg(
+        pl.col("reward").sum()
+    )

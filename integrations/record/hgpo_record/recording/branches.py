@@ -52,12 +52,18 @@ class Branches:
     def __init__(self) -> None:
         self.found: list[Branch] = []
         self._branch_of: list[int] = []  # of each step
-        self._ended: dict[bytes, list[int]] = {}  # the steps whose messages are all of a prefix
-        self._seen: dict[bytes, int] = {}  # the last step whose messages begin with a prefix
-        self._replies: list[list[object]] = []  # of each step, what its continuation sends back
-        self._answers: dict[str, int] = {}  # the steps by the server's ids of their answers
-        self._settings: list[Mapping[str, bytes]] = []  # of the last step of each branch
-        self._decoded: tuple[Mapping[str, bytes], dict[str, Any]] = ({}, {})  # of the last step
+        # the steps whose messages are all of a prefix
+        self._ended: dict[bytes, list[int]] = {}
+        # the last step whose messages begin with a prefix
+        self._seen: dict[bytes, int] = {}
+        # of each step, what its continuation sends back
+        self._replies: list[list[object]] = []
+        # the steps by the server's ids of their answers
+        self._answers: dict[str, int] = {}
+        # of the last step of each branch
+        self._settings: list[Mapping[str, bytes]] = []
+        # of the last step
+        self._decoded: tuple[Mapping[str, bytes], dict[str, Any]] = ({}, {})
 
     def add(self, request: Request, answer: Answer) -> None:
         """Add the next step of the rollout to the branch to which it belongs.
@@ -67,9 +73,14 @@ class Branches:
         """
         # 1. What may fail comes first. Nearly every call has the fields of the call before.
         if request.settings != self._decoded[0]:
-            fields = {name: msgspec.json.decode(value) for name, value in request.settings.items()}
+            fields = {
+                name: msgspec.json.decode(value)
+                for name, value in request.settings.items()
+            }
             if is_deep(fields):
-                raise InputError("expected fields of a request without hundreds of levels")
+                raise InputError(
+                    "expected fields of a request without hundreds of levels"
+                )
             self._decoded = request.settings, fields
         reply = [key for item in answer.items if (key := _key(item)) is not None]
         digests = list(_prefixes(request.items))

@@ -121,7 +121,9 @@ def last_input(messages: Sequence[Mapping[str, Any]]) -> str:
     'Go.'
     """
     for message in reversed(messages):
-        if message.get("role") in _READ_BY or str(message.get("type", "")).endswith("_output"):
+        if message.get("role") in _READ_BY or str(message.get("type", "")).endswith(
+            "_output"
+        ):
             content = message.get("content", message.get("output"))
             return text_of(content) or orjson.dumps(content).decode()
     return ""
@@ -149,9 +151,13 @@ def state_of(request: Request, state_key: Callable[[Sequence[Any]], object]) -> 
     try:
         state = state_key(messages)
     except Exception as error:
-        raise UnreadableError(f"--state-key raised {type(error).__name__}: {error}") from error
+        raise UnreadableError(
+            f"--state-key raised {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(state, str):
-        raise UnreadableError(f"--state-key: expected a text, received {type(state).__name__}")
+        raise UnreadableError(
+            f"--state-key: expected a text, received {type(state).__name__}"
+        )
     return state
 
 
@@ -168,15 +174,22 @@ def read_answer(interface: str, body: bytes) -> Answer:
         RequestError: It reports an error, or contains no reply: the server failed.
         UnreadableError: The reply has values that a step cannot have.
     """
-    completion = read_completion(body) if interface == "chat/completions" else _as_completion(body)
+    completion = (
+        read_completion(body)
+        if interface == "chat/completions"
+        else _as_completion(body)
+    )
     (choice,) = completion["choices"]
     message = choice["message"]
-    others = [] if interface == "responses" else _choices_besides(choice.get("index"), body)
+    others = (
+        [] if interface == "responses" else _choices_besides(choice.get("index"), body)
+    )
     reply = completion_reply(completion, with_logprobs=True)
     logprobs = reply.response_logprobs
     tokens = reply.response_token_ids
     if logprobs is not None and tokens is not None and len(logprobs) != len(tokens):
-        reply = replace(reply, response_logprobs=None)  # they are not those of these tokens
+        # they are not those of these tokens
+        reply = replace(reply, response_logprobs=None)
     answer = checked(Reply, reply)
     if isinstance(answer, Failure):
         raise UnreadableError(f"the reply has unusable values: {answer}")
@@ -184,11 +197,17 @@ def read_answer(interface: str, body: bytes) -> Answer:
         message, tools=True, thought=False, cut_off=reply.finish_reason == "length"
     )
     items = (
-        message.get("output") if interface == "responses" else [{"role": "assistant", **message}]
+        message.get("output")
+        if interface == "responses"
+        else [{"role": "assistant", **message}]
     )
     identifier = completion.get("id")
     return Answer(
-        identifier if isinstance(identifier, str) else "", answer, action, items or [], others
+        identifier if isinstance(identifier, str) else "",
+        answer,
+        action,
+        items or [],
+        others,
     )
 
 
@@ -198,8 +217,14 @@ def _choices_besides(number: object, body: bytes) -> list[Any]:
         choices = _CHOICES.decode(body).choices
     except msgspec.DecodeError:  # NaN, which is read more leniently
         return []
-    decoded = [msgspec.json.decode(choice) for choice in choices] if len(choices) > 1 else []
-    return [choice for choice in decoded if choice.get("index") != number and not is_deep(choice)]
+    decoded = (
+        [msgspec.json.decode(choice) for choice in choices] if len(choices) > 1 else []
+    )
+    return [
+        choice
+        for choice in decoded
+        if choice.get("index") != number and not is_deep(choice)
+    ]
 
 
 def _as_completion(body: bytes) -> dict[str, Any]:
@@ -229,7 +254,9 @@ def _as_completion(body: bytes) -> dict[str, Any]:
         "content": message_text({"content": parts}),
         "tool_calls": [call for item in items if (call := _call(item))],
         "reasoning": [
-            part for item in thoughts for part in item.get("summary") or item.get("content") or ()
+            part
+            for item in thoughts
+            for part in item.get("summary") or item.get("content") or ()
         ],
         "output": output,
     }
@@ -245,7 +272,10 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return an item of the output as a tool call of a message; None if it is none."""
     if item.get("type") not in ("function_call", "custom_tool_call"):
         return None
-    function = {"name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
+    function = {
+        "name": item.get("name"),
+        "arguments": item.get("arguments", item.get("input")),
+    }
     return {"id": item.get("call_id"), "type": "function", "function": function}
 
 

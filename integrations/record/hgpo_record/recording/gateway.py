@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
     from hgpo_record.recording.rollouts import Recording, Rollout
 
-_PATH: Final = re.compile(r"/v1(?:/t/(?P<task>[^/]*))?(?:/r/(?P<rollout>[^/]*))?(?:/(?P<rest>.*))?")
+_PATH: Final = re.compile(
+    r"/v1(?:/t/(?P<task>[^/]*))?(?:/r/(?P<rollout>[^/]*))?(?:/(?P<rest>.*))?"
+)
 _HOP: Final = frozenset(
     [
         "connection",
@@ -121,7 +123,8 @@ class Gateway:
         ) as self._session:
             # A call that the program does not wait for is not paid for either.
             runner = web.ServerRunner(
-                web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.5
+                web.Server(self._answer, handler_cancellation=True),
+                shutdown_timeout=0.5,
             )
             await runner.setup()
             await web.SockSite(runner, listener).start()
@@ -142,7 +145,9 @@ class Gateway:
                 }
             }
             return web.Response(
-                status=error.status, body=orjson.dumps(body), content_type="application/json"
+                status=error.status,
+                body=orjson.dumps(body),
+                content_type="application/json",
             )
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -179,7 +184,8 @@ class Gateway:
             body += part
             if len(body) > self._most_body:
                 raise RefusedError(
-                    413, f"expected at most {self._most_body:,} bytes; raise --max-body-mb"
+                    413,
+                    f"expected at most {self._most_body:,} bytes; raise --max-body-mb",
                 )
         return bytes(body)
 
@@ -189,13 +195,17 @@ class Gateway:
             self._keys.add(key)
             register(key)
 
-    async def _reward(self, task: str | None, name: str | None, body: bytes) -> web.StreamResponse:
+    async def _reward(
+        self, task: str | None, name: str | None, body: bytes
+    ) -> web.StreamResponse:
         try:
             reward = _REWARD.decode(body)
             rollout = self._recording.reward(reward, task, name)
         except (msgspec.DecodeError, InputError) as error:
             fields = ", ".join(Reward.__struct_fields__)
-            raise RefusedError(400, f"expected a JSON object with {fields}: {error}") from None
+            raise RefusedError(
+                400, f"expected a JSON object with {fields}: {error}"
+            ) from None
         if reward.done:
             # Shielded: a program that does not wait loses nothing.
             await asyncio.shield(self._recording.end(rollout))
@@ -211,7 +221,9 @@ class Gateway:
     ) -> web.StreamResponse:
         """Forward a request that is no recorded call."""
         self._recording.passed[f"{request.method} {request.rel_url.raw_path}"] += 1
-        return await self._forward(request, path, body, _Call(None, "", body, settled=True))
+        return await self._forward(
+            request, path, body, _Call(None, "", body, settled=True)
+        )
 
     async def _forward(
         self,
@@ -241,17 +253,25 @@ class Gateway:
                     self._lost(call, f"the server compressed an answer ({encoding})")
                 length = upstream.content_length
                 is_short = length is not None and length <= LARGEST_ANSWER
-                if is_short and upstream.content_type != EVENTS and request.method != "HEAD":
+                if (
+                    is_short
+                    and upstream.content_type != EVENTS
+                    and request.method != "HEAD"
+                ):
                     return await self._whole(upstream, call)
                 return await self._streamed(request, upstream, call)
         except (aiohttp.ClientError, OSError) as error:
             self._failed(call, f"no answer ({type(error).__name__})")
-            raise RefusedError(502, f"the server did not answer: {one_line(error, 200)}") from None
+            raise RefusedError(
+                502, f"the server did not answer: {one_line(error, 200)}"
+            ) from None
         except asyncio.CancelledError:
             self._failed(call, "left by the program")
             raise
 
-    async def _whole(self, upstream: aiohttp.ClientResponse, call: _Call) -> web.StreamResponse:
+    async def _whole(
+        self, upstream: aiohttp.ClientResponse, call: _Call
+    ) -> web.StreamResponse:
         answer = await upstream.read()
         self._record(call, answer, streamed=False)
         return web.Response(
@@ -283,7 +303,9 @@ class Gateway:
                     if is_events and may_end(stream[-len(chunk) - LONGEST_END :]):
                         self._record(call, stream, streamed=True)
                     if len(stream) > LARGEST_ANSWER:
-                        self._lost(call, f"an answer is larger than {LARGEST_ANSWER >> 20} MB")
+                        self._lost(
+                            call, f"an answer is larger than {LARGEST_ANSWER >> 20} MB"
+                        )
                 await response.write(chunk)
             self._record(call, stream, streamed=is_events)
             self._failed(call, "connection lost")
@@ -301,19 +323,29 @@ class Gateway:
                 raise
         return response
 
-    def _record(self, call: _Call, answer: bytes | bytearray, *, streamed: bool) -> None:
+    def _record(
+        self, call: _Call, answer: bytes | bytearray, *, streamed: bool
+    ) -> None:
         """Record an answer if it is complete. Whatever it is, the program gets it."""
         if call.settled or call.rollout is None:
             return
         seconds = monotonic() - call.began
         try:
-            whole = whole_answer(call.interface, bytes(answer)) if streamed else bytes(answer)
+            whole = (
+                whole_answer(call.interface, bytes(answer))
+                if streamed
+                else bytes(answer)
+            )
         except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
-            self._lost(call, f"a stream could not be read: {type(error).__name__}: {error}")
+            self._lost(
+                call, f"a stream could not be read: {type(error).__name__}: {error}"
+            )
             return
         if whole is not None:
             call.settled = True
-            self._recording.add(call.rollout, Call(call.interface, call.body, whole, seconds))
+            self._recording.add(
+                call.rollout, Call(call.interface, call.body, whole, seconds)
+            )
 
     def _failed(self, call: _Call, reason: str) -> None:
         """Count a call that has no answer, which is no step."""
@@ -338,5 +370,9 @@ def _forwarded(headers: Any, without: frozenset[str]) -> CIMultiDict[str]:  # no
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     dropped = without | named
     return CIMultiDict(
-        [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+        [
+            (name, value)
+            for name, value in headers.items()
+            if name.lower() not in dropped
+        ]
     )

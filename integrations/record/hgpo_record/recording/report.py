@@ -29,10 +29,14 @@ def report(recording: Recording, out: Path) -> list[str]:
             f"Aborted: {counted(counts['aborted'], 'rollout')}; the column error has the reasons."
         )
     if counts["unrewarded"]:
-        lines.append(f"Without a reward, which is 0: {counted(counts['unrewarded'], 'rollout')}.")
+        lines.append(
+            f"Without a reward, which is 0: {counted(counts['unrewarded'], 'rollout')}."
+        )
     # 2. What is not in it.
     if recording.failed:
-        lines.append(f"Calls without an answer, which are no steps: {_numbers(recording.failed)}.")
+        lines.append(
+            f"Calls without an answer, which are no steps: {_numbers(recording.failed)}."
+        )
     if recording.passed:
         lines.append(f"Forwarded and not recorded: {_numbers(recording.passed)}.")
     if left_out := [rollout.trajectory for rollout in recording.open]:
@@ -43,7 +47,11 @@ def report(recording: Recording, out: Path) -> list[str]:
     lines += recording.notes
     # 3. What to do next.
     if rollouts:
-        following: list[tuple[object, ...]] = [("stats", out), ("advantages", out), ("view", out)]
+        following: list[tuple[object, ...]] = [
+            ("stats", out),
+            ("advantages", out),
+            ("view", out),
+        ]
         if counts["unrewarded"]:
             rewarding = (
                 "record",

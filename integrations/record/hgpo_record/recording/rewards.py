@@ -47,7 +47,9 @@ def reward_run(
     """
     listed = manifest.read(run)
     if listed.header is None or listed.problem:
-        raise InputError(f"{run}: {listed.problem}; run `hgpo verify {run}` for details")
+        raise InputError(
+            f"{run}: {listed.problem}; run `hgpo verify {run}` for details"
+        )
     header: Header = listed.header
     files = [run / STEPS / name for name in listed.shards]
     if out is None:
@@ -60,12 +62,18 @@ def reward_run(
     count = 0
     with (
         removed_if_unused(out, BRANCHES),
-        StepWriter(out, run=header.run, config=header.config, depth=header.depth) as writer,
+        StepWriter(
+            out, run=header.run, config=header.config, depth=header.depth
+        ) as writer,
     ):
         if writer.committed:
-            raise InputError(f"{out}: expected a new folder, received a run; choose another one")
+            raise InputError(
+                f"{out}: expected a new folder, received a run; choose another one"
+            )
         if (run / BRANCHES).exists():
-            write_file(out / BRANCHES, read_bytes(run / BRANCHES, _MOST, "file of branches"))
+            write_file(
+                out / BRANCHES, read_bytes(run / BRANCHES, _MOST, "file of branches")
+            )
         for file in files:
             frame, rewarded = _rewarded(file, function)
             count += rewarded
@@ -81,7 +89,9 @@ def _rewarded(
     count = 0
     rollouts = []
     for rollout in (
-        pl.read_parquet(file).drop(_DERIVED).partition_by("trajectory", maintain_order=True)
+        pl.read_parquet(file)
+        .drop(_DERIVED)
+        .partition_by("trajectory", maintain_order=True)
     ):
         rewards = None if rollout["aborted"].any() else _rewards(function, rollout)
         if rewards is None:
@@ -90,7 +100,9 @@ def _rewarded(
         is_last = pl.col("step") == pl.col("step").max()
         ends = is_last & ~pl.col("truncated")
         rollouts.append(
-            rollout.with_columns(pl.Series("reward", rewards, pl.Float64), terminated=ends)
+            rollout.with_columns(
+                pl.Series("reward", rewards, pl.Float64), terminated=ends
+            )
         )
         count += 1
     return pl.concat(rollouts), count

@@ -112,7 +112,8 @@ class Rollout:
         }
         if self.others:
             values["other_choices"] = [
-                {"step": step, "choices": others} for step, others in self.others.items()
+                {"step": step, "choices": others}
+                for step, others in self.others.items()
             ]
         return json.dumps(redact_json(values)).encode() + b"\n"
 
@@ -169,7 +170,8 @@ class Recording:
         self._most_open = most_open
         self._open: dict[tuple[str, str], Rollout] = {}
         self._current: dict[str, Rollout] = {}  # by task, of those without a name
-        self._numbers: Counter[str] = Counter()  # by task, of the next rollout without a name
+        # by task, of the next rollout without a name
+        self._numbers: Counter[str] = Counter()
         self._waiting: dict[Rollout, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
         self._closing = False
@@ -179,7 +181,11 @@ class Recording:
         """The open rollouts, without those that wait for their first answer."""
         for rollout in self._open.values():
             self._read(rollout)
-        return [rollout for rollout in self._open.values() if rollout.rows or rollout.problem]
+        return [
+            rollout
+            for rollout in self._open.values()
+            if rollout.rows or rollout.problem
+        ]
 
     @property
     def alone(self) -> int:
@@ -187,7 +193,9 @@ class Recording:
         tasks = Counter(name.rpartition("/")[0] for name in self._writer.trajectories)
         return list(tasks.values()).count(1)
 
-    def rollout(self, task: str | None, name: str | None, *, create: bool = True) -> Rollout:
+    def rollout(
+        self, task: str | None, name: str | None, *, create: bool = True
+    ) -> Rollout:
         """Return the open rollout with a task and a name. One without a name is the task's unnamed one.
 
         Raises:
@@ -213,14 +221,16 @@ class Recording:
         if len(self._open) >= self._most_open:
             number = f"{len(self._open):,} rollouts"
             raise RefusedError(
-                503, f"{number} are open; end some with POST /reward, or raise --max-open"
+                503,
+                f"{number} are open; end some with POST /reward, or raise --max-open",
             )
         rollout = Rollout(task, self._free_name(task) if name is None else name)
         if name is None:
             self._current[task] = rollout
         elif self._is_known(rollout.trajectory):
             raise RefusedError(
-                409, f"rollout {name!r:.80} of task {task!r:.80} has ended; use another name"
+                409,
+                f"rollout {name!r:.80} of task {task!r:.80} has ended; use another name",
             )
         self._open[task, rollout.name] = rollout
         return rollout
@@ -255,7 +265,9 @@ class Recording:
             except RequestError:
                 self.failed["an error with the status 200"] += 1
             except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
-                rollout.problem = f"a call could not be recorded: {type(error).__name__}: {error}"
+                rollout.problem = (
+                    f"a call could not be recorded: {type(error).__name__}: {error}"
+                )
 
     def _add_step(self, rollout: Rollout, call: Call) -> None:
         request = read_request(call.interface, call.body)
@@ -287,7 +299,9 @@ class Recording:
         if answer.others:
             rollout.others[step] = answer.others
 
-    def reward(self, reward: Reward, task: str | None = None, name: str | None = None) -> Rollout:
+    def reward(
+        self, reward: Reward, task: str | None = None, name: str | None = None
+    ) -> Rollout:
         """Add a reward to the last step of its rollout, which is returned.
 
         Args:
@@ -332,7 +346,9 @@ class Recording:
         error = rollout.problem or failure
         if not rollout.rows:
             if error:
-                self.notes.append(f"not written: {rollout.trajectory}, which has no steps: {error}")
+                self.notes.append(
+                    f"not written: {rollout.trajectory}, which has no steps: {error}"
+                )
             done.set_result(None)
             return done
         last = rollout.rows[-1]
@@ -363,11 +379,15 @@ class Recording:
             for rollout in batch:
                 self._settle(rollout, error)
             if not self._closing:
-                await asyncio.sleep(min(_SHARE * (monotonic() - began), _LONGEST_PAUSE_S))
+                await asyncio.sleep(
+                    min(_SHARE * (monotonic() - began), _LONGEST_PAUSE_S)
+                )
             elif not self._waiting:
                 return
             elif error is not None:
-                error.add_note(f"{len(self._waiting):,} finished rollouts could not be written")
+                error.add_note(
+                    f"{len(self._waiting):,} finished rollouts could not be written"
+                )
                 raise error
             else:  # one ended meanwhile
                 self._wake.set()
@@ -375,8 +395,12 @@ class Recording:
     def _commit(self, batch: Sequence[Rollout]) -> Exception | None:
         """Write rollouts. Return the error of those that could not be written."""
         try:
-            append_lines(self._writer.folder / BRANCHES, [rollout.line() for rollout in batch])
-            self._writer.extend(columns_of([row for rollout in batch for row in rollout.rows]))
+            append_lines(
+                self._writer.folder / BRANCHES, [rollout.line() for rollout in batch]
+            )
+            self._writer.extend(
+                columns_of([row for rollout in batch for row in rollout.rows])
+            )
         except Exception as error:  # noqa: BLE001 - it is raised at the end, if it stays
             return error
         return None
@@ -386,7 +410,9 @@ class Recording:
         done = self._waiting[rollout]
         if rollout.trajectory not in self._writer.trajectories:
             if not done.done():
-                done.set_exception(RefusedError(500, f"the rollout could not be written: {error}"))
+                done.set_exception(
+                    RefusedError(500, f"the rollout could not be written: {error}")
+                )
                 done.exception()  # nobody may wait for it
             return
         del self._waiting[rollout]
@@ -408,7 +434,8 @@ def _name(what: str, name: str) -> str:
     name = clean_text(name)
     if not 0 < len(name) <= LONGEST_NAME:
         raise RefusedError(
-            400, f"{what}: expected a name of 1 to {LONGEST_NAME} characters, received {len(name)}"
+            400,
+            f"{what}: expected a name of 1 to {LONGEST_NAME} characters, received {len(name)}",
         )
     return name
 
@@ -438,7 +465,9 @@ def read_branches(run: Path) -> dict[str, list[Branch]]:
         for line in file:
             try:
                 values = msgspec.json.decode(line)
-                found[values["trajectory"]] = msgspec.convert(values["branches"], list[Branch])
+                found[values["trajectory"]] = msgspec.convert(
+                    values["branches"], list[Branch]
+                )
             except (msgspec.DecodeError, KeyError, TypeError):  # the rest of a line
                 continue
     return found

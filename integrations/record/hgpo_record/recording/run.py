@@ -60,7 +60,9 @@ def run_program(
     state_key: Any = import_object(key, "a function") if key else last_input
     with (
         removed_if_unused(out, BRANCHES),
-        StepWriter(out, config={"recorded": {"state_key": key or last_input.__name__}}) as writer,
+        StepWriter(
+            out, config={"recorded": {"state_key": key or last_input.__name__}}
+        ) as writer,
         bound_socket(HOST, settings.port) as listener,
     ):
         recording = Recording(
@@ -94,7 +96,9 @@ def server_address(text: str) -> URL:
     try:
         url = URL(text)
         is_address = (
-            url.scheme in ("http", "https") and bool(url.host) and not (url.fragment or url.user)
+            url.scheme in ("http", "https")
+            and bool(url.host)
+            and not (url.fragment or url.user)
         )
     except ValueError:
         is_address = False
@@ -161,7 +165,9 @@ class _Session:
             )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"cannot start {self.command[0]!r:.200}: {reason}") from None
+            raise InputError(
+                f"cannot start {self.command[0]!r:.200}: {reason}"
+            ) from None
         ended = asyncio.create_task(process.wait())
         await asyncio.wait([ended, self._stopped], return_when=asyncio.FIRST_COMPLETED)
         if self._stopped.done():
@@ -175,7 +181,9 @@ class _Session:
             self.recording.end(rollout, "" if rollout.rewarded else failure)
         return 128 - status if status < 0 else status
 
-    async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
+    async def _end(
+        self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]
+    ) -> None:
         """End the program. After Ctrl-C in a terminal it has the signal already, and may end by itself."""
         for end, seconds in ((process.terminate, 2.0), (process.kill, 5.0)):
             done, _ = await asyncio.wait([ended], timeout=seconds)
@@ -190,7 +198,9 @@ class _Session:
         notes = self.recording.notes
         try:
             lines = (
-                read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines() if changed else []
+                read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines()
+                if changed
+                else []
             )
         except (InputError, OSError) as error:
             notes.append(f"no rewards: {error}")
@@ -200,7 +210,9 @@ class _Session:
         for number, line in enumerate(lines, 1):
             try:
                 value = _REWARDS.decode(line)
-                self.recording.reward(value if isinstance(value, Reward) else Reward(value))
+                self.recording.reward(
+                    value if isinstance(value, Reward) else Reward(value)
+                )
             except (msgspec.DecodeError, InputError, RefusedError) as error:
                 notes.append(f"{path}, line {number}: {error}")
 

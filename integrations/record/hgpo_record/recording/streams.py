@@ -36,7 +36,9 @@ def whole_answer(interface: str, stream: bytes) -> bytes | None:
             response = event.get("response") or {}
             # Some gateways leave the whole answer empty, although they have sent its items.
             output = response.get("output") or [
-                item["item"] for item in events if item.get("type") == "response.output_item.done"
+                item["item"]
+                for item in events
+                if item.get("type") == "response.output_item.done"
             ]
             return orjson.dumps({**response, "output": output})
         if event.get("type") == "error":
@@ -47,7 +49,11 @@ def whole_answer(interface: str, stream: bytes) -> bytes | None:
 def _events(stream: bytes) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of the events; the data of one event may take several lines."""
     for block in stream.replace(b"\r\n", b"\n").split(b"\n\n"):
-        lines = [line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:")]
+        lines = [
+            line[5:].lstrip()
+            for line in block.split(b"\n")
+            if line.startswith(b"data:")
+        ]
         try:
             value = orjson.loads(b"\n".join(lines))
         except orjson.JSONDecodeError:
@@ -62,7 +68,9 @@ def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
     choices: dict[int, dict[str, Any]] = {}
     for event in events:
         for part in event.get("choices") or ():
-            choice = choices.setdefault(part.get("index", 0), {"delta": {"role": "assistant"}})
+            choice = choices.setdefault(
+                part.get("index", 0), {"delta": {"role": "assistant"}}
+            )
             for name, value in part.items():
                 # Servers repeat why a choice ended; the last reason is the one of the whole answer.
                 if isinstance(value, str):
@@ -70,19 +78,26 @@ def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
                 else:
                     _merge(choice, {name: value})
         whole |= {
-            name: value for name, value in event.items() if name != "choices" and value is not None
+            name: value
+            for name, value in event.items()
+            if name != "choices" and value is not None
         }
-        if event.get("object") == "error":  # as vLLM reports what fails after the first token
+        # as vLLM reports what fails after the first token
+        if event.get("object") == "error":
             whole["error"] = event
     # The answer without streaming calls a delta message, and numbers no tool calls.
     for choice in choices.values():
         choice["message"] = choice.pop("delta")
         for call in choice["message"].get("tool_calls") or ():
             call.pop("index", None)
-    finished = bool(choices) and all(choice.get("finish_reason") for choice in choices.values())
+    finished = bool(choices) and all(
+        choice.get("finish_reason") for choice in choices.values()
+    )
     if not (ended or finished or "error" in whole):
         return None
-    return orjson.dumps({**whole, "choices": [choices[number] for number in sorted(choices)]})
+    return orjson.dumps(
+        {**whole, "choices": [choices[number] for number in sorted(choices)]}
+    )
 
 
 def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
@@ -114,11 +129,17 @@ def _merged_list(name: str, before: list[Any], parts: list[Any]) -> list[Any]:
 
 def _numbered(entries: list[Any], part: Any) -> dict[str, Any] | None:  # noqa: ANN401 - any JSON
     number = part.get("index") if isinstance(part, dict) else None
-    same = [entry for entry in entries if number is not None and entry.get("index") == number]
+    same = [
+        entry
+        for entry in entries
+        if number is not None and entry.get("index") == number
+    ]
     return same[0] if same else None
 
 
-def _call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> dict[str, Any] | None:
+def _call(
+    calls: list[dict[str, Any]], part: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Return the tool call that a part continues; None if it begins another one.
 
     Servers number all calls 0, or none of them; they repeat ids and names in each part, or leave them empty or out.

@@ -26,7 +26,11 @@ def results(reply, room):
     """Return what the tools answer to the calls of a reply."""
     calls = reply.get("tool_calls") or []
     return [
-        {"role": "tool", "tool_call_id": call["id"], "content": f"You are in room {room}."}
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "content": f"You are in room {room}.",
+        }
         for call in calls
     ]
 

@@ -25,5 +25,7 @@ for _ in range(2):
     calls = reply.get("tool_calls") or []
     found = search()
     messages.append(reply)
-    messages += [{"role": "tool", "tool_call_id": call["id"], "content": found} for call in calls]
+    messages += [
+        {"role": "tool", "tool_call_id": call["id"], "content": found} for call in calls
+    ]
 reward(0.5)

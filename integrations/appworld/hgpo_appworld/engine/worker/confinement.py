@@ -54,7 +54,10 @@ def limit_resources(memory: int, file_size: int, cpu_seconds: int = -1) -> None:
         file_size: Bytes of the largest file.
         cpu_seconds: CPU time after which the process is killed; -1 for no limit.
     """
-    used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    used = (
+        int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        * resource.getpagesize()
+    )
     for limit, wanted in (
         (resource.RLIMIT_AS, used + memory),
         (resource.RLIMIT_FSIZE, file_size),
@@ -64,7 +67,10 @@ def limit_resources(memory: int, file_size: int, cpu_seconds: int = -1) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         allowed = resource.getrlimit(limit)[1]
-        most = min((one for one in (wanted, allowed) if one >= 0), default=resource.RLIM_INFINITY)
+        most = min(
+            (one for one in (wanted, allowed) if one >= 0),
+            default=resource.RLIM_INFINITY,
+        )
         resource.setrlimit(limit, (most, most))
     Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
 
@@ -173,7 +179,9 @@ def _program(own: int, writing: bool) -> list[_Line]:
         _return(_FAIL | _EPERM),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    free = [number for group in _ALLOWED for number in group] + list(_CHANGING if writing else ())
+    free = [number for group in _ALLOWED for number in group] + list(
+        _CHANGING if writing else ()
+    )
     for number in free:
         lines += _when(number, [])
     for number, checks in {
@@ -199,10 +207,14 @@ def _when(number: int, checks: list[_Line]) -> list[_Line]:
     return [(_EQUAL, 0, len(checks) + 1, number), *checks, _return(_ALLOW)]
 
 
-def _one_of(argument: int, *values: int, mask: int = 0, upper: bool = False) -> list[_Line]:
+def _one_of(
+    argument: int, *values: int, mask: int = 0, upper: bool = False
+) -> list[_Line]:
     """Return lines that let the call fail unless half an argument, masked, has one of some values."""
     masked = [(_AND, 0, 0, mask)] if mask else []
-    equal = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    equal = [
+        (_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)
+    ]
     return [
         (_LOAD, 0, 0, _ARGUMENTS + 8 * argument + 4 * upper),
         *masked,
@@ -284,10 +296,16 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> bool:
     if ruleset < 0:
         return False
     try:
-        for paths, allowed in ((readable, _READ | _LIST | _EXECUTE), (writable, handled)):
+        for paths, allowed in (
+            (readable, _READ | _LIST | _EXECUTE),
+            (writable, handled),
+        ):
             for path in paths:
                 _allow(ruleset, path, allowed & handled)
-        return _prctl(_SET_NO_NEW_PRIVILEGES, 1) and _libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
+        return (
+            _prctl(_SET_NO_NEW_PRIVILEGES, 1)
+            and _libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
+        )
     finally:
         os.close(ruleset)
 

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import socket
 
 _PREFIX: Final = 4
-_encode: Final = json.JSONEncoder().encode  # a program may replace the functions of the module
+# a program may replace the functions of the module
+_encode: Final = json.JSONEncoder().encode
 
 
 class FramingError(Exception):
@@ -27,7 +28,9 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
     connection.sendall(len(data).to_bytes(_PREFIX, "big") + data)
 
 
-def receive(connection: socket.socket, largest: int, seconds: float | None = None) -> bytes:
+def receive(
+    connection: socket.socket, largest: int, seconds: float | None = None
+) -> bytes:
     """Receive a message, whose JSON is not decoded.
 
     Args:
@@ -44,7 +47,9 @@ def receive(connection: socket.socket, largest: int, seconds: float | None = Non
     until = None if seconds is None else time.monotonic() + seconds
     size = int.from_bytes(_read(connection, _PREFIX, until), "big")
     if size > largest:
-        raise FramingError(f"it sent a message of {size:,} bytes; expected at most {largest:,}")
+        raise FramingError(
+            f"it sent a message of {size:,} bytes; expected at most {largest:,}"
+        )
     return _read(connection, size, until)
 
 

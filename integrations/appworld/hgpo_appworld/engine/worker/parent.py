@@ -157,7 +157,8 @@ class Parent:
         if ended:
             return {"running": False, "status": os.waitstatus_to_exitcode(status)}
 
-        os.kill(pid, signal.SIGKILL)  # not yet waited for, so no other process has its number
+        # not yet waited for, so no other process has its number
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return {"running": False, "status": None}
 
@@ -183,14 +184,22 @@ def main(number: str, given: str) -> None:
         import appworld  # type: ignore[import-not-found, unused-ignore]
 
         world.warm_up(
-            {"task": settings["task"], "rollout": "warm-up", "seconds": settings["seconds"]}
+            {
+                "task": settings["task"],
+                "rollout": "warm-up",
+                "seconds": settings["seconds"],
+            }
         )
         os.environ.clear()
         os.environ.update(environment)  # without what AppWorld read from a file .env
         # Frozen objects are not touched by collections in forked processes, whose memory stays shared.
         gc.collect()
         gc.freeze()
-        control.send(json.dumps({"version": appworld.__version__, "confined": _offered()}).encode())
+        control.send(
+            json.dumps(
+                {"version": appworld.__version__, "confined": _offered()}
+            ).encode()
+        )
         job = parent.serve()
     except BaseException as error:  # noqa: BLE001 - the other end reports it
         if os.getpid() == own:
@@ -233,7 +242,9 @@ def _confine(job: Job, settings: dict[str, Any]) -> None:
     os.chdir(folder)
     # Limits first: what they need to read and write (/proc) is not there any more afterwards.
     playing = request["run"] == "play"
-    confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE, request["cpu_seconds"])
+    confinement.limit_resources(
+        request["memory_mb"] << 20, _FILE_SIZE, request["cpu_seconds"]
+    )
     if not settings["confined"]:
         return
     task = data / "tasks" / request["task"]

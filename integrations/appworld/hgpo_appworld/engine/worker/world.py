@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from appworld import AppWorld  # type: ignore[import-not-found, unused-ignore]
 
 _LARGEST_REQUEST: Final = 1 << 24
-_decode: Final = json.JSONDecoder().decode  # a program may replace the functions of the module
+# a program may replace the functions of the module
+_decode: Final = json.JSONDecoder().decode
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 FAILED: Final = "Execution failed. Traceback:\n"
@@ -77,7 +78,8 @@ def _execute(world: AppWorld, code: str, longest: int) -> dict[str, Any]:
         "failed": output.startswith(FAILED),
         "completed": bool(world.task_completed()),
         "calls": _counted(
-            [f"{call['method'].upper()} {call['url']}" for call in calls[before:]], longest
+            [f"{call['method'].upper()} {call['url']}" for call in calls[before:]],
+            longest,
         ),
         "api_calls": len(calls) - before,
     }
@@ -133,7 +135,9 @@ def evaluate(connection: socket.socket, request: dict[str, Any]) -> None:
     # of a database instead of statements, AppWorld would use the schema, too
     for path in saved.iterdir():
         if path.suffix not in (".json", ".jsonl") or path.is_symlink():
-            raise ValueError(f"the world has left a file that AppWorld does not write: {path.name}")
+            raise ValueError(
+                f"the world has left a file that AppWorld does not write: {path.name}"
+            )
     result = evaluate_task(request["task"], request["rollout"], save_report=False)
     send(
         connection,
@@ -151,7 +155,9 @@ def _permit(action: int, *about: str | None) -> int:
     """Return whether a statement may do something (`sqlite3.Connection.set_authorizer`)."""
     # SQLite's own, in its search tables
     full_text = action == sqlite3.SQLITE_PRAGMA and about[0] == "data_version"
-    return sqlite3.SQLITE_OK if full_text or action in _PERMITTED else sqlite3.SQLITE_DENY
+    return (
+        sqlite3.SQLITE_OK if full_text or action in _PERMITTED else sqlite3.SQLITE_DENY
+    )
 
 
 _PERMITTED: Final = (
@@ -199,7 +205,9 @@ def keep_only(connection: socket.socket, folder: Path) -> None:
     Two processes that can write to one file, also to /dev/null, could lock it for each other to see.
     """
     os.closerange(3, connection.fileno())
-    os.closerange(connection.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.closerange(
+        connection.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    )
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
