@@ -44,7 +44,7 @@ values = st.fixed_dictionaries(
         "score": st.none() | st.floats(0, 1),
         "tokens": st.none()
         | st.lists(
-            st.tuples(st.integers(-(2**31), 2**31 - 1), st.floats(-50, 0, width=32)),
+            st.tuples(st.integers(0, 2**31 - 1), st.floats(-50, 0, width=32)),
             max_size=4,
         ),
         "environment_s": st.none() | st.floats(0, 1e6),

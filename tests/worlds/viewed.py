@@ -127,11 +127,11 @@ def write_training(folder: Path, iterations: int = 3) -> None:
     folder.mkdir()
     (folder / "config.toml").write_text('name = "test"\n')
     lines = [
-        {"iteration": n, "loss/policy": 1.0 / (n + 1), "val/success_rate": None}
-        for n in range(iterations - 1)
+        {"iteration": n, "loss/policy": 1.0 / n, "val/success_rate": None}
+        for n in range(1, iterations)
     ]
     (folder / "metrics.jsonl").write_bytes(
-        b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"iteration": 2, "lo'
+        b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"iteration": 3, "lo'
     )
     with StepWriter(folder) as writer:
         for number in range(iterations):
