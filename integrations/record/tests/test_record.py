@@ -57,6 +57,7 @@ def start(upstream, run, *words):
         env=environment,
         cwd=run.parent,
         text=True,
+        stdin=subprocess.PIPE,  # programs wait for it
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
