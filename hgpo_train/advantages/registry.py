@@ -502,7 +502,8 @@ def get(name: str) -> Estimator:
         found = replace(as_estimator(load(entry_points[name])), name=name)
         _registered.setdefault(name, found)
     if name not in _registered:
-        raise InputError(unknown("estimator", name, names(scored=True)))
+        message = unknown("estimator", name, names(scored=True))
+        raise InputError(f"{message}; your own is module:function")
     return _registered[name]
 
 

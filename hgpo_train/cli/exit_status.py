@@ -38,7 +38,9 @@ def exit_with_error(error: BaseException, words: Sequence[str] = ()) -> NoReturn
         _fail(error, _with_option(str(error), words), 2)
     if isinstance(error, CycloptsError):
         command = " ".join(("hgpo", *(error.command_chain or ())))
-        _fail(error, f"{_usage_message(error)}; see {command} --help", 2)
+        message = _usage_message(error)
+        see = " See" if message.endswith("?") else "; see"
+        _fail(error, f"{message}{see} {command} --help", 2)
     if isinstance(error, RolloutError | ProcessError):
         _fail(error, str(error), 1)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
@@ -94,7 +96,7 @@ def _usage_message(error: CycloptsError) -> str:
     """Return what is wrong with a command line, without the list of all commands."""
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"unexpected argument {error.unused_tokens[0]!r}"
-    return str(error).partition(" Available commands:")[0].rstrip(".?")
+    return str(error).partition(" Available commands:")[0].rstrip(".")
 
 
 def extra_of(module: str) -> str | None:

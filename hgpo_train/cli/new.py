@@ -16,7 +16,7 @@ _NEXT: Final = {
     ),
     "estimator": (
         "hgpo quickstart",
-        "hgpo advantages runs/quickstart -e {name}:{name}",
+        "hgpo advantages runs/quickstart/run -e {name}:{name}",
     ),
     "policy": (
         "hgpo rollout --env HGPO/ALFWorld-v0 --policy {name}:{name} --tasks 10 --out runs/{name}",
@@ -71,6 +71,8 @@ def new(
 
     print(f"Written: {module}, {test}. Next:")
     commands = [] if out.resolve() == Path.cwd() else [f"cd {shlex.quote(str(out))}"]
+    if find_spec("pytest") is None:  # the extra dev alone installs it
+        commands.append("pip install pytest")
     commands.append(f"pytest {test.name}")
     commands += [
         command.format(name=name, upper=name.upper()) for command in _NEXT[kind]

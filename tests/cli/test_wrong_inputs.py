@@ -21,8 +21,9 @@ ROLLOUT = f"rollout --out x --env {DOORS}"
 EVAL = f"eval --out x --env {DOORS} --split train"
 
 COMMANDS = {
-    "rolout": 'Unknown command "rolout". Did you mean "rollout"; see hgpo --help',
+    "rolout": 'Unknown command "rolout". Did you mean "rollout"? See hgpo --help',
     "rollout": "parameter --out requires an argument; see hgpo rollout --help",
+    "rollout --taks 3 --out x": "Did you mean --tasks? See hgpo rollout --help",
     "rollout --out x --tasks many": 'Invalid value for --tasks: unable to convert "many" into int',
     "rollout --out /proc/x/y": "--out /proc/x/y: /proc: No such file or directory; choose another path",
     "rollout --out x --tasks 1.5": 'Invalid value for --tasks: unable to convert "1.5" into int',
@@ -45,6 +46,7 @@ COMMANDS = {
     "advantages": "expected a run: its folder",
     "advantages /no/run": "/no/run: no such",
     "advantages plain.parquet": "the table has no `task`",
+    "advantages run -e mine": "more; your own is module:function",
     "advantages run -e mine:positional": "the estimator 'positional': expected keyword-only parameters",
     "advantages run -e hgpo:alpha=1e6 --out x": "hgpo: a parameter is too large",
     "advantages run --out x.csv": "--out: expected the path of a table",

@@ -85,6 +85,15 @@ def test_hgpo_new_prints_the_next_command_and_overwrites_nothing(tmp_path, kind)
     assert not (tmp_path / "my_own.py").exists()
 
 
+def test_hgpo_new_names_the_quickstarts_run_and_pytest_where_it_is_missing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("hgpo_train.cli.new.find_spec", lambda _: None)
+    printed = invoke("new", "estimator", "my_own", "--out", tmp_path)
+    assert "    pip install pytest\n    pytest test_my_own.py\n" in printed
+    assert "hgpo advantages runs/quickstart/run -e my_own:my_own" in printed
+
+
 @pytest.mark.parametrize(
     "name", ["class", "2d", "Maze", "my-maze", "random", "../maze", "_"]
 )
