@@ -138,6 +138,7 @@ def advantages(
         if mean is not None:
             known = f"mean {round(mean, 3) + 0.0:.3f}, std {std:.3f}, {zero:.1%} zero"
         print(f"{each.column}: {known}")
+    common.note_runs(run)
     common.note_memory(common.prompt_length(run), estimators)
     common.note_branches(run, estimators)
     print(f"{counted(rows, 'row')} in {target}. {common.next_commands(('stats', run))}")

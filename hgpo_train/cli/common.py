@@ -165,16 +165,27 @@ def note_branches(run: str, estimators: Iterable[Estimator]) -> None:
         )
 
 
+def note_runs(run: str) -> None:
+    """Print a note if a source contains several runs, which are read as one table."""
+    runs = _runs_of(run)
+    if len(runs) > 1:
+        print(f"Note: {len(runs)} runs are read as one table: {', '.join(runs)}.")
+
+
+def _runs_of(source: str) -> list[str]:
+    """Return the folders of the runs that a source on this machine means."""
+    from hgpo_datasets.sources import parts_of
+
+    if "://" in source:
+        return []
+    return [part.path for part in parts_of([source]) if part.kind == "run"]
+
+
 def stored_config(run: str) -> Mapping[str, Any]:
     """Return the configuration that is stored with a saved run, or with the first of several; empty without one."""
     from hgpo_datasets import manifest
-    from hgpo_datasets.sources import parts_of
 
-    runs = (
-        []
-        if "://" in run
-        else [part.path for part in parts_of([run]) if part.kind == "run"]
-    )
+    runs = _runs_of(run)
     header = manifest.read(Path(runs[0])).header if runs else None
     return {} if header is None else header.config
 

@@ -80,6 +80,7 @@ def stats(
             progress=partial(bars.advance, bars.add_task("statistics", total=total)),
             **contexts.given(),
         )
+    common.note_runs(run)
     estimate = ["advantages", run]
     if has_branches(steps):
         estimate += ["-e", "tree_loo"]  # the default estimator refuses branches

@@ -50,6 +50,18 @@ def test_tables_are_written_next_to_the_run_which_is_unchanged(run: Path) -> Non
         assert table[f"advantage_{name}"].to_list() == pytest.approx(want, abs=1e-12)
 
 
+def test_several_runs_in_a_folder_are_named(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "several"
+    rows = scan_steps(run).drop("run").filter(task_id="task 4").collect()
+    for name in ("one", "two"):
+        with StepWriter(folder / name, run=name) as writer:
+            writer.add_group(rows)
+    note = f"Note: 2 runs are read as one table: {folder / 'one'}, {folder / 'two'}."
+    assert note in invoke("advantages", folder, "--out", tmp_path / "a.parquet")
+    assert note in invoke("stats", folder)
+    assert "Note:" not in invoke("advantages", run)
+
+
 def test_state_keys_of_a_saved_run(run: Path) -> None:
     """All rooms are one state if numbers are masked; the stored hashes say otherwise."""
     invoke("advantages", run, "--state-key", "mask-numbers", "--details")
