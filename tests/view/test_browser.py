@@ -354,6 +354,62 @@ def test_a_note_is_saved_and_found(viewer, page, small_run, tmp_path) -> None:
     assert_nothing_ran(page)
 
 
+TYPE_AT_ONCE = """
+new MutationObserver((_, observer) => {
+  const input = document.querySelector("#filter-text");
+  if (!input) return;
+  observer.disconnect();
+  input.value = "alpha";
+  input.dispatchEvent(new Event("input", { bubbles: true }));
+}).observe(document, { childList: true, subtree: true });
+"""
+
+
+def test_a_filter_that_is_typed_before_the_page_is_painted_is_kept(
+    viewer, page, small_run
+) -> None:
+    """An observer types as soon as the input is there, which a person does on a slow machine."""
+    page.add_init_script(TYPE_AT_ONCE)
+    page.goto(f"{viewer(small_run)}#/small/rollouts")
+    expect(page).to_have_url(re.compile("filter=alpha"))
+    expect(page.get_by_label("Filter", exact=True)).to_have_value("alpha")
+
+
+def test_a_search_that_is_typed_outlives_a_filter(viewer, page, small_run) -> None:
+    page.goto(f"{viewer(small_run)}#/small/rollouts")
+    search = page.get_by_label("Search in states", exact=False)
+    search.fill("room b")
+    page.get_by_label("Filter", exact=True).fill("length = 3")
+    expect(page).to_have_url(re.compile("filter=length"))
+    expect(search).to_have_value("room b")
+
+
+def test_a_note_that_is_typed_before_the_saved_one_arrives_is_kept(
+    viewer, page, small_run
+) -> None:
+    address = f"{viewer(small_run)}#/small/step/alpha%2F0%2Fx/0"
+    page.goto(address)
+    page.get_by_label("Note on this rollout").fill("first")
+    page.get_by_role("button", name="Save note").click()
+    expect(page.get_by_text("saved 20")).to_be_visible()
+
+    held: list[Any] = []
+    page.route("**/notes*", lambda route: held.append(route), times=1)
+    page.goto("about:blank")
+    page.goto(address)
+    page.get_by_label("Note on this rollout").fill("second")
+    while not held:
+        page.wait_for_timeout(10)
+    with page.expect_response("**/notes*"):
+        held[0].continue_()
+    page.evaluate("() => new Promise((done) => setTimeout(done, 300))")  # it is shown
+    expect(page.get_by_label("Note on this rollout")).to_have_value("second")
+    page.get_by_role("button", name="Save note").click()
+    expect(page.get_by_text("saved 20")).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("Note on this rollout")).to_have_value("second")
+
+
 def test_a_run_that_is_being_written_is_followed(viewer, page, tmp_path) -> None:
     with StepWriter(tmp_path / "live") as writer:
         writer.add_group(small_rows("alpha"))

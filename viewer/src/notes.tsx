@@ -1,20 +1,17 @@
 // A person's own note and score of a rollout, kept beside the run in notes.jsonl.
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { changed, isFile, post, useDocument } from "./data";
 import type { Note } from "./documents";
 import { Block } from "./texts";
 
+/** Give it the trajectory as its key: what was typed belongs to one rollout. */
 export function NoteEditor({ path, trajectory, version, notable }: { path: string; trajectory: string; version: number; notable: boolean }) {
   const notes = useDocument<Note[]>(`${path}/notes`, {}, version);
   const saved = notes.value?.find((one) => one.trajectory === trajectory);
-  const [note, setNote] = useState("");
-  const [score, setScore] = useState("");
+  // What was typed, null where nothing was: notes that arrive later do not replace it.
+  const [typedNote, setNote] = useState<string | null>(null);
+  const [typedScore, setScore] = useState<string | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
-  useEffect(() => {
-    setNote(saved?.note ?? "");
-    setScore(String(saved?.score ?? ""));
-    setProblem(null);
-  }, [trajectory, saved?.time]);
 
   if (isFile || !notable) {
     if (!saved) return null;
@@ -25,7 +22,11 @@ export function NoteEditor({ path, trajectory, version, notable }: { path: strin
       </section>
     );
   }
-  const isChanged = note !== (saved?.note ?? "") || score !== String(saved?.score ?? "");
+  const savedNote = saved?.note ?? "";
+  const savedScore = String(saved?.score ?? "");
+  const note = typedNote ?? savedNote;
+  const score = typedScore ?? savedScore;
+  const isChanged = note !== savedNote || score !== savedScore;
   const save = async (event: Event) => {
     event.preventDefault();
     try {

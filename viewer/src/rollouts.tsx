@@ -8,7 +8,7 @@ import { compile, type Kind, quoted, type Value } from "./filter";
 import { counted, integer, number, percent } from "./format";
 import { moveFocus } from "./keys";
 import { type Bins, binsOf, Histogram, isWithin, type Range, type Values } from "./histogram";
-import { change, links } from "./route";
+import { type Changes, change, links } from "./route";
 import { Line, Marked, Outcome, plain, Wide } from "./texts";
 
 export type Row = Record<string, Value> & { trajectory: string; number: number; place: number; row: number; of: number; member: number };
@@ -204,25 +204,39 @@ function sortedBy(rows: Row[], sort: string): Row[] {
 // -------------------------------------------------------------------------------------------------------- the parts
 
 function Bar({ text, search, by }: { text: string; search: string; by: string }) {
-  const [draft, setDraft] = useState(text);
-  const [searched, setSearched] = useState(search);
-  useEffect(() => { setDraft(text); setSearched(search); }, [text, search]);
+  // What is being typed and not in the address yet; null is the address's own text. No effect copies the
+  // address into it: on a slow machine that would come after a key and take its letter away.
+  const [draft, setDraft] = useState<string | null>(null);
+  const [searched, setSearched] = useState<string | null>(null);
+  const apply = (changes: Changes) => {
+    change(changes);
+    if ("filter" in changes) setDraft(null);
+    if ("search" in changes) setSearched(null);
+  };
   useEffect(() => {
-    if (draft === text) return;
-    const timer = setTimeout(() => change({ filter: draft || null }), WAIT_MS);
+    if (draft === null) return;
+    const timer = setTimeout(() => apply({ filter: draft || null }), WAIT_MS);
     return () => clearTimeout(timer);
   }, [draft]);
+  const submit = (event: Event) => {
+    event.preventDefault();
+    apply({ filter: (draft ?? text) || null, search: (searched ?? search) || null });
+  };
+  const typedSearch = (typed: string) => {
+    if (typed) setSearched(typed);
+    else apply({ search: null });
+  };
   return (
-    <form class="filters" role="search" aria-label="Find rollouts" onSubmit={(event) => { event.preventDefault(); change({ filter: draft || null, search: searched || null }); }}>
+    <form class="filters" role="search" aria-label="Find rollouts" onSubmit={submit}>
       <div class="row">
         <input
           id="filter-text" type="search" class="wide" placeholder="Filter ( / ): outcome = 'lost' and length > 10, or 'a text of the task'" aria-label="Filter" aria-describedby="filter-help"
-          value={draft} spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)}
+          value={draft ?? text} spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)}
         />
         {!isFile && (
           <input
             type="search" placeholder="Search in texts of steps, Enter" aria-label="Search in states, actions, responses and errors; press Enter"
-            value={searched} onInput={(event) => { setSearched(event.currentTarget.value); if (!event.currentTarget.value) change({ search: null }); }}
+            value={searched ?? search} onInput={(event) => typedSearch(event.currentTarget.value)}
           />
         )}
         <button class="skip" tabIndex={-1}>Search</button>

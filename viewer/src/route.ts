@@ -1,5 +1,5 @@
 // The place in the viewer and its settings, as the address's fragment: `#/run/view/…?a=hgpo:alpha=2&outcome=partly`.
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export type Tab = "trajectories" | "graph" | "task-graph";
 
@@ -84,7 +84,7 @@ export const change = (changes: Changes): void => replace(withSettings(split(loc
 
 export function useRoute(): Route {
   const [route, setRoute] = useState(() => parse(location.hash));
-  useEffect(() => {
+  useLayoutEffect(() => { // before the page takes its first key
     const changed = () => setRoute(parse(location.hash));
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);

@@ -119,7 +119,7 @@ export function TranscriptPage({ path, run, notable, version, trajectory, step, 
             <span class="note">{counted(apart.length, "step")} where the signs of A and B differ</span>
           </p>
           <Advantages a={a.value} b={b.value} names={names} row={first + current} />
-          <NoteEditor {...{ path, trajectory, version, notable }} />
+          <NoteEditor key={trajectory} {...{ path, trajectory, version, notable }} />
           <details class="estimators">
             <summary>Estimators and their parameters</summary>
             <div class="pickers">
