@@ -58,7 +58,6 @@ def train(
         load_config,
         shipped,
     )
-    from hgpo_train.training.run_folder import without_secrets
 
     console = terminal()
     if list_configs:
@@ -91,7 +90,7 @@ def train(
     settings = load_config(config, overrides or (), Config, allow)
     if print_config:
         configured_estimator(settings)  # what is printed can be run
-        print(to_toml(without_secrets(settings), docs=True), end="")
+        print(to_toml(settings, docs=True), end="")
     elif plan or card is not None:
         _print_plan(settings, card, console)
     else:
