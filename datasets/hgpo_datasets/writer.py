@@ -271,8 +271,8 @@ class StepWriter:
         missing = wanted.filter(pl.col("parent").is_null())
         for shard in self._run.manifest.shards.values():
             path = self._run.steps / shard.file
-            known = pl.scan_parquet(path, glob=False).select(TRAJECTORY_KEY)
-            known = known.unique().collect()
+            stored = pl.scan_parquet(path, glob=False)
+            known = stored.select(TRAJECTORY_KEY).unique().collect()
             names[shard] = wanted.join(known, schema.GROUP_KEY, "semi")
             missing = missing.join(known, TRAJECTORY_KEY, "anti")
         if not missing.is_empty():
@@ -348,7 +348,8 @@ class StepWriter:
         if files:
             return pl.scan_parquet(files, glob=False, include_file_paths=file)
         paths = {} if file is None else {file: schema.TEXT}
-        return pl.LazyFrame(schema=schema.polars_schema(self.header.depth) | paths)
+        columns = schema.polars_schema(self.header.depth)
+        return pl.LazyFrame(schema={**columns, **paths})
 
     def _refuse_known(self, batch: _Batch, known: frozenset[str]) -> None:
         if names := sorted(batch.trajectories & known):
