@@ -282,7 +282,10 @@ class Trainer:
     ) -> dict[str, float]:
         """Return the metrics of an iteration's rollouts, of its durations and of the device's memory."""
         seconds = self._run.seconds
-        metrics = episode_metrics(steps) | memory_metrics(self._run.learner.device)
+        metrics = episode_metrics(steps)
+        device = self._run.learner.device
+        if device.type == "cuda":
+            metrics |= memory_metrics(device)
         lag = steps.select(
             (pl.col("iteration") - pl.col("policy_version")).mean()
         ).item()
