@@ -33,7 +33,7 @@ from hgpo_datasets.interchange.readers.verl_agent import read_verl_agent
 from hgpo_datasets.reader import scan_steps
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_datasets.writer import StepWriter
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.wording import counted, listed
@@ -224,7 +224,7 @@ def format_of(path: Path) -> str | None:
     """Return the name of a file's format; None if it is of no known one, or damaged."""
     try:
         fields = _fields(path)
-    except (InputError, OSError, pl.exceptions.PolarsError):
+    except (InputError, OSError):
         return None
     for name, known in FORMATS.items():
         if path.suffix in known.suffixes and (
@@ -237,8 +237,14 @@ def format_of(path: Path) -> str | None:
 def _fields(path: Path) -> set[str]:
     """Return the names of a file's columns, or of the fields of its first record."""
     if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         with open_regular(path) as file:
-            return set(pl.read_parquet_schema(file))
+            try:
+                return set(pq.read_schema(file).names)
+            except (ValueError, pa.ArrowException) as error:
+                raise InputError(f"{path}: {one_line(error)}") from None
     if path.suffix == ".json":
         return set(json_file(path))
     if path.suffix == ".jsonl":
