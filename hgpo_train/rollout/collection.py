@@ -31,7 +31,6 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
-from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.sources import Split
 from hgpo_envs.task_sampling import SORTED
 from hgpo_train.measures import measure
@@ -276,19 +275,17 @@ def collect(
             slots=execution.slots or 0,
             workers=workers,
         )
-        config = redact_json(
-            {
-                **handle.identity(stored_options),
-                "policy": identity,
-                "group_size": group_size,
-                # further seeds can be added
-                **({"evaluation": True} if several_seeds else {"seed": seed}),
-                "order": order,
-                "dynamic": dynamic is not None,
-                **branch_rules.identity(branch, width),
-                **metadata,
-            }
-        )
+        config = {
+            **handle.identity(stored_options),
+            "policy": identity,
+            "group_size": group_size,
+            # further seeds can be added
+            **({"evaluation": True} if several_seeds else {"seed": seed}),
+            "order": order,
+            "dynamic": dynamic is not None,
+            **branch_rules.identity(branch, width),
+            **metadata,
+        }
         columns = [without] if isinstance(without, str) else list(without)
         with (
             removed_if_unused(folder),
