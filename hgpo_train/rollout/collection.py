@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -92,12 +93,12 @@ class CollectedRun:
         """All steps of the run, one per row (docs/step_table.md)."""
         return scan_steps(self.path)
 
-    @property
+    @cached_property
     def rollouts(self) -> pl.DataFrame:
         """The trajectories without branches, which are no independent rollouts."""
         return self.trajectories.filter(~pl.col("branch")).drop("branch")
 
-    @property
+    @cached_property
     def success(self) -> Success:
         """The share of solved tasks, and its bounds if rollouts failed."""
         return success(self.rollouts)

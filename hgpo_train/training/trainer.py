@@ -190,7 +190,7 @@ class Trainer:
 
     def run(self) -> TrainingState:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
-        with closing(self):
+        with self._resources:
             evaluation = self.config.evaluation
             if (
                 self.state.iteration == 0
