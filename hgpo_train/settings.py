@@ -146,12 +146,19 @@ def build(
     hints = types_of(cls)
     for key in values:
         if key not in hints:
+            # a letter of a paper, such as K, with which the meaning begins
+            meant = [
+                f"{where}{name}"
+                for name, meaning in descriptions(cls).items()
+                if meaning.startswith(f"{key}, ")
+            ]
             raise InputError(
                 unknown(
                     noun,
                     f"{where}{key}",
                     [f"{where}{name}" for name in hints],
                     limit=99,
+                    meant=next(iter(meant), None),
                 )
             )
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass
