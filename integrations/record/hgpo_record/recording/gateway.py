@@ -30,7 +30,7 @@ from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import register
 from hgpo_record.recording.calls import PROMPTS, with_token_ids
 from hgpo_record.recording.rollouts import Call, RefusedError, Reward
-from hgpo_record.recording.streams import EVENTS, LONGEST_END, may_end, whole_answer
+from hgpo_record.recording.streams import EVENTS, may_end, whole_answer
 from hgpo_train.local_server import is_known_host, known_hosts
 from hgpo_train.policies.http_client import LARGEST_ANSWER, environment_proxy
 
@@ -118,12 +118,11 @@ class Gateway:
             timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            skip_auto_headers=_AUTOMATIC,
             proxy=environment_proxy(self._upstream),
         ) as self._session:
             # A call that the program does not wait for is not paid for either.
             runner = web.ServerRunner(
-                web.Server(self._answer, handler_cancellation=True),
+                web.Server(self._answer, handler_cancellation=True, access_log=None),
                 shutdown_timeout=0.5,
             )
             await runner.setup()
@@ -179,15 +178,17 @@ class Gateway:
         )
 
     async def _body(self, request: web.BaseRequest) -> bytes:
-        body = bytearray()
-        async for part in request.content.iter_any():
-            body += part
-            if len(body) > self._most_body:
-                raise RefusedError(
-                    413,
-                    f"expected at most {self._most_body:,} bytes; raise --max-body-mb",
-                )
-        return bytes(body)
+        # Nearly every request has arrived whole, and is one part.
+        parts = [await request.content.readany()]
+        size = len(parts[0])
+        while size <= self._most_body and not request.content.at_eof():
+            parts.append(await request.content.readany())
+            size += len(parts[-1])
+        if size > self._most_body:
+            raise RefusedError(
+                413, f"expected at most {self._most_body:,} bytes; raise --max-body-mb"
+            )
+        return b"".join(parts)
 
     def _register_key(self, key: str) -> None:
         """Keep a key out of messages: servers repeat it in errors and replies."""
@@ -237,6 +238,7 @@ class Gateway:
         address = f"{self._upstream.origin()}{path}{'?' if query else ''}{query}"
         headers = _forwarded(request.headers, _OWN)
         headers["Accept-Encoding"] = "identity"  # the answer is read here, too
+        missing = [name for name in _AUTOMATIC if name not in headers]
         data: Any = io.BytesIO(body) if len(body) > _LARGE else body or None
         try:
             async with self._session.request(
@@ -244,6 +246,7 @@ class Gateway:
                 URL(address, encoded=True),
                 data=data,
                 headers=headers,
+                skip_auto_headers=missing or None,
                 allow_redirects=False,
             ) as upstream:
                 if not 200 <= upstream.status < 300:
@@ -299,8 +302,7 @@ class Gateway:
             async for chunk in upstream.content.iter_any():
                 if not call.settled:
                     stream += chunk
-                    # The mark of the end may be in two chunks.
-                    if is_events and may_end(stream[-len(chunk) - LONGEST_END :]):
+                    if is_events and may_end(call.interface, stream, len(chunk)):
                         self._record(call, stream, streamed=True)
                     if len(stream) > LARGEST_ANSWER:
                         self._lost(
@@ -367,12 +369,8 @@ def _named(part: str | None, header: str | None) -> str | None:
 
 def _forwarded(headers: Any, without: frozenset[str]) -> CIMultiDict[str]:  # noqa: ANN401 - a mapping of aiohttp
     """Return headers without those of the connection, and those that it names."""
-    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    dropped = without | named
-    return CIMultiDict(
-        [
-            (name, value)
-            for name, value in headers.items()
-            if name.lower() not in dropped
-        ]
-    )
+    kept = CIMultiDict(headers)
+    named = headers.get("Connection", "").split(",")
+    for name in (*without, *named):
+        kept.popall(name.strip(), None)
+    return kept

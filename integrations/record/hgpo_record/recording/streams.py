@@ -11,28 +11,39 @@ if TYPE_CHECKING:
 
 EVENTS: Final = "text/event-stream"
 """The media type of server-sent events."""
-LONGEST_END: Final = 32
-"""The length of the longest mark of the end, in bytes, or more."""
 _DONE: Final = b"[DONE]"
-_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
+_LAST: Final = ("response.completed", "response.incomplete", "response.failed")
 """The last events of the interface of responses, which contain the whole answer."""
+_MARKS: Final = {
+    "chat/completions": (_DONE,),
+    "responses": tuple(name.encode() for name in _LAST),
+}
+"""What is in the end of a stream."""
+_LONGEST_MARK: Final = 32
 _FIXED: Final = frozenset(["id", "index", "role", "type", "name", "format"])
 """Texts that are whole in one part, which other parts repeat or leave empty."""
 
 
-def may_end(chunk: bytes | bytearray) -> bool:
-    """Return whether bytes of a stream may contain its last event: then the call is recorded before they are sent."""
-    return _DONE in chunk or any(name.encode() in chunk for name in _ENDS)
+def may_end(interface: str, stream: bytearray, added: int) -> bool:
+    """Return whether the last bytes of a stream may contain its last event: the call is recorded before they go on.
+
+    Args:
+        interface: A key of `PROMPTS`.
+        stream: The stream until now.
+        added: The number of bytes that were added; a mark may have begun before them.
+    """
+    start = max(len(stream) - added - _LONGEST_MARK, 0)
+    return any(stream.find(mark, start) >= 0 for mark in _MARKS[interface])
 
 
 def whole_answer(interface: str, stream: bytes) -> bytes | None:
     """Return the answer that was streamed, as the body without streaming; None if the stream is not complete."""
     events = list(_events(stream))
     if interface == "chat/completions":
-        return _completion(events, ended=_DONE in stream[-LONGEST_END:])
+        return _completion(events, ended=_DONE in stream[-_LONGEST_MARK:])
     # The last event has the whole answer. An error that a server reports is one, too.
     for event in reversed(events):
-        if event.get("type") in _ENDS:
+        if event.get("type") in _LAST:
             response = event.get("response") or {}
             # Some gateways leave the whole answer empty, although they have sent its items.
             output = response.get("output") or [
