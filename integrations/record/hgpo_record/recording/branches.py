@@ -9,6 +9,7 @@ of its own (a sub-agent). So no step is ever put into a conversation that its mo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ import orjson
 import xxhash
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.responses import is_deep, message_calls
 from hgpo_record.recording.calls import text_of
 
@@ -73,14 +75,7 @@ class Branches:
         """
         # 1. What may fail comes first. Nearly every call has the fields of the call before.
         if request.settings != self._decoded[0]:
-            fields = {
-                name: msgspec.json.decode(value)
-                for name, value in request.settings.items()
-            }
-            if is_deep(fields):
-                raise InputError(
-                    "expected fields of a request without hundreds of levels"
-                )
+            fields = _fields(tuple(request.settings.items()))
             self._decoded = request.settings, fields
         reply = [key for item in answer.items if (key := _key(item)) is not None]
         digests = list(_prefixes(request.items))
@@ -128,6 +123,15 @@ class Branches:
     def _new(self, parent: int | None, shared: int) -> int:
         self.found.append(Branch(parent, shared))
         return len(self.found) - 1
+
+
+@lru_cache(maxsize=16)
+def _fields(written: tuple[tuple[str, bytes], ...]) -> dict[str, Any]:
+    """Return fields of a request without secrets. Rollouts of one program have the same, with long lists of tools."""
+    fields = {name: msgspec.json.decode(value) for name, value in written}
+    if is_deep(fields):
+        raise InputError("expected fields of a request without hundreds of levels")
+    return redact_json(fields)  # type: ignore[no-any-return]  # a mapping stays one
 
 
 def _prefixes(items: Sequence[bytes | msgspec.Raw]) -> Iterator[bytes]:

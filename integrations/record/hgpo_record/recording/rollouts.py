@@ -18,7 +18,7 @@ import msgspec
 
 from hgpo_envs.errors import one_line
 from hgpo_envs.files import atomic
-from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.files.secrets import has_secret, redact_json
 from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.unicode_text import clean_text
 from hgpo_record.recording.branches import Branch, Branches
@@ -112,11 +112,16 @@ class Rollout:
             "branches": [vars(branch) for branch in self.branches.found],
         }
         if self.others:
-            values["other_choices"] = [
+            choices = [
                 {"step": step, "choices": others}
                 for step, others in self.others.items()
             ]
-        return json.dumps(redact_json(values)).encode() + b"\n"
+            values["other_choices"] = redact_json(choices)
+        written = _JSON(values)
+        # A key may have come after the fields of a request that repeat it.
+        if has_secret(written):
+            written = _JSON(redact_json(values))
+        return written.encode("utf-8", "replace") + b"\n"
 
 
 class Reward(msgspec.Struct, forbid_unknown_fields=True):
