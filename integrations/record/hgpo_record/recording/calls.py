@@ -49,13 +49,11 @@ class Request:
     """The request of a call.
 
     Attributes:
-        interface: A key of `PROMPTS`.
         prompt: The JSON of its messages (or of its input) exactly as it was sent.
         items: The JSON of each message.
         settings: All other fields of the request, as JSON by name: model, tools, temperature.
     """
 
-    interface: str
     prompt: str
     items: Sequence[bytes | msgspec.Raw]
     settings: Mapping[str, bytes]
@@ -76,7 +74,7 @@ class Answer:
         id: The server's id of the answer; empty without one.
         reply: The reply, as the step table stores it.
         action: The tool calls, or else the text without thoughts.
-        items: What a conversation sends back: the message, or the items of the output.
+        items: What a conversation sends back: the message, or the items of the output of a response.
         others: Further choices of the same call (``n`` above 1).
     """
 
@@ -111,7 +109,7 @@ def read_request(interface: str, body: bytes) -> Request:
         start = whole.find(raw)
         prompt = body[start : start + len(raw)]
     settings = {name: bytes(value) for name, value in fields.items()}
-    return Request(interface, prompt.decode("utf-8", "replace"), items, settings)
+    return Request(prompt.decode("utf-8", "replace"), items, settings)
 
 
 def last_input(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -176,16 +174,10 @@ def read_answer(interface: str, body: bytes) -> Answer:
         RequestError: It reports an error, or contains no reply: the server failed.
         UnreadableError: The reply has values that a step cannot have.
     """
-    completion = (
-        read_completion(body)
-        if interface == "chat/completions"
-        else _as_completion(body)
-    )
+    read = read_completion if interface == "chat/completions" else _as_completion
+    completion = read(body)
     (choice,) = completion["choices"]
     message = choice["message"]
-    others = (
-        [] if interface == "responses" else _choices_besides(choice.get("index"), body)
-    )
     reply = completion_reply(completion, with_logprobs=True)
     logprobs = reply.response_logprobs
     tokens = reply.response_token_ids
@@ -202,18 +194,13 @@ def read_answer(interface: str, body: bytes) -> Answer:
         thought=False,
         cut_off=answer.finish_reason == "length",
     )
-    items = (
-        message.get("output")
-        if interface == "responses"
-        else [{"role": "assistant", **message}]
-    )
     identifier = completion.get("id")
     return Answer(
-        identifier if isinstance(identifier, str) else "",
-        answer,
-        action,
-        items or [],
-        others,
+        id=identifier if isinstance(identifier, str) else "",
+        reply=answer,
+        action=action,
+        items=message.get("output", [{"role": "assistant", **message}]),
+        others=_choices_besides(choice.get("index"), body),
     )
 
 
@@ -221,11 +208,11 @@ def _choices_besides(number: object, body: bytes) -> list[Any]:
     """Return the choices of a chat completion but the one with a number."""
     try:
         choices = _CHOICES.decode(body).choices
-    except msgspec.DecodeError:  # NaN, which is read more leniently
+    except msgspec.DecodeError:  # a response, or NaN, which is read more leniently
         return []
-    decoded = (
-        [msgspec.json.decode(choice) for choice in choices] if len(choices) > 1 else []
-    )
+    if len(choices) == 1:
+        return []
+    decoded = map(msgspec.json.decode, choices)
     return [
         choice
         for choice in decoded
@@ -264,9 +251,9 @@ def _as_completion(body: bytes) -> dict[str, Any]:
             for item in thoughts
             for part in item.get("summary") or item.get("content") or ()
         ],
-        "output": output,
     }
     message = {name: value for name, value in fields.items() if value}
+    message["output"] = output
     details = answer.get("incomplete_details") or {}
     reason = "stop" if answer.get("status") != "incomplete" else details.get("reason")
     if reason in (None, "max_output_tokens"):

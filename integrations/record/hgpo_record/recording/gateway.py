@@ -14,7 +14,6 @@ import asyncio
 import io
 import re
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
 
-    from hgpo_record.recording.rollouts import Recording, Rollout
+    from hgpo_record.recording.rollouts import Recording
 
 _PATH: Final = re.compile(
     r"/v1(?:/t/(?P<task>[^/]*))?(?:/r/(?P<rollout>[^/]*))?(?:/(?P<rest>.*))?"
@@ -68,24 +67,6 @@ _AUTOMATIC: Final = ("User-Agent", "Accept", "Content-Type")
 _LARGE: Final = 1 << 20
 _CONNECT_S: Final = 30.0
 _REWARD: Final = msgspec.json.Decoder(Reward)
-
-
-@dataclass
-class _Call:
-    """A request that goes on.
-
-    Attributes:
-        rollout: Its rollout; None if it is not recorded.
-        interface: A key of `PROMPTS`.
-        body: The request.
-        settled: Whether it is recorded, or counted as failed, or neither is wanted.
-    """
-
-    rollout: Rollout | None
-    interface: str
-    body: bytes
-    began: float = field(default_factory=monotonic)
-    settled: bool = False
 
 
 class Gateway:
@@ -171,7 +152,7 @@ class Gateway:
         if rest not in PROMPTS or not is_post:
             return await self._pass_on(request, path, body)
         self._register_key(headers.get("Authorization", "").partition(" ")[2])
-        call = _Call(self._recording.rollout(task, name), rest, body)
+        call = Call(self._recording.rollout(task, name), rest, body)
         is_changed = self._token_ids and rest == "chat/completions"
         return await self._forward(
             request, path, with_token_ids(body) if is_changed else body, call
@@ -223,7 +204,7 @@ class Gateway:
         """Forward a request that is no recorded call."""
         self._recording.passed[f"{request.method} {request.rel_url.raw_path}"] += 1
         return await self._forward(
-            request, path, body, _Call(None, "", body, settled=True)
+            request, path, body, Call(None, "", body, settled=True)
         )
 
     async def _forward(
@@ -231,7 +212,7 @@ class Gateway:
         request: web.BaseRequest,
         path: str,
         body: bytes,
-        call: _Call,
+        call: Call,
     ) -> web.StreamResponse:
         queries = [self._upstream.raw_query_string, request.rel_url.raw_query_string]
         query = "&".join(filter(None, queries))
@@ -273,7 +254,7 @@ class Gateway:
             raise
 
     async def _whole(
-        self, upstream: aiohttp.ClientResponse, call: _Call
+        self, upstream: aiohttp.ClientResponse, call: Call
     ) -> web.StreamResponse:
         answer = await upstream.read()
         self._record(call, answer, streamed=False)
@@ -288,7 +269,7 @@ class Gateway:
         self,
         request: web.BaseRequest,
         upstream: aiohttp.ClientResponse,
-        call: _Call,
+        call: Call,
     ) -> web.StreamResponse:
         """Forward an answer as it comes. A call is recorded before its last part is sent."""
         headers = _forwarded(upstream.headers, _HOP)
@@ -325,19 +306,15 @@ class Gateway:
                 raise
         return response
 
-    def _record(
-        self, call: _Call, answer: bytes | bytearray, *, streamed: bool
-    ) -> None:
+    def _record(self, call: Call, answer: bytes | bytearray, *, streamed: bool) -> None:
         """Record an answer if it is complete. Whatever it is, the program gets it."""
         if call.settled or call.rollout is None:
             return
-        seconds = monotonic() - call.began
+        call.seconds = monotonic() - call.began
+        whole: bytes | None = bytes(answer)
         try:
-            whole = (
-                whole_answer(call.interface, bytes(answer))
-                if streamed
-                else bytes(answer)
-            )
+            if streamed:
+                whole = whole_answer(call.interface, bytes(answer))
         except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
             self._lost(
                 call, f"a stream could not be read: {type(error).__name__}: {error}"
@@ -345,17 +322,16 @@ class Gateway:
             return
         if whole is not None:
             call.settled = True
-            self._recording.add(
-                call.rollout, Call(call.interface, call.body, whole, seconds)
-            )
+            call.answer = whole
+            self._recording.add(call.rollout, call)
 
-    def _failed(self, call: _Call, reason: str) -> None:
+    def _failed(self, call: Call, reason: str) -> None:
         """Count a call that has no answer, which is no step."""
         if not call.settled:
             call.settled = True
             self._recording.failed[reason] += 1
 
-    def _lost(self, call: _Call, reason: str) -> None:
+    def _lost(self, call: Call, reason: str) -> None:
         """Note that a rollout lacks a call that the server answered."""
         if not call.settled and call.rollout is not None:
             call.settled = True

@@ -57,21 +57,27 @@ class RefusedError(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Call:
-    """A call that was answered, and is not read yet.
+    """A request of the program, and its answer.
 
     Attributes:
+        rollout: Its rollout; None if it is not recorded.
         interface: A key of `PROMPTS`.
         body: The request.
-        answer: The body of the answer, as it is without streaming.
+        began: When it arrived.
         seconds: The time until the answer.
+        answer: The body of the answer, as it is without streaming.
+        settled: Whether it is recorded, or counted as failed, or neither is wanted.
     """
 
+    rollout: Rollout | None
     interface: str
     body: bytes
-    answer: bytes
-    seconds: float
+    began: float = field(default_factory=monotonic)
+    seconds: float = 0.0
+    answer: bytes = b""
+    settled: bool = False
 
 
 @dataclass(eq=False)
