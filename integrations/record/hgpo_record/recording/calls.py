@@ -50,12 +50,14 @@ class Request:
 
     Attributes:
         prompt: The JSON of its messages (or of its input) exactly as it was sent.
+        raw: The same in UTF-8, without lone surrogates.
         items: The JSON of each message.
         settings: All other fields of the request, as JSON by name: model, tools, temperature.
     """
 
     prompt: str
-    items: Sequence[bytes | msgspec.Raw]
+    raw: bytes
+    items: Sequence[bytes]
     settings: Mapping[str, bytes]
 
     @property
@@ -85,8 +87,13 @@ class Answer:
     others: Sequence[Mapping[str, Any]] = ()
 
 
-def read_request(interface: str, body: bytes) -> Request:
+def read_request(interface: str, body: bytes, before: Request | None = None) -> Request:
     """Read the body of a request.
+
+    Args:
+        interface: A key of `PROMPTS`.
+        body: The body.
+        before: The request before it, whose messages are not read again if this one begins with them.
 
     Raises:
         UnreadableError: It is not JSON with a prompt.
@@ -101,7 +108,7 @@ def read_request(interface: str, body: bytes) -> Request:
             whole = _SURROGATE.sub(rb"\\ufffd", body)
             fields = _FIELDS.decode(whole)
         raw = bytes(fields.pop(name))
-        items = [raw] if raw.startswith(b'"') else _ITEMS.decode(raw)
+        items = _items(raw, before)
     except (msgspec.DecodeError, KeyError) as error:
         raise UnreadableError(f"the request is not JSON with {name}: {error}") from None
     prompt = raw
@@ -109,7 +116,20 @@ def read_request(interface: str, body: bytes) -> Request:
         start = whole.find(raw)
         prompt = body[start : start + len(raw)]
     settings = {name: bytes(value) for name, value in fields.items()}
-    return Request(prompt.decode("utf-8", "replace"), items, settings)
+    return Request(prompt.decode("utf-8", "replace"), raw, items, settings)
+
+
+def _items(raw: bytes, before: Request | None) -> list[bytes]:
+    """Return the messages of a prompt, each as its JSON; a text is one."""
+    if raw.startswith(b'"'):
+        return [raw]
+    # After the last message of the request before, a comma and more messages follow in nearly every request.
+    if before is not None:
+        begun = before.raw[:-1].rstrip()
+        more = raw[len(begun) :].lstrip() if raw.startswith(begun) else b""
+        if more.startswith(b","):
+            return [*before.items, *map(bytes, _ITEMS.decode(b"[" + more[1:]))]
+    return list(map(bytes, _ITEMS.decode(raw)))
 
 
 def last_input(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -161,7 +181,7 @@ def state_of(request: Request, state_key: Callable[[Sequence[Any]], object]) -> 
     return state
 
 
-def _message(item: bytes | msgspec.Raw) -> dict[str, Any]:
+def _message(item: bytes) -> dict[str, Any]:
     """Return a message; a text of the interface of responses is one of the user."""
     value = msgspec.json.decode(item)
     return value if isinstance(value, dict) else {"role": "user", "content": value}

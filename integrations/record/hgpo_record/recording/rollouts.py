@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hgpo_datasets import StepWriter
+    from hgpo_record.recording.calls import Request
 
 BRANCHES: Final = "branches.jsonl"
 LONGEST_NAME: Final = 1000
@@ -89,6 +90,7 @@ class Rollout:
         name: Its name among the rollouts of the task.
         calls: Its last calls, which are not read yet.
         rows: One row per call.
+        last: The request of the last row.
         branches: The branches of its calls.
         others: Further choices of a call, by its step.
         problem: Why it lacks a step; empty if it does not.
@@ -100,6 +102,7 @@ class Rollout:
     name: str
     calls: list[Call] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    last: Request | None = None
     branches: Branches = field(default_factory=Branches)
     others: dict[int, Sequence[Any]] = field(default_factory=dict)
     problem: str = ""
@@ -282,7 +285,7 @@ class Recording:
                 )
 
     def _add_step(self, rollout: Rollout, call: Call) -> None:
-        request = read_request(call.interface, call.body)
+        request = read_request(call.interface, call.body, rollout.last)
         answer = read_answer(call.interface, call.answer)
         reply = answer.reply
         step = len(rollout.rows)
@@ -306,6 +309,7 @@ class Recording:
         )
         rollout.branches.add(request, answer)
         rollout.rows.append(row)
+        rollout.last = request
         if answer.others:
             rollout.others[step] = answer.others
 
