@@ -25,6 +25,7 @@ from hgpo_datasets.interchange.readers.json_records import (
     numbers,
     objects,
     text,
+    without,
 )
 from hgpo_datasets.interchange.readers.messages import (
     checked_messages,
@@ -140,7 +141,7 @@ def _rows(sample: Object, where: str) -> list[Object]:
         steps,
         reward=reward,
         named=numbers(values),
-        extra={name: value for name, value in sample.items() if name not in _NO_EXTRA},
+        extra=without(sample, _NO_EXTRA),
         truncated=bool(sample.get("limit")),
         error=None if error is None else one_line(error, 300),
         task_id=text(sample.get("id")) or "",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import numbers
+from hgpo_datasets.interchange.readers.json_records import numbers, without
 from hgpo_datasets.interchange.readers.messages import (
     checked_messages,
     conversation_rows,
@@ -82,12 +82,8 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
             reward=sum(summed) if summed else None,
             named=values,
             summed=rewards,
-            extra={
-                name: value
-                for name, value in record.items()
-                if name not in ("step", "prompt", "completion")
-            },
-            iteration=step if isinstance(step, int) else 0,
+            extra=without(record, ("step", "prompt", "completion")),
+            iteration=step,
             task_id=task_of(task["prompt"]),
             task=task["state"],
             trajectory=f"{step}_{place}",
