@@ -19,6 +19,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice, zip_longest
@@ -43,6 +44,7 @@ from hgpo_envs.environment_spec import EnvironmentSpec, make_player, spec_named
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.responses import ToolCall, tool_calls
+from hgpo_envs.sources import Split
 from hgpo_envs.tools import random_call
 from hgpo_envs.wording import counted
 
@@ -118,6 +120,7 @@ def check_environment(
     chosen = list(commands or tasks[: max(1, episodes // ROLLOUTS)])
     play = Play(shared, settings, spec, tasks, chosen, seed, commands, env)
     generators = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
+    folder = play.folder
     try:
         for name, check in _CHECKS.items():
             if (spec.stochastic and name in _REPEATING) or (
@@ -142,6 +145,7 @@ def check_environment(
                 "not compared: the environment is declared to be stochastic",
             )
     finally:
+        os.chdir(folder)
         random.setstate(generators[0])
         np.random.set_state(generators[1])  # noqa: NPY002
 
@@ -181,9 +185,10 @@ def _guarded(name: str, check: Check, play: Play) -> Finding:
 
     # which does not keep the process alive if it never returns
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive() and perf_counter() - play.since < ANSWER_SECONDS:
-        thread.join(0.1)
+    with redirect_stdout(play.printed):  # a command's output is the findings alone
+        thread.start()
+        while thread.is_alive() and perf_counter() - play.since < ANSWER_SECONDS:
+            thread.join(0.1)
     return (
         results[0]
         if results
@@ -196,7 +201,7 @@ def _tasks(play: Play) -> str:
     play.where = "the source's split all and its descriptions of tasks"
     source = play.shared.source
     tasks = play.tasks
-    every = source.ids("all")
+    every = Split(play.shared, "all")
     ids = list(islice(tasks, LISTED))
     repair = "ids lists every task once, and all tasks for the split all"
     for task_id, times in Counter(ids).items():
@@ -631,6 +636,21 @@ def _after_the_end(play: Play) -> str:
     return "a task that has ended stays so"
 
 
+def _process(play: Play) -> str:
+    """Check that playing left alone what a process has once: its working directory and its standard output."""
+    if (folder := os.getcwd()) != play.folder:  # noqa: PTH109 - a text
+        raise Flaw(
+            f"playing changed the working directory to {folder}, so that paths such as --out mean others; "
+            "use absolute paths instead of os.chdir"
+        )
+    if printed := play.printed.getvalue():
+        raise Doubt(
+            f"playing prints {printed[:40]!r} to standard output, which spoils what commands print (--json); "
+            "use logging, or sys.stderr"
+        )
+    return "the working directory and standard output are left alone"
+
+
 def _conforms(play: Play) -> str:
     """Check the Gymnasium environment by Gymnasium's own rules."""
     if play.env is None:
@@ -674,5 +694,6 @@ _CHECKS: Final[dict[str, Check]] = {
     "parser": env_findings.parsed,
     "success": env_findings.success,
     "step limit": env_findings.limit,
+    "process": _process,
     "repeated states": env_findings.repetition,
 }

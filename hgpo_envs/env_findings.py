@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -105,6 +107,8 @@ class Play:
         rollouts: The rollouts that have commands.
         where: What a check asks an engine at the moment.
         since: Since when it asks, in seconds; infinite while it does not.
+        folder: The working directory before.
+        printed: What was written to standard output.
     """
 
     shared: SharedSource
@@ -118,6 +122,8 @@ class Play:
     rollouts: list[Rollout] = field(default_factory=list)
     where: str = ""
     since: float = math.inf
+    folder: str = field(default_factory=os.getcwd)
+    printed: io.StringIO = field(default_factory=io.StringIO)
 
     @property
     def is_described(self) -> bool:
@@ -190,6 +196,8 @@ def values(play: Play) -> str:
     return "texts, flags and numbers of every state have their types"
 
 
+_LARGEST_REWARD: Final = 1e30
+
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "text": (str,),
     "key": (str, type(None)),
@@ -218,6 +226,11 @@ def flaw_of(state: State) -> str:
             return f"{text!r:.40} has lone surrogates, which cannot be stored"
     if not (math.isfinite(state.reward) and math.isfinite(state.score)):
         return f"reward {state.reward}, score {state.score}: expected finite numbers"
+    if abs(state.reward) > _LARGEST_REWARD:
+        return (
+            f"reward {state.reward:g}: expected at most {_LARGEST_REWARD:g}, because estimators round returns to "
+            "float32, whose largest number is 3.4e+38"
+        )
     if not 0 <= state.score <= 1:
         return f"score {state.score:g}: expected a number in [0, 1]"
     if state.terminated and state.truncated:
