@@ -351,6 +351,14 @@ def test_hostile_files_are_refused(tmp_path) -> None:
     ):
         with pytest.raises(InputError):
             import_rollouts(path, tmp_path / "run", format=name)
+    # its list of files, which is read in one piece, has more than 16 MB
+    with zipfile.ZipFile(tmp_path / "names.eval", "w") as archive:
+        for number in range(300):
+            entry = zipfile.ZipInfo(f"samples/{number:060000}.json")
+            archive.writestr(entry, b"{}")
+    with pytest.raises(InputError, match="a list of files of at most 16,777,216") as it:
+        import_rollouts(tmp_path / "names.eval", tmp_path / "run")
+    assert len(str(it.value)) < 500
     cut = tmp_path / "cut.eval"
     cut.write_bytes((SAMPLES / "inspect/tools.eval").read_bytes()[:9000])
     with pytest.raises(InputError, match="expected a log of Inspect"):

@@ -34,6 +34,7 @@ from hgpo_datasets.interchange.readers.messages import (
 )
 from hgpo_datasets.interchange.readers.rollout_rows import MOST, limited, rollout_rows
 from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.unpack import ListReader
 from hgpo_envs.files.untrusted_files import open_regular
 
 if TYPE_CHECKING:
@@ -84,21 +85,26 @@ def read_inspect(path: Path) -> Iterator[Object]:
 def _archived_samples(path: Path) -> Iterator[tuple[object, Object]]:
     with open_regular(path, "log of Inspect") as file:
         try:
+            # first only its list, of limited size; names and comments can have gigabytes
+            reader = ListReader(file)
+            zipfile.ZipFile(reader)
+            reader.detach()
             archive = zipfile.ZipFile(file)
-        except _UNREADABLE as error:
+        except (InputError, *_UNREADABLE) as error:
             raise InputError(
                 f"{path}: expected a log of Inspect ({one_line(error)})"
             ) from None
         for entry in archive.infolist():
             if entry.filename.startswith("samples/"):
-                where = f"{path}, {entry.filename}"
+                name = one_line(entry.filename, 100)
+                where = f"{path}, {name}"
                 try:
                     data = _content(archive, file, entry)
                 except (*_UNREADABLE, pa.ArrowException) as error:
                     raise InputError(
                         f"{where} cannot be read ({one_line(error)}); copy the log again"
                     ) from None
-                yield entry.filename, json_records.parse_object(data, where)
+                yield name, json_records.parse_object(data, where)
 
 
 def _content(
