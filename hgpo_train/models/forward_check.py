@@ -163,5 +163,6 @@ def _is_float32(model: Model) -> bool:
 
 def _relative_error(expected: Tensor, received: Tensor) -> float:
     """Return the greatest relative error of the states of a token; infinity if one is not finite."""
-    error = (received - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+    away = (received - expected).float().norm(dim=-1)
+    error = away / expected.float().norm(dim=-1)
     return float(error.nan_to_num(torch.inf).max())

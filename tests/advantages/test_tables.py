@@ -75,10 +75,15 @@ def same(frame: pl.DataFrame, other: pl.DataFrame, column: str = "advantage") ->
 
 
 SMALL = pl.DataFrame(
-    [("a", "x", 0, "s", 0.0, True), ("a", "x", 1, "t", 10.0, True), ("a", "y", 0, "s", 0.0, True),
-     ("a", "y", 1, "u", 0.0, False)],
-    ["task", "trajectory", "step", "state", "reward", "action_valid"], orient="row",
-).with_columns(action=pl.lit("go"))  # fmt: skip
+    [
+        ("a", "x", 0, "s", 0.0, True),
+        ("a", "x", 1, "t", 10.0, True),
+        ("a", "y", 0, "s", 0.0, True),
+        ("a", "y", 1, "u", 0.0, False),
+    ],
+    ["task", "trajectory", "step", "state", "reward", "action_valid"],
+    orient="row",
+).with_columns(action=pl.lit("go"))
 SCORED = SMALL.with_columns(
     entropy=pl.Series([0.5, 1.0, 0.25, 0.0]),
     hindsight=pl.Series([-1.0, -0.5, -2.0, -1.0]),
@@ -308,9 +313,9 @@ def test_threads_do_not_change_results(tmp_path: Path) -> None:
 
 def test_equal_values_are_exactly_zero_and_others_keep_their_digits() -> None:
     """Three equal values whose float64 mean is not exactly their value, and values far from 0 that differ little."""
-    steps = pl.LazyFrame(
-        {"task_key": [1, 1, 1, 2, 2, 2], "x": [0.1, 0.1, 0.1, 1e9, 1e9 + 1, 1e9 + 2]}
-    )
+    equal = [0.1] * 3
+    large = [1e9, 1e9 + 1, 1e9 + 2]
+    steps = pl.LazyFrame({"task_key": [1, 1, 1, 2, 2, 2], "x": [*equal, *large]})
     for mode in ("mean_std_norm", "mean_norm"):
         for epsilon in (0.0, 1e-6):
             found = normalise(
@@ -318,14 +323,8 @@ def test_equal_values_are_exactly_zero_and_others_keep_their_digits() -> None:
             ).collect()["a"]
             assert found.to_list() == pytest.approx([0, 0, 0, -1, 0, 1], abs=2e-6)
             assert (found[:3] == 0).all()
-    assert mean(steps, "m", "x", within()).collect()["m"].to_list() == [
-        0.1,
-        0.1,
-        0.1,
-        1e9 + 1,
-        1e9 + 1,
-        1e9 + 1,
-    ]
+    means = mean(steps, "m", "x", within()).collect()["m"]
+    assert means.to_list() == [*equal, *[1e9 + 1] * 3]
 
 
 def test_values_that_are_not_finite_are_never_used() -> None:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from html import escape
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,12 @@ def histories(rows):
     return found
 
 
+def pairs_at_one_state(rows, past, numbers):
+    """Return the ordered pairs of different rows of a task whose states are equal."""
+    places = [(row["task"], states[-1]) for row, states in zip(rows, past, strict=True)]
+    return [(i, j) for i, j in permutations(numbers, 2) if places[i] == places[j]]
+
+
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(tables())
@@ -41,12 +48,7 @@ def test_levels_match_plain_counting(rows):
     detailed = compute(
         pl.DataFrame(rows), "hgpo", history_length=DEPTH, details=True
     ).collect()
-    pairs = [
-        (i, j)
-        for i in range(len(rows))
-        for j in range(len(rows))
-        if i != j and rows[i]["task"] == rows[j]["task"] and past[i][-1] == past[j][-1]
-    ]
+    pairs = pairs_at_one_state(rows, past, range(len(rows)))
     for level in found.levels.iter_rows(named=True):
         oracle = level["level"] == "oracle"
         k = 99 if oracle else int(level["level"])
@@ -119,16 +121,11 @@ def test_replies_to_actions_that_changed_nothing_are_left_out(rows):
     ]
     assert found.levels["steps"].unique().to_list() == [len(kept)]
     assert found.summary["unchanged"].item() == pytest.approx(1 - len(kept) / len(rows))
-    pairs = [
-        (past[i], past[j])
-        for i in kept
-        for j in kept
-        if i != j and rows[i]["task"] == rows[j]["task"] and past[i][-1] == past[j][-1]
-    ]
+    pairs = pairs_at_one_state(rows, past, kept)
     for level in found.levels.iter_rows(named=True):
         k = 99 if level["level"] == "oracle" else int(level["level"])
         if pairs:
-            apart = sum(one[-k - 1 :] != other[-k - 1 :] for one, other in pairs)
+            apart = sum(past[i][-k - 1 :] != past[j][-k - 1 :] for i, j in pairs)
             assert level["differing"] == pytest.approx(apart / len(pairs))
 
 

@@ -178,8 +178,10 @@ def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path) -> None:
         .rows()
     )
     assert parts == [
-        ("a", "a_0_0", 0, "look", 0.0), ("a", "a_0_0", 1, "open door", 1.0), ("a", "a_1_0", 0, "sleep", 0.0),
-    ]  # fmt: skip
+        ("a", "a_0_0", 0, "look", 0.0),
+        ("a", "a_0_0", 1, "open door", 1.0),
+        ("a", "a_1_0", 0, "sleep", 0.0),
+    ]
 
 
 @pytest.mark.parametrize("name", ["rllm", "rllm_eval"])

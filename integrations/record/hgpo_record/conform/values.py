@@ -12,9 +12,8 @@ from hgpo_record.conform.verdicts import NOISE, Estimate, Note, unless_equal
 
 def finite(estimate: Estimate) -> str | None:
     """One finite number for each step, in whatever order groups and lengths come."""
-    steps = table(
-        {**PLAIN, "long": [[0.0, 0.5, 0.0, 1.0], [0.0], [0.0, 0.0, 0.0], [1.0, 1.0]]}
-    )
+    lengths = [[0.0, 0.5, 0.0, 1.0], [0.0], [0.0, 0.0, 0.0], [1.0, 1.0]]
+    steps = table({**PLAIN, "long": lengths})
     values = estimate(steps).values
     bad = int((~np.isfinite(values)).sum())
     return f"{bad} of {len(values)} advantages are NaN or infinite" if bad else None
