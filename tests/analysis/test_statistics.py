@@ -363,11 +363,13 @@ def test_chunks_and_processes_give_the_same_numbers(tmp_path):
 
 
 def test_contexts_of_states_and_actions_and_equal_returns():
-    table = pl.DataFrame(
-        [("a", trajectory, step, state, 0.0, True, action) for trajectory, actions in (("x", "up"), ("y", "climb"))
-         for step, (state, action) in enumerate((("hall", actions), ("attic", "look")))],
-        [*NAMES, "action"], orient="row",
-    )  # fmt: skip
+    rows = [
+        ("a", "x", 0, "hall", 0.0, True, "up"),
+        ("a", "x", 1, "attic", 0.0, True, "look"),
+        ("a", "y", 0, "hall", 0.0, True, "climb"),
+        ("a", "y", 1, "attic", 0.0, True, "look"),
+    ]
+    table = pl.DataFrame(rows, [*NAMES, "action"], orient="row")
     both = {
         context: statistics(table, history_length=1, context=context)
         for context in ("states", "states_actions")

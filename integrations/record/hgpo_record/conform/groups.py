@@ -11,9 +11,9 @@ from hgpo_record.conform.verdicts import NOISE, Estimate, Note, unless_equal
 
 def other_tasks(estimate: Estimate) -> str | None:
     """The rollouts of another task change nothing (agent-lightning #489)."""
-    changed = PLAIN | {"rare": [[0.0, 5.0], [0.0, -3.0], [0.0, 1.0], [0.0, 0.25]]}
+    others = [[0.0, 5.0], [0.0, -3.0], [0.0, 1.0], [0.0, 0.25]]
     before = estimate(table(PLAIN)).values[:8]
-    after = estimate(table(changed)).values[:8]
+    after = estimate(table(PLAIN | {"rare": others})).values[:8]
     return unless_equal(
         before, after, "other rewards in one task change the advantages of another"
     )
@@ -104,8 +104,9 @@ def iterations(estimate: Estimate) -> str | None:
 
 def aborted(estimate: Estimate) -> str | None:
     """A rollout that a failure aborted is in no baseline, and is not trained on."""
-    steps = table({"a": [[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]})
-    failed = table({"a": [[0.0, 1.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]})
+    ended = [[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
+    steps = table({"a": ended})
+    failed = table({"a": [*ended, [0.0, 0.0]]})
     is_failed = (pl.col("trajectory") == "a/3").alias("aborted")
     found = estimate(failed.with_columns(is_failed)).values
     if np.nan_to_num(np.abs(found[6:])).max() > NOISE:
