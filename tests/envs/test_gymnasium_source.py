@@ -241,7 +241,7 @@ STEP = {
         ("reward", math.nan),
         ("reward", None),
         ("reward", [1.0]),
-        ("reward", 10**400),
+        pytest.param("reward", 10**400, id="reward-huge"),
         ("terminated", "False"),
         ("terminated", 2),
         ("truncated", np.array([True, False])),
