@@ -51,9 +51,8 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     '''
     name = function.__name__
     text, *sections = _SECTION.split(inspect.getdoc(function) or "")
-    described = _arguments(
-        dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "")
-    )
+    by_title = dict(zip(sections[::2], sections[1::2], strict=True))
+    described = _arguments(by_title.get("Args", ""))
     if not text.strip():
         raise InputError(
             f"tool {name}: expected a docstring, which tells the model what the tool does"

@@ -28,4 +28,5 @@ def listed(parts: Sequence[str]) -> str:
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
     """
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    *first, last = parts or [""]
+    return f"{', '.join(first)} and {last}" if first else last

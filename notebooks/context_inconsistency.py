@@ -93,21 +93,18 @@ def read(Path, mo, pl, scan_steps):
     given = mo.cli_args().get("run")
     folder = Path(__file__).parent / "data"
     files = {
-        "ALFWorld": folder / "alfworld.parquet",
-        "WebShop": folder / "webshop.parquet",
+        name: folder / f"{name.lower()}.parquet" for name in ("ALFWorld", "WebShop")
     }
     if given:
         files = {Path(str(given)).stem: given}
     names = list(files)
-    steps = pl.concat(
-        [
-            scan_steps(str(file), plain=True)
-            .collect()
-            .with_columns(data=pl.lit(name).cast(pl.Enum(names)))
-            for name, file in files.items()
-        ],
-        how="diagonal",
-    )
+    tables = [
+        scan_steps(str(file), plain=True)
+        .collect()
+        .with_columns(data=pl.lit(name, pl.Enum(names)))
+        for name, file in files.items()
+    ]
+    steps = pl.concat(tables, how="diagonal")
     return names, steps
 
 

@@ -57,6 +57,7 @@ ROOMS = {
     ],
 }  # fmt: skip
 """The rooms of a package, layer by layer from the bottom: none imports from its own layer's other rooms or above."""
+CODE = ["hgpo_envs", "datasets", "hgpo_train", "integrations", "research", "tests"]
 
 
 def imported(source: str) -> set[str]:
@@ -123,11 +124,22 @@ def test_rooms_import_only_from_layers_below(package):
                 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "folder",
-    ["hgpo_envs", "datasets", "hgpo_train", "integrations", "research", "tests"],
+    "folder", [*CODE, "benchmarks", "docs", "examples", "notebooks", "tools"]
 )
+def test_a_module_has_at_most_600_lines(folder):
+    """A longer one has several subjects (CONTRIBUTING.md)."""
+    lengths = {
+        str(path.relative_to(ROOT)): path.read_bytes().count(b"\n")
+        for path in (ROOT / folder).rglob("*.py")
+        if ".venv" not in path.parts
+    }
+    assert lengths
+    assert {name: lines for name, lines in lengths.items() if lines > 600} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", CODE)
 def test_tuple_assignments_swap_or_unpack(folder):
     """`a, b = x, y` is two ideas in a line, unless it swaps them (CONTRIBUTING.md)."""
     packed = []

@@ -205,7 +205,8 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
         chunk = chunk.with_columns(action_valid=pl.lit(value=True))
     rewards = pl.lit(None, pl.Float64)
     if "reward" in columns:
-        rewards = pl.col("reward").cast(pl.Float64).sum().over(row_keys(columns)[:-1])
+        trajectory = row_keys(columns)[:-1]
+        rewards = pl.col("reward").cast(pl.Float64).sum().over(trajectory)
     chunk = chunk.with_columns(
         rewards.alias("(rewards)"), _admissible(chunk.schema).alias("(admissible)")
     )

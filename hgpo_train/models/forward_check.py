@@ -160,5 +160,6 @@ def trying(model: Model) -> Iterator[Trial]:
 
 def _relative_error(expected: Tensor, received: Tensor) -> float:
     """Return the greatest relative error of the states of a token; infinity if one is not finite."""
-    error = (received - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+    away = (received - expected).float().norm(dim=-1)
+    error = away / expected.float().norm(dim=-1)
     return float(error.nan_to_num(torch.inf).max())

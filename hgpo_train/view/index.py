@@ -194,6 +194,7 @@ def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
     whole = ~pl.col("aborted")
     rollouts = whole & ~IS_BRANCH  # a branch is no independent rollout
     won = pl.col("won").filter(rollouts)
+    wins = won.sum().cast(pl.Int64)
     return (
         episodes.group_by("number", maintain_order=True)
         .agg(
@@ -204,7 +205,8 @@ def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
             pl.col("aborted", "invalid").sum().cast(pl.Int64),
             (~IS_BRANCH).sum().cast(pl.Int64).alias("roots"),
             rollouts.sum().cast(pl.Int64).alias("rollouts"),
-            pl.when(~won.has_nulls()).then(won.sum().cast(pl.Int64)).alias("won"),
+            # unknown if the outcome of one is
+            pl.when(~won.has_nulls()).then(wins).alias("won"),
             pl.col("episode_return").filter(rollouts).mean().alias("mean_return"),
         )
         .with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("first"))

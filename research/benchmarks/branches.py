@@ -194,7 +194,8 @@ def measured(batch: Batch, gradient: Floats, truth: Floats) -> dict[str, float]:
     """Return the gain of a gradient, and its cost: noise times steps."""
     dense = batch.visits.dense(gradient)
     is_root = batch.table["parent"].is_null().to_numpy()
-    kept = np.split(is_root, np.cumsum([len(each.step) for each in batch.rows])[:-1])
+    ends = np.cumsum([len(each.step) for each in batch.rows])
+    kept = np.split(is_root, ends[:-1])
     square = batch.visits.products(gradient, gradient, kept)
     along = (dense * truth[: dense.shape[1]]).sum(1)
     gain = along / np.sqrt(np.where(square > 0, square, np.inf))

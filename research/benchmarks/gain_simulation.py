@@ -126,7 +126,8 @@ class Worlds:
             k = task[running]
             s = state[running]
             cumulated = self.policy[b, k, s].cumsum(-1)
-            action = (rng.random(len(running))[:, None] > cumulated[:, :-1]).sum(-1)
+            drawn = rng.random(len(running))
+            action = (drawn[:, None] > cumulated[:, :-1]).sum(-1)
             after = self.moves[b, k, s, action]
             parts.append((running, np.full(len(running), t), s, action, after))
             state[running] = after

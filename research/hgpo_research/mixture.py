@@ -111,10 +111,13 @@ def mixture_weights(slopes: Floats, cosines: Floats) -> Floats:
     for size in range(1, count + 1):
         for chosen in map(list, combinations(range(count), size)):
             inner = cosines[:, chosen][:, :, chosen] + 1e-9 * np.eye(size)
-            found = np.linalg.solve(inner, slopes[chosen].T[:, :, None])[:, :, 0].T
-            square = (found * slopes[chosen]).sum(0)
+            along = slopes[chosen]
+            # one system of equations for each run, with one column
+            found = np.linalg.solve(inner, along.T[:, :, None])[:, :, 0].T
+            square = (found * along).sum(0)
             better = (found > 0).all(0) & (square > best)
             best = np.where(better, square, best)
             weights[:, better] = 0.0
-            weights[np.ix_(chosen, better)] = found[:, better] / found[:, better].sum(0)
+            kept = found[:, better]
+            weights[np.ix_(chosen, better)] = kept / kept.sum(0)
     return weights

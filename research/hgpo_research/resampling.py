@@ -44,7 +44,8 @@ def percentile_bounds(
         a level which few tasks have.
     """
     if tasks < FEWEST_TASKS:
-        return np.full(np.shape(values), np.nan), np.full(np.shape(values), np.nan)
+        unknown = np.full(np.shape(values), np.nan)
+        return unknown, unknown.copy()
     widened = student_quantile((1 + LEVEL) / 2, tasks - 1) * np.sqrt(
         tasks / (tasks - 1)
     )

@@ -199,6 +199,7 @@ def _with_variances(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         )
         for level in levels
     }
+    # A deviation from the mean of m others has the variance σ² (m + 1) / m.
     steps = steps.with_columns(
         (d * d * (m / (m + 1.0))).alias(f"q {level}") for level, (d, m) in far.items()
     )

@@ -40,7 +40,8 @@ def world(rng: np.random.Generator, gamma: float) -> World:
     value = np.zeros((LIMIT + 1, STATES + 2))
     made = World(moves, policy, value, gamma)
     for t in reversed(range(LIMIT)):
-        value[t, :STATES] = [(policy[s] * made.q(s, t)).sum() for s in range(STATES)]
+        for state in range(STATES):
+            value[t, state] = (policy[state] * made.q(state, t)).sum()
     return made
 
 

@@ -140,7 +140,12 @@ def test_ranks_do_not_depend_on_the_order(order):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "means", [(0, 0, 0, 0, 0, 0), (0, 0, 0.3, 0.6, 0.6, 2), (0, 0.5, 1, 1.5, 2, 2.5)]
+    "means",
+    [
+        (0, 0, 0, 0, 0, 0),
+        (0, 0, 0.3, 0.6, 0.6, 2),
+        (0, 0.5, 1, 1.5, 2, 2.5),
+    ],
 )
 def test_rank_intervals_contain_all_ranks_at_once(means):
     rng = np.random.default_rng(1)

@@ -112,9 +112,9 @@ def test_a_perfect_estimator_is_found_to_be_perfect():
 def test_signs_are_compared_where_they_are_known():
     """Of true advantages 3, -3, 3 and 0.1 with an error of 1/√2, three are known; an estimate of 0 counts a half."""
     rng = np.random.default_rng(0)
-    steps, truth = of_numbers(
-        np.tile([3.0, -3.0, 3.0, 0.1], 6), 0.0, np.tile([1.0, 2.0, 0.0, -1.0], 6), rng
-    )
+    true = np.tile([3.0, -3.0, 3.0, 0.1], 6)
+    estimates = np.tile([1.0, 2.0, 0.0, -1.0], 6)
+    steps, truth = of_numbers(true, 0.0, estimates, rng)
     truth = truth.with_columns(advantage_error=pl.lit(0.5**0.5))
     row = compared(steps, truth, STORED)[STORED]
     assert row["sign"] == pytest.approx((1 + 0 + 0.5) / 3)

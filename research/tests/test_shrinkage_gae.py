@@ -234,9 +234,16 @@ def agree(rows, name, want, **parameters):
 
 @pytest.mark.slow
 @settings(max_examples=25)
-@given(tables(), st.integers(0, 3), st.sampled_from(["states", "states_actions"]), st.sampled_from([None, 0.0, 0.5]),
-       st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
-       st.sampled_from([0.0, 0.1]), st.booleans())  # fmt: skip
+@given(
+    tables(),
+    st.integers(0, 3),
+    st.sampled_from(["states", "states_actions"]),
+    st.sampled_from([None, 0.0, 0.5]),
+    st.sampled_from(["return", "reward"]),
+    st.sampled_from(["per_step", "from_end"]),
+    st.sampled_from([0.0, 0.1]),
+    st.booleans(),
+)
 def test_shrinkage_gae_matches_its_formulas(
     rows,
     depth,

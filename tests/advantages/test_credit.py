@@ -19,7 +19,7 @@ PLAIN = {"reward_scale": 1.0, "precision": "float64", "epsilon": 0.0}
 SOME = settings(max_examples=max(10, settings().max_examples // 10))
 
 
-def table(rollouts, task="a"):
+def table(*rollouts, task="a"):
     """Return a step table of rollouts, each a list of (state, reward) or (state, reward, action)."""
     rows = []
     for number, rollout in enumerate(rollouts):
@@ -51,7 +51,11 @@ def near(*numbers):
 
 def test_ecpo_trusts_few_occurrences_little():
     """Action l returned 4 and 0, and r once 1: means 2 and 1, that of the state 5/3."""
-    steps = table([[("s", 4, "l")], [("s", 0, "l")], [("s", 1, "r")]])
+    steps = table(
+        [("s", 4, "l")],
+        [("s", 0, "l")],
+        [("s", 1, "r")],
+    )
     value = advantages(steps, "ecpo", "advantage_value")
     left = Fraction(2 * 2 + 2 * Fraction(5, 3)) / 4
     right = Fraction(1 + 2 * Fraction(5, 3)) / 3
@@ -75,7 +79,11 @@ def test_ecpo_trusts_few_occurrences_little():
 
 def test_gagpo_bootstraps_from_the_states_that_follow():
     """R = 5, 10 | 0, 0 | 0, 0 with γ = 1/2; V(s) = 5/3, V(t) = 5, V(u) = 0; δ = 5/6, 5 | -5/3, 0 | 5/6, -5."""
-    steps = table([[("s", 0), ("t", 10)], [("s", 0), ("u", 0)], [("s", 0), ("t", 0)]])
+    steps = table(
+        [("s", 0), ("t", 10)],
+        [("s", 0), ("u", 0)],
+        [("s", 0), ("t", 0)],
+    )
     p = {"gamma": 0.5, "gae_lambda": 0.5}
     # their sum is 0
     expected = [Fraction(25, 12), 5, Fraction(-5, 3), 0, Fraction(-5, 12), -5]
@@ -86,7 +94,7 @@ def test_gagpo_bootstraps_from_the_states_that_follow():
         *[5 / 3, 5, 5 / 3, 0, 5 / 3, 5]
     )
     # A second task, whose only step is 0, changes the batch's mean square alone: 5 degrees of freedom become 6.
-    both = pl.concat([steps, table([[("s", 3)]], task="b")])
+    both = pl.concat([steps, table([("s", 3)], task="b")])
     wider = [float(a) / std * math.sqrt(6 / 5) for a in expected]
     assert advantages(both, "gagpo", normalize="batch", **p) == near(*wider, 0)
     assert advantages(both, "gagpo", **p)[:6] == near(
@@ -111,7 +119,7 @@ def test_gagpo_bootstraps_from_the_states_that_follow():
 )
 def test_bepo_solves_the_bellman_equation_of_a_cycle(gamma, values, deltas):
     """V(s) = (γ V(t) + 1 + 0) / 3 and V(t) = γ V(s); s was left to t and to the end, t only to s."""
-    steps = table([[("s", 0), ("t", 0), ("s", 1)], [("s", 0)]])
+    steps = table([("s", 0), ("t", 0), ("s", 1)], [("s", 0)])
     p = {"gamma": gamma, "gae_lambda": 0, "mode": "mean_norm", "cross_steps": False}
     s, t = values
     assert advantages(steps, "bepo", "advantage_value", **p) == near(s, t, s, s)
@@ -120,7 +128,7 @@ def test_bepo_solves_the_bellman_equation_of_a_cycle(gamma, values, deltas):
         deltas[0], Fraction(1, 2), *deltas[2:]
     )
     # Where the ends of t are known to differ, it has several successors.
-    ends = table([[("s", 0), ("t", 1)], [("s", 0), ("t", 0)]])
+    ends = table([("s", 0), ("t", 1)], [("s", 0), ("t", 0)])
     assert advantages(ends, "bepo", "advantage_gate", **p) == [0, 0, 0, 0]
     ends = ends.with_columns(next_state=pl.Series([None, "won", None, "lost"]))
     assert advantages(ends, "bepo", "advantage_gate", **p) == [0, 1, 0, 1]
@@ -128,7 +136,7 @@ def test_bepo_solves_the_bellman_equation_of_a_cycle(gamma, values, deltas):
 
 def test_a_state_that_is_rarely_left_has_the_value_of_its_end():
     """With γ = 1 and a single end, which pays 7, V is 7 everywhere, after about 36 rounds a visit."""
-    steps = table([[("s", 0), ("t", 0)] * 40 + [("s", 7)]])
+    steps = table([("s", 0), ("t", 0)] * 40 + [("s", 7)])
     assert advantages(steps, "bepo", "advantage_value", gamma=1) == near(*[7] * 81)
     assert advantages(steps, "bepo", gamma=1, mode="mean_norm") == [0] * 81
 
@@ -143,10 +151,9 @@ def groups(draw):
     rollouts = draw(
         st.lists(st.lists(step, min_size=1, max_size=7), min_size=1, max_size=5)
     )
+    rows = [[row[:3] for row in rollout] for rollout in rollouts]
     valid = [flag for rollout in rollouts for *_, flag in rollout]
-    return table([[row[:3] for row in rollout] for rollout in rollouts]).with_columns(
-        action_valid=pl.Series(valid)
-    )
+    return table(*rows).with_columns(action_valid=pl.Series(valid))
 
 
 def episodes(steps):
@@ -203,7 +210,7 @@ def test_values_are_mean_returns_or_the_solution_of_linear_equations(
                 gamma**j * rewards[later] for j, later in enumerate(rows[t:])
             )
             paid[number[states[row]]] += rewards[row]
-            for later in rows[t + 1 : t + 2]:
+            for later in rows[t + 1 : t + 2]:  # none after the last step
                 transitions[number[states[row]], number[states[later]]] += 1
     visits = np.array([states.count(name) for name in names])
     means = {
@@ -262,7 +269,11 @@ def test_actions_of_a_state_are_compared_once_each(steps, kappa):
 
 def test_turns_are_compared_with_the_same_turn():
     """The first rewards are 1, 1 and 4, the second 4 and 0, because the third rollout has stopped."""
-    steps = table([[("s", 1), ("t", 4)], [("s", 1), ("t", 0)], [("s", 4)]])
+    steps = table(
+        [("s", 1), ("t", 4)],
+        [("s", 1), ("t", 0)],
+        [("s", 4)],
+    )
     p = {"mode": "mean_norm", "cross_steps": False}
     assert advantages(steps, "turn", episode_weight=0, **p) == near(-1, 2, -1, -2, 2)
     score = [
@@ -288,7 +299,7 @@ def test_turns_are_compared_with_the_same_turn():
     assert advantages(steps, "turn", form="return", gamma=1) == near(
         2.5, 4, -3.5, -2, 1
     )
-    assert advantages(table([[("s", 3)]]), "turn", form="return") == [0]
+    assert advantages(table([("s", 3)]), "turn", form="return") == [0]
     # gaps do not change a step's number
     skipped = steps.with_columns(step=pl.col("step") * 3)
     assert advantages(skipped, "turn") == advantages(steps, "turn")
@@ -319,7 +330,7 @@ def test_a_choice_to_stop_biases_turns_but_not_returns(go, good, size):
     weights = []
     scores = []  # ∇ log π of each step
     for number, group in enumerate(product(outcomes, repeat=size)):
-        tables.append(table([outcomes[name][1] for name in group], task=str(number)))
+        tables.append(table(*[outcomes[name][1] for name in group], task=str(number)))
         probability = math.prod(outcomes[name][0] for name in group)
         scores += [score for name in group for score in outcomes[name][2]]
         weights += [probability] * tables[-1].height
@@ -350,9 +361,10 @@ def test_a_choice_to_stop_biases_turns_but_not_returns(go, good, size):
 @pytest.mark.parametrize("mode", ["mean_std_norm", "mean_norm"])
 def test_equal_returns_have_no_advantage(name, reward, mode):
     """Sums of three or seven of these numbers are rounded; the rollouts go different ways to the same return."""
-    steps = table(
-        [[("s", 0.0, f"{n % 3}"), (f"t{n % 2}", reward, f"{n % 3}")] for n in range(7)]
-    )
+    rollouts = [
+        [("s", 0.0, f"{n % 3}"), (f"t{n % 2}", reward, f"{n % 3}")] for n in range(7)
+    ]
+    steps = table(*rollouts)
     for precision in ("mixed", "float64"):
         p = {"mode": mode, "precision": precision, "gamma": 0.9}
         forms = [{"form": "turn"}, {"form": "return"}] if name == "turn" else [{}]
@@ -362,22 +374,20 @@ def test_equal_returns_have_no_advantage(name, reward, mode):
             assert advantages(steps, name, **p, **form) == [0] * 14
 
 
-# Each rollout of the task: state, reward and validity of its steps, and the last state, which RewardFlow's code does
-# not know of rollouts that last longest.
+# The states of each rollout of a task, where ! marks an invalid action and * the reward of 10; and its last state,
+# which RewardFlow's code does not know of rollouts that last longest.
 FLOW = {
     "a": [
-        ([("hall", 0, True), ("kitchen", 0, True), ("fridge", 10, True)], "won"),
-        ([("hall", 0, True), ("garden", 0, False), ("hall", 0, True), ("fridge", 10, True)], "won"),
-        ([("hall", 0, True), ("kitchen", 0, True), ("garden", 0, True), ("cellar", 0, True), ("cellar", 0, False),
-          ("cellar", 0, True)], None),
-        ([("hall", 0, True), ("cellar", 0, True), ("attic", 0, True), ("cellar", 0, True), ("hall", 0, True),
-          ("kitchen", 0, True)], None),
+        ("hall kitchen fridge*", "won"),
+        ("hall garden! hall fridge*", "won"),
+        ("hall kitchen garden cellar cellar! cellar", None),
+        ("hall cellar attic cellar hall kitchen", None),
     ],
     "b": [
-        ([("hall", 0, True), ("kitchen", 0, True)], "dark"),
-        ([("hall", 0, False), ("kitchen", 0, True), ("hall", 0, True)], None),
+        ("hall kitchen", "dark"),
+        ("hall! kitchen hall", None),
     ],
-}  # fmt: skip
+}
 
 # Step advantages of the steps above. They were computed by apply_rewardflow_propagation and step_norm_reward of
 # tmlr-group/RewardFlow (commit 1cdead8, rewardflow/core_rewardflow.py) with torch 2.13, one batch per task, and the
@@ -409,18 +419,19 @@ RECORDED_SUM = [
 def flow():
     rows = []
     for task, rollouts in FLOW.items():
-        for number, (steps, end) in enumerate(rollouts):
-            for step, (state, reward, valid) in enumerate(steps):
+        for number, (path, end) in enumerate(rollouts):
+            states = path.split()
+            for step, state in enumerate(states):
                 row = {
                     "task": task,
                     "trajectory": f"{task}/{number}",
                     "step": step,
-                    "state": state,
+                    "state": state.rstrip("!*"),
+                    "reward": 10.0 if state.endswith("*") else 0.0,
+                    "action_valid": not state.endswith("!"),
+                    "next_state": end if step == len(states) - 1 else None,
                 }
-                row |= {"reward": float(reward), "action_valid": valid}
-                rows.append(
-                    row | {"next_state": end if step == len(steps) - 1 else None}
-                )
+                rows.append(row)
     return pl.DataFrame(rows)
 
 
@@ -437,32 +448,26 @@ def test_rewardflow_matches_its_code(gamma, mode):
 
 def test_rewardflow_orders_actions_like_graphgpo_where_all_states_lead_to_the_goal():
     steps = table(
-        [
-            [("s", 0), ("t", 0), ("s", 0), ("u", 10)],
-            [("s", 0), ("u", 0), ("t", 10)],
-            [("t", 0), ("s", 10)],
-        ]
+        [("s", 0), ("t", 0), ("s", 0), ("u", 10)],
+        [("s", 0), ("u", 0), ("t", 10)],
+        [("t", 0), ("s", 10)],
     )
     p = {"gamma": 0.5, "episode_weight": 0}
     flows = advantages(steps, "graphgpo", potential="rewardflow", **p)
     assert flows == pytest.approx(advantages(steps, "graphgpo", **p), abs=1e-12)
     assert max(flows) > 0.5
     # A state from which no rollout reached the goal is worth 0 there, and lies behind the farthest one here.
-    lost = pl.concat(
-        [
-            steps,
-            table([[("s", 0), ("v", 0), ("w", 0)]]).with_columns(
-                trajectory=pl.lit("lost")
-            ),
-        ]
-    )
+    other = table([("s", 0), ("v", 0), ("w", 0)])
+    lost = pl.concat([steps, other.with_columns(trajectory=pl.lit("lost"))])
     p |= {"mode": "mean_norm"}
     away = [
         advantages(lost, "graphgpo", potential=potential, **p)[9]
         for potential in ("distance", "rewardflow")
     ]
     # The next states of s have distances 1, 1, 1, 0 and, one farther than any, 2: worth 10 / 4, or 0.
-    assert away == near(2.5 - (5 + 5 + 5 + 10 + 2.5) / 5, 0 - (5 + 5 + 5 + 10 + 0) / 5)
+    by_distance = 2.5 - (5 + 5 + 5 + 10 + 2.5) / 5
+    by_flow = 0 - (5 + 5 + 5 + 10 + 0) / 5
+    assert away == near(by_distance, by_flow)
 
 
 @pytest.mark.parametrize(
@@ -479,12 +484,12 @@ def test_rewardflow_orders_actions_like_graphgpo_where_all_states_lead_to_the_go
 )
 def test_invalid_parameters_are_named(name, parameters, line):
     with pytest.raises(InputError, match=line):
-        compute(table([[("s", 0)]]), name, **parameters)
+        compute(table([("s", 0)]), name, **parameters)
 
 
 def test_ecpo_needs_actions():
     with pytest.raises(InputError, match="the table has no `action`, which ecpo reads"):
-        compute(table([[("s", 0)]]).drop("action"), "ecpo")
+        compute(table([("s", 0)]).drop("action"), "ecpo")
 
 
 @pytest.mark.parametrize(
@@ -492,7 +497,10 @@ def test_ecpo_needs_actions():
 )
 def test_a_penalty_is_not_divided_by_epsilon_alone(name):
     """Both rollouts score 1, and the standard deviation of their first rows is 0; `grpo` repeats the official code."""
-    steps = table([[("s", 0, "l"), ("t", 1, "l")], [("s", 0, "l"), ("u", 1, "l")]])
+    steps = table(
+        [("s", 0, "l"), ("t", 1, "l")],
+        [("s", 0, "l"), ("u", 1, "l")],
+    )
     steps = steps.with_columns(
         action_valid=pl.Series([True, False, True, True]),
         entropy=pl.lit(1.0),

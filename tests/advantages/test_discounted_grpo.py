@@ -120,7 +120,9 @@ def test_returning_to_a_state_divides_its_credit():
     rows = table([3, 2], [1.0, 0.0]).with_columns(
         state=pl.Series(["s", "t", "s", "s", "s"])
     )
-    expected = np.array([1 / 4 / 2, 1 / 2, 1 / 2, -7 / 12 / 2, -7 / 12 / 2]) * 2**0.5
+    from_the_others_mean = np.array([1 / 4, 1 / 2, 1, -7 / 12, -7 / 12])
+    visits = np.array([2, 1, 2, 2, 2])
+    expected = from_the_others_mean / visits * 2**0.5
     assert advantages(rows, gamma=0.5, per_visit=True).to_list() == pytest.approx(
         expected.tolist(), abs=1e-12
     )

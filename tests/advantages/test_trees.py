@@ -213,7 +213,8 @@ def z_of_edges(steps, name, expected_share=lambda n: 1.0, only=True, **parameter
             estimate - expected_share(n) * truth
         )
     return {
-        kind: np.mean(e) / (np.std(e) / len(e) ** 0.5) for kind, e in errors.items()
+        kind: np.mean(found) / (np.std(found) / len(found) ** 0.5)
+        for kind, found in errors.items()
     }
 
 

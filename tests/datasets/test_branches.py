@@ -29,7 +29,10 @@ def step(trajectory, number, state, parent=None, branch_step=None, **columns):
 
 
 ROOT = [step("a", 0, "x"), step("a", 1, "y"), step("a", 2, "z", won=True)]
-BRANCH = [step("b", 1, "y", "a", 1), step("b", 2, "w", "a", 1, reward=5.0, won=False)]
+BRANCH = [
+    step("b", 1, "y", "a", 1),
+    step("b", 2, "w", "a", 1, reward=5.0, won=False),
+]
 NESTED = [step("c", 2, "w", "b", 2, won=False)]
 WHOLE = [
     {**row, "trajectory": "whole", "parent": None, "branch_step": None}

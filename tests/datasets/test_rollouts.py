@@ -178,8 +178,10 @@ def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path) -> None:
         .rows()
     )
     assert parts == [
-        ("a", "a_0_0", 0, "look", 0.0), ("a", "a_0_0", 1, "open door", 1.0), ("a", "a_1_0", 0, "sleep", 0.0),
-    ]  # fmt: skip
+        ("a", "a_0_0", 0, "look", 0.0),
+        ("a", "a_0_0", 1, "open door", 1.0),
+        ("a", "a_1_0", 0, "sleep", 0.0),
+    ]
 
 
 @pytest.mark.parametrize("name", ["rllm", "rllm_eval"])
@@ -255,8 +257,11 @@ def test_files_of_one_task_are_groups_of_their_own(tmp_path) -> None:
     assert (report.groups, report.skipped) == (2, [str(folder / "notes.json")])
     steps = scan_steps(tmp_path / "run").collect()
     assert steps.select("group", "trajectory", "response").rows() == [
-        (0, "0", "2"), (0, "1", "2"), (1, "1/0", "10"), (1, "1/1", "10"),
-    ]  # fmt: skip
+        (0, "0", "2"),
+        (0, "1", "2"),
+        (1, "1/0", "10"),
+        (1, "1/1", "10"),
+    ]
 
 
 def test_what_estimators_miss_is_named(tmp_path) -> None:
@@ -307,7 +312,8 @@ def bomb(path: Path) -> Path:
         archive.writestr("samples/a.json", b"0" * 1000)
     data = path.read_bytes()
     at = data.rindex(b"PK\x01\x02") + 24
-    path.write_bytes(data[:at] + struct.pack("<I", (1 << 32) - 2) + data[at + 4 :])
+    size = struct.pack("<I", (1 << 32) - 2)
+    path.write_bytes(data[:at] + size + data[at + len(size) :])
     return path
 
 

@@ -94,8 +94,8 @@ def test_missing_foreign_and_uncommitted_files(rich_run: Path, tmp_path: Path) -
 def test_lines_of_the_manifest_cannot_change_places(rich_run: Path) -> None:
     path = rich_run / "manifest.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    for order in ([0, 2, 1, 3], [0, 1, 3], [0, 1, 1, 2, 3], [1, 2, 3]):
-        path.write_bytes(b"".join(lines[i] for i in order))
+    for order in ("0213", "013", "01123", "123"):
+        path.write_bytes(b"".join(lines[int(place)] for place in order))
         assert "manifest" in kinds(rich_run)
 
 

@@ -221,29 +221,48 @@ def test_reported_success_is_that_of_the_episodes(tmp_path, name):
     assert read_index(step_files(run.path)).episodes["won"].mean() == rate
 
 
+STEP = {
+    "observation": "hello",
+    "reward": 0.0,
+    "terminated": False,
+    "truncated": False,
+    "info": {},
+}
+"""What a step returns."""
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {1: math.nan}, {1: None}, {1: [1.0]}, {1: 10**400}, {0: None}, {0: b"hello"}, {0: {}}, {0: {"text": 3}},
-        {2: "False"}, {2: 2}, {3: np.array([True, False])}, {4: None}, {4: {"won": "yes"}}, {4: {"success": 0.3}},
-        {4: {"score": math.nan}}, {4: {"action_valid": "no"}}, {4: {"admissible_actions": "look"}},
-        {4: {"admissible_commands": ["a", 3]}},
+        ("observation", None),
+        ("observation", b"hello"),
+        ("observation", {}),
+        ("observation", {"text": 3}),
+        ("reward", math.nan),
+        ("reward", None),
+        ("reward", [1.0]),
+        pytest.param("reward", 10**400, id="reward-huge"),
+        ("terminated", "False"),
+        ("terminated", 2),
+        ("truncated", np.array([True, False])),
+        ("info", None),
+        ("info", {"won": "yes"}),
+        ("info", {"success": 0.3}),
+        ("info", {"score": math.nan}),
+        ("info", {"action_valid": "no"}),
+        ("info", {"admissible_actions": "look"}),
+        ("info", {"admissible_commands": ["a", 3]}),
     ],
-)  # fmt: skip
-def test_a_wrong_value_aborts_the_rollout(wrong, tmp_path, monkeypatch):
-    step = tuple(
-        wrong.get(place, value)
-        for place, value in enumerate(("hello", 0.0, False, False, {}))
+)
+def test_a_wrong_value_aborts_the_rollout(name, value, tmp_path, monkeypatch):
+    step = tuple((STEP | {name: value}).values())
+    spec = EnvSpec(
+        "Odd-v0",
+        lambda: Odd(step=step),
+        disable_env_checker=True,
+        order_enforce=False,
     )
-    registry = {
-        "Odd-v0": EnvSpec(
-            "Odd-v0",
-            lambda: Odd(step=step),
-            disable_env_checker=True,
-            order_enforce=False,
-        )
-    }
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {"Odd-v0": spec})
     with pytest.raises(
         RolloutError, match=r"1 of 1 rollouts failed \(100%\): 1 × EnvironmentFailed: ."
     ):

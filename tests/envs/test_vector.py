@@ -127,8 +127,8 @@ def test_infos_are_nested_as_gymnasium_nests_them(entry, slots, data):
 
 def test_values_of_several_types_are_kept():
     """Gymnasium would convert them to the type of the first."""
-    column = _batched({0: {"won": True}, 2: {"won": None}, 3: {"won": {}}}, 4)["won"]
-    assert column.tolist() == [True, None, None, {}]
+    infos = {0: {"won": True}, 2: {"won": None}, 3: {"won": {}}}
+    assert _batched(infos, 4)["won"].tolist() == [True, None, None, {}]
 
 
 def test_an_ended_episode_waits_for_its_reset_if_autoreset_is_disabled():

@@ -134,9 +134,9 @@ def test_the_interval_holds_where_no_task_was_solved():
 
 
 def test_aborted_episodes_are_excluded_counted_and_bound_the_success():
-    both = pl.concat(
-        [table([(1, "a", 1.0), (1, "c", 0.0)]), table([(1, "b", 0.0)], aborted=True)]
-    )
+    ended = table([(1, "a", 1.0), (1, "c", 0.0)])
+    aborted = table([(1, "b", 0.0)], aborted=True)
+    both = pl.concat([ended, aborted])
     everything = evaluation_reports(both)[0]
     assert (everything.tasks, everything.episodes, everything.aborted) == (3, 2, 1)
     assert everything.measures["success"].mean == 0.5
@@ -144,7 +144,7 @@ def test_aborted_episodes_are_excluded_counted_and_bound_the_success():
         1 / 3,
         2 / 3,
     )
-    assert evaluation_reports(table([(1, "b", 0.0)], aborted=True)) == []
+    assert evaluation_reports(aborted) == []
 
 
 def test_unknown_success_is_none():
@@ -267,10 +267,13 @@ def test_a_scenario_is_solved_if_all_its_tasks_are(monkeypatch):
     """AppWorld's scenario goal completion, by seed; a scenario with a failed episode is excluded."""
     spec = SimpleNamespace(scenario=lambda task: task.partition("_")[0])
     monkeypatch.setattr("hgpo_train.evaluation.report.environment_spec", lambda _: spec)
+    # two tasks of the scenarios a, b and c, by seed
     outcomes = {
-        (1, "a_1"): True, (1, "a_2"): True, (1, "b_1"): True, (1, "b_2"): False, (1, "c_1"): True, (1, "c_2"): None,
-        (2, "a_1"): True, (2, "a_2"): False, (2, "b_1"): False, (2, "b_2"): False, (2, "c_1"): True, (2, "c_2"): True,
-    }  # fmt: skip
+        1: {"a_1": True, "a_2": True, "b_1": True, "b_2": False}
+        | {"c_1": True, "c_2": None},
+        2: {"a_1": True, "a_2": False, "b_1": False, "b_2": False}
+        | {"c_1": True, "c_2": True},
+    }
     rows = [
         {
             "run": "run",
@@ -294,7 +297,8 @@ def test_a_scenario_is_solved_if_all_its_tasks_are(monkeypatch):
             "action_admissible": True,
         }
         | {"aborted": won is None, "truncated": False, "error": None}
-        for (seed, task), won in outcomes.items()
+        for seed, of_seed in outcomes.items()
+        for task, won in of_seed.items()
     ]
     played = episode_table(pl.DataFrame(rows).lazy())
     assert played["scenario"].unique().sort().to_list() == ["a", "b", "c"]

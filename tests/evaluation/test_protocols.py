@@ -251,7 +251,8 @@ def test_the_interval_of_dropped_rollouts_is_that_of_the_jackknife():
         np.delete(np.nan_to_num(known), n).mean() - np.nanmean(np.delete(known, n))
         for n in range(96)
     ]
-    error = math.sqrt(95 / 96 * np.square(np.array(without) - np.mean(without)).sum())
+    away = np.array(without) - np.mean(without)
+    error = math.sqrt(95 / 96 * np.square(away).sum())
     # which adds two tasks
     assert deviation(found._replace(kind="spread")) == pytest.approx(error, rel=0.1)
 

@@ -31,11 +31,16 @@ def table(rows: list[tuple[int, str, str]]) -> pl.DataFrame:
     )
 
 
+ENDS = {
+    1: ("won", "won", "limit", "aborted"),
+    2: ("won", "lost", "limit", "limit"),
+    3: ("won", "aborted", "aborted", "limit"),
+}
 BY_HAND = [
-    (1, "a", "won"), (1, "b", "won"), (1, "c", "limit"), (1, "d", "aborted"),
-    (2, "a", "won"), (2, "b", "lost"), (2, "c", "limit"), (2, "d", "limit"),
-    (3, "a", "won"), (3, "b", "aborted"), (3, "c", "aborted"), (3, "d", "limit"),
-]  # fmt: skip
+    (seed, task, end)
+    for seed, ends in ENDS.items()
+    for task, end in zip("abcd", ends, strict=True)
+]
 """Three seeds of four tasks: 4 won, 1 lost, 4 at the limit, 3 aborted."""
 
 

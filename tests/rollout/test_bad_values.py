@@ -235,7 +235,15 @@ class Odd(BatchPolicy):
 
 @pytest.mark.parametrize(
     "collected",
-    [Nasty(), 3, [(1,)], ["ab"], [([], Reply("x"))], [("x", Reply("x"))], [None]],
+    [
+        Nasty(),
+        3,
+        [None],
+        ["ab"],
+        [(1,)],
+        [([], Reply("x"))],
+        [("x", Reply("x"))],
+    ],
 )
 def test_a_policy_that_collects_no_pairs_fails_its_requests(collected):
     tally, steps = play(Odd(collected))
@@ -318,9 +326,8 @@ def test_invalid_states_name_the_value():
 def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_characters():
     reply = Reply("look", "p", [0, 2**31 - 1], [5], [-math.inf], None, 0, 3)
     assert checked(Reply, reply) == reply
-    numbers = Reply(
-        "look", None, np.arange(2), (np.int32(5),), np.array([-0.5], dtype=np.float32)
-    )
+    logprobs = np.array([-0.5], dtype=np.float32)
+    numbers = Reply("look", None, np.arange(2), (np.int32(5),), logprobs)
     assert checked(Reply, numbers) == Reply("look", None, [0, 1], [5], [-0.5])
     state = State(
         "here",

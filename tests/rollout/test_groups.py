@@ -192,4 +192,7 @@ def test_a_failure_that_hides_a_difference_adds_one_group():
     play(run, ends, 1, 9, failing={(0, 2)})
     assert (set(sound.ends), set(run.ends)) == ({0}, {0, 1})
     play(run, ends, 1, 9)
-    assert run.ends == {0: {0: 0.0, 1: 0.0, 2: 1.0}, 1: {0: 0.0, 1: 1.0, 2: 0.0}}
+    assert run.ends == {
+        0: {0: 0.0, 1: 0.0, 2: 1.0},
+        1: {0: 0.0, 1: 1.0, 2: 0.0},
+    }

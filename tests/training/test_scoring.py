@@ -66,7 +66,12 @@ NAMES = (
     "iteration", "task_id", "group", "trajectory", "step", "task", "state", "prompt", "response", "action", "reward",
     "action_valid", "terminated", "truncated", "won", "aborted", "prompt_token_ids", "response_token_ids",
 )  # fmt: skip
-ROWS = [([3, 4, 5], [6, 7]), ([3, 4], [8]), ([9, 9, 9, 9], [1, 2, 3])]
+ROWS = [
+    ([3, 4, 5], [6, 7]),
+    ([3, 4], [8]),
+    ([9, 9, 9, 9], [1, 2, 3]),
+]
+"""The tokens of prompts and responses."""
 
 
 @pytest.fixture

@@ -28,10 +28,17 @@ def array_of(shape, descr="<i8", size=64):
 
 
 DAMAGES = {
-    "absurd": array_of((10**15,)), "negative": array_of((-8, -1)), "object": array_of((8,), "|O"), "nothing": b"",
-    "huge items": array_of((1,), "|S1000000000"), "not a header": b"\x93NUMPY\1\0\x10\0__import__('os')" + b"\0" * 64,
-    "fifo": os.mkfifo, "endless": lambda path: path.symlink_to("/dev/zero"), "deep": b"[" * 100_000,
-}  # fmt: skip
+    "absurd": array_of((10**15,)),
+    "negative": array_of((-8, -1)),
+    "object": array_of((8,), "|O"),
+    "huge items": array_of((1,), "|S1000000000"),
+    "not a header": b"\x93NUMPY\1\0\x10\0__import__('os')" + b"\0" * 64,
+    "nothing": b"",
+    "deep": b"[" * 100_000,
+    "fifo": os.mkfifo,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+}
+"""The content of a file, or a function that makes it."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

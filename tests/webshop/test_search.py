@@ -221,8 +221,7 @@ def test_any_text_can_be_split_at_spaces(text):
 def test_long_words_are_split_at_255(length, unit):
     words = analyzer.words(f"{unit * length} end")
     assert words[-1] == "end"
-    assert list(map(len, words[:-1])) == [255] * (length // 255) + [length % 255] * (
-        length % 255 > 0
-    )
+    whole, rest = divmod(length, 255)
+    assert list(map(len, words[:-1])) == [255] * whole + [rest] * (rest > 0)
     # Deseret letters, two UTF-16 units each
     assert list(map(len, analyzer.words("𐐀" * 200))) == [127, 73]

@@ -55,9 +55,8 @@ class Shuffled(Corridor):
 
     def state(self, **flags):
         state = super().state(**flags)
-        return replace(
-            state, text="\n".join(state.text.split("\n")[:: self.order.choice((1, -1))])
-        )
+        lines = state.text.split("\n")
+        return replace(state, text="\n".join(lines[:: self.order.choice((1, -1))]))
 
 
 class Shared(Corridor):

@@ -357,8 +357,9 @@ class ExplorerPlayer:
         alike = Counter(map(_kind, self._memory.contents))
 
         def worth(r: str) -> float:
+            place = _kind(r)
             cost = (not self._memory.is_here(r)) + self._memory.maybe_shut(r)
-            return -(usual.get(_kind(r), 0) + 0.1) / alike[_kind(r)] / max(cost, 1)
+            return -(usual.get(place, 0) + 0.1) / alike[place] / max(cost, 1)
 
         for r in sorted(unseen, key=worth):
             yield from (f"open {r}", f"go to {r}", f"examine {r}")

@@ -308,12 +308,10 @@ def parse_action(command: str) -> tuple[str, str]:
     line, _, _ = command.partition("\n")
     end = line.rfind("]")
     # not a regular expression, which would try every pair of brackets
-    start = line.rfind(
-        "[",
-        1,
-        max(end - 1, 0),
-    )
-    return (line[:start], line[start + 1 : end].lower()) if start > 0 else (command, "")
+    start = line.rfind("[", 1, max(end - 1, 0))
+    if start <= 0:
+        return command, ""
+    return line[:start], line[start + 1 : end].lower()
 
 
 def action_list(search_bar: bool, names: Iterable[str]) -> list[str]:

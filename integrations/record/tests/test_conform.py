@@ -10,8 +10,8 @@ import pytest
 from hgpo_envs.errors import InputError
 from hgpo_record.conform import conform
 from hgpo_record.conform.adapters import ADAPTERS, Advantages
-from hgpo_record.conform.checks import stop_gradient
 from hgpo_record.conform.rollouts import table
+from hgpo_record.conform.stopping import stop_gradient
 from hgpo_train.advantages import get
 
 torch = pytest.importorskip("torch")

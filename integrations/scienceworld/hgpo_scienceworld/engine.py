@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.engine import State
+from hgpo_envs.players import left_of
 from hgpo_scienceworld.simulator import new_simulator, restore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # the reply lists numbers; the next command is one of them
 _AMBIGUOUS: Final = "Ambiguous request"
@@ -52,13 +56,10 @@ class ScienceWorldEngine:
             self._state = self._observed(reply.strip())
         return self._state
 
-    def walkthrough(self) -> tuple[str, ...]:
+    def walkthrough(self) -> Sequence[str]:
         """Return the commands of the simulator's own solution that were not executed yet."""
-        left = _solution(self._task_id, self._simplifications)
-        for command in self._executed:
-            if left[:1] == (command,):
-                left = left[1:]
-        return left
+        solution = _solution(self._task_id, self._simplifications)
+        return left_of(solution, self._executed)
 
     def _observed(self, reply: str) -> State:
         seen = f"{self._simulator.freeActionLook().strip()}\n{self._simulator.freeActionInventory().strip()}"

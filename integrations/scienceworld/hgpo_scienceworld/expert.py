@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.players import engine_to_read
 from hgpo_scienceworld.engine import ScienceWorldEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hgpo_envs.engine import Engine, State, Task
 
 
 class Expert:
     """Plays what is left of the simulator's solution, whatever others play in between."""
 
-    def __init__(self, rest: tuple[str, ...] = ()) -> None:
+    def __init__(self, rest: Sequence[str] = ()) -> None:
         self._rest = rest
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
@@ -24,11 +26,8 @@ class Expert:
             InputError: The engine is in another process, or is not ScienceWorld's.
         """
         del task, state
-        if not isinstance(engine, ScienceWorldEngine):
-            raise InputError(
-                "ScienceWorld's expert asks the simulator of its own process; run it without --workers"
-            )
-        self._rest = engine.walkthrough()
+        reading = "ScienceWorld's expert asks the simulator"
+        self._rest = engine_to_read(engine, ScienceWorldEngine, reading).walkthrough()
 
     def act(self, state: State) -> str:
         """Return the next command; after the solution, wait."""

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.engine import Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.errors import UnknownTask, check_known
 from hgpo_scienceworld.engine import ScienceWorldEngine, description
 
 if TYPE_CHECKING:
@@ -66,14 +66,12 @@ class ScienceWorldSource:
     def __init__(self, experiments: str = "", simplifications: str = "easy") -> None:
         self._tasks = experiments.split(",") if experiments else list(VARIATIONS)
         for task in self._tasks:
-            if task not in VARIATIONS:
-                raise InputError(unknown("experiment", task, VARIATIONS))
+            check_known("experiment", task, VARIATIONS)
         self._simplifications = simplifications
 
     def ids(self, split: str) -> list[str]:
         """Return the ids, ``TASK-VARIATION``, in the simulator's splits."""
-        if split not in (*SPLITS, "all"):
-            raise InputError(unknown("split", split, (*SPLITS, "all")))
+        check_known("split", split, (*SPLITS, "all"))
         return [
             f"{task}-{variation}"
             for task in self._tasks

@@ -2,11 +2,9 @@
 
 import shutil
 
-import polars as pl
 import pytest
-from command import invoke
+from plugin_commands import assert_advantages_are_numbers, rolled_out
 
-from hgpo_datasets import scan_steps
 from hgpo_envs.env_checker import check_environment
 from hgpo_envs.environment_spec import make_player
 from hgpo_envs.episode import settings_for
@@ -131,41 +129,12 @@ def test_checks_and_commands(tmp_path):
         source, settings, source.source.ids("train"), episodes=4
     )
     assert [finding for finding in findings if finding.verdict == "fail"] == []
-    env = (
-        "--env",
-        "HGPO/ScienceWorld-v0",
-        "--env-option",
-        SHORT,
-        "--tasks",
-        2,
-        "--group-size",
-        2,
-    )
-    for policy, steps in (("random", 12), ("expert", 100)):
-        invoke(
-            "rollout",
-            *env,
-            "--policy",
-            policy,
-            "--max-steps",
-            steps,
-            "--out",
-            tmp_path / policy,
-        )
-        invoke("verify", tmp_path / policy)
-        invoke("stats", tmp_path / policy)
-    assert scan_steps(tmp_path / "expert").collect()["episode_won"].all()
-    invoke(
-        "advantages",
-        tmp_path / "random",
-        "-e",
-        "hgpo",
-        "--out",
-        tmp_path / "advantages.parquet",
-    )
-    assert (
-        pl.read_parquet(tmp_path / "advantages.parquet")["advantage"].is_finite().all()
-    )
+    env = ("--env", "HGPO/ScienceWorld-v0", "--env-option", SHORT)
+    two = (*env, "--tasks", 2, "--group-size", 2)
+    rolled_out(tmp_path / "random", *two, "--max-steps", 12)
+    assert_advantages_are_numbers(tmp_path / "random")
+    expert = rolled_out(tmp_path / "expert", *two, "--policy", "expert")
+    assert expert["episode_won"].all()
 
 
 def test_errors():

@@ -11,13 +11,14 @@ import orjson
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.environment_spec import EnvironmentSpec
-from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.errors import UnknownTask, check_known, unknown
+from hgpo_envs.players import left_of
 from hgpo_envs.responses import ToolCall, parse_tool_calls, tool_calls
 from hgpo_tau2 import retail
 from hgpo_tau2.user import GREETING, STOP, ServedUser
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from hgpo_envs.engine import Engine
 
@@ -53,6 +54,9 @@ class RetailEngine:
 
     Args:
         user: Plays the customer; None gives the customer's notes as the first state.
+
+    Attributes:
+        calls: The tool calls of the conversation so far, for the expert.
     """
 
     def __init__(self, user: ServedUser | None = None) -> None:
@@ -63,7 +67,7 @@ class RetailEngine:
         self._task_id = task_id
         self._database = retail.new_database()
         self._said: tuple[str, ...] = ()
-        self._calls: tuple[ToolCall, ...] = ()
+        self.calls: tuple[ToolCall, ...] = ()
         told = customer(task_id) if self._user is None else self._answer(GREETING)
         self._state = State(text=told, actions=())
         return self._state
@@ -78,7 +82,7 @@ class RetailEngine:
                 text="Error: malformed tool call", actions=(), valid=False
             )
             return self._state
-        self._calls += tuple(calls)
+        self.calls += tuple(calls)
         replies = [retail.call(self._database, tool) for tool in calls]
         if not calls and self._user is not None:
             replies = [(self._answer(command), True)]
@@ -105,7 +109,7 @@ class RetailEngine:
         other._task_id = self._task_id
         other._state = self._state
         other._said = self._said
-        other._calls = self._calls
+        other.calls = self.calls
         other._database = orjson.loads(orjson.dumps(self._database))
         return other
 
@@ -116,14 +120,6 @@ class RetailEngine:
             self._said,
             self._state.terminated,
         )
-
-    def solved(self) -> int:
-        """Return how many calls of the task's solution were made, in order."""
-        solution = retail.gold_calls(self._task_id)
-        made = 0
-        for tool in self._calls:
-            made += solution[made : made + 1] == [tool]
-        return made
 
     def _answer(self, message: str) -> str:
         assert self._user is not None
@@ -159,8 +155,7 @@ class RetailSource:
 
     def ids(self, split: str) -> list[str]:
         """Return the tasks' numbers."""
-        if split not in (*retail.splits(), "all"):
-            raise InputError(unknown("split", split, (*retail.splits(), "all")))
+        check_known("split", split, (*retail.splits(), "all"))
         return [
             task
             for name, ids in retail.splits().items()
@@ -192,30 +187,26 @@ class RetailSource:
 class Expert:
     """Makes the calls of the task's solution in order, and then ends the conversation."""
 
-    task_id: str = ""
-    step: int = 0
+    left: Sequence[ToolCall] = ()
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
         """Start a task, or continue it in a branch; without the engine, always from the start."""
         del state
-        self.task_id = task.id
-        self.step = engine.solved() if isinstance(engine, RetailEngine) else 0
+        made = engine.calls if isinstance(engine, RetailEngine) else ()
+        self.left = left_of(retail.gold_calls(task.id), made)
 
     def act(self, state: State) -> str:
         """Return the next call."""
         del state
-        calls = retail.gold_calls(self.task_id)
-        self.step = self.step + 1
-        return (
-            calls[self.step - 1].text()
-            if self.step <= len(calls)
-            else "Done. Is there anything else?"
-        )
+        if not self.left:
+            return "Done. Is there anything else?"
+        call, *self.left = self.left
+        return call.text()
 
     def fork(self, engine: Engine | None) -> Expert:
         """Return an independent copy."""
         del engine
-        return Expert(self.task_id, self.step)
+        return Expert(self.left)
 
 
 TAU2_RETAIL: Final = EnvironmentSpec(

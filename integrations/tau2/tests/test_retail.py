@@ -11,6 +11,7 @@ from chat_server import Api, completion
 from command import invoke
 from hypothesis import given
 from hypothesis import strategies as st
+from plugin_commands import assert_advantages_are_numbers, rolled_out
 
 import hgpo_envs  # noqa: F401 - registers the environments
 from hgpo_datasets import scan_steps
@@ -202,24 +203,11 @@ def test_checks_and_commands(tmp_path):
         episodes=4,
     )
     assert [each for each in found if each.verdict == "fail"] == []
-    env = ("--env", "HGPO/Tau2Retail-v0")
+    options = ("--policy", "expert", "--tasks", 3, "--group-size", 2)
     run = tmp_path / "expert"
-    invoke(
-        "rollout",
-        *env,
-        "--policy",
-        "expert",
-        "--tasks",
-        3,
-        "--group-size",
-        2,
-        "--out",
-        run,
-    )
-    invoke("verify", run)
-    invoke("stats", run)
-    invoke("advantages", run, "-e", "hgpo", "--out", tmp_path / "advantages.parquet")
-    first = scan_steps(run).filter(step=0).collect()
+    steps = rolled_out(run, "--env", "HGPO/Tau2Retail-v0", *options)
+    assert_advantages_are_numbers(run)
+    first = steps.filter(step=0)
     assert first["episode_won"].all()
     assert first["action"].str.starts_with("<tool_call>").all()
 

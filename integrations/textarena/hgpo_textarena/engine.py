@@ -10,7 +10,7 @@ import textarena
 from textarena.core import ObservationType
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.errors import UnknownTask, check_known
 from hgpo_textarena.games import GAMES
 from hgpo_textarena.process_random import OwnRandom
 
@@ -143,14 +143,12 @@ class TextArenaSource:
     name = "TextArena"
 
     def __init__(self, game: str = "FrozenLake-v0") -> None:
-        if game not in GAMES:
-            raise InputError(unknown("game", game, GAMES))
+        check_known("game", game, GAMES)
         self._game_id = game
 
     def ids(self, split: str) -> list[str]:
         """Return the ids, ``GAME-SEED``."""
-        if split not in (*SPLITS, "all"):
-            raise InputError(unknown("split", split, (*SPLITS, "all")))
+        check_known("split", split, (*SPLITS, "all"))
         games = different_games(self._game_id)
         return [
             task_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.players import engine_to_read
 from hgpo_textarena.engine import TextArenaEngine
 
 if TYPE_CHECKING:
@@ -22,11 +22,8 @@ class Expert:
             InputError: The engine is in another process, or is not TextArena's.
         """
         del task, state
-        if not isinstance(engine, TextArenaEngine):
-            raise InputError(
-                "TextArena's expert searches the game of its own process; run it without --workers"
-            )
-        self._engine = engine
+        reading = "TextArena's expert searches the game"
+        self._engine = engine_to_read(engine, TextArenaEngine, reading)
         self._plan: deque[str] = deque()
         self._expected: object = None
 

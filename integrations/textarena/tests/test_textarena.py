@@ -1,12 +1,13 @@
 """TextArena's games: experts win, episodes are independent, the commands work."""
 
-import json
-
-import polars as pl
 import pytest
 from command import invoke
+from plugin_commands import (
+    assert_advantages_are_numbers,
+    rolled_out,
+    success_of_the_expert,
+)
 
-from hgpo_datasets import scan_steps
 from hgpo_envs.env_checker import check_environment
 from hgpo_envs.environment_spec import make_player
 from hgpo_envs.episode import settings_for
@@ -86,68 +87,19 @@ def test_the_same_position_is_the_same_state():
 @pytest.mark.slow
 def test_from_rollouts_to_a_page(tmp_path):
     env = ("--env", "HGPO/TextArena-v0", "--env-option", "game=GuessTheNumber-v0")
-    for name, *options in (
-        ("random",),
-        ("again", "--slots", 16),
-        ("expert", "--policy", "expert"),
-    ):
-        run = tmp_path / name
-        invoke(
-            "rollout",
-            *env,
-            "--tasks",
-            4,
-            "--group-size",
-            4,
-            "--slots",
-            1,
-            *options,
-            "--out",
-            run,
-        )
-        invoke("verify", run)
-        invoke("stats", run)
-    expert, *played = (
-        scan_steps(tmp_path / name).sort("trajectory", "step")
-        for name in ("expert", "random", "again")
-    )
-    assert expert.filter(step=0).collect()["episode_won"].all()
-    one, sixteen = (
-        table.select("trajectory", "step", "state", "action", "reward").collect()
-        for table in played
-    )
-    assert one.equals(sixteen)  # the number of slots does not change what is played
-    invoke(
-        "advantages",
-        tmp_path / "random",
-        "-e",
-        "hgpo",
-        "-e",
-        "grpo",
-        "--out",
-        tmp_path / "advantages.parquet",
-    )
-    assert (
-        pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"]
-        .is_finite()
-        .all()
-    )
+    four = (*env, "--tasks", 4, "--group-size", 4)
+    one_slot = rolled_out(tmp_path / "random", *four, "--slots", 1)
+    sixteen = rolled_out(tmp_path / "again", *four, "--slots", 16)
+    played = ["trajectory", "step", "state", "action", "reward"]
+    # the number of slots does not change what is played
+    assert one_slot.select(played).equals(sixteen.select(played))
+    expert = rolled_out(tmp_path / "expert", *four, "--policy", "expert")
+    assert expert["episode_won"].all()
+    assert_advantages_are_numbers(tmp_path / "random")
     invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
     assert "GuessTheNumber" in (tmp_path / "page.html").read_text("utf-8")
-    report = invoke(
-        "eval",
-        *env,
-        "--policy",
-        "expert",
-        "--seeds",
-        1,
-        "--json",
-        "--out",
-        tmp_path / "eval",
-    )
-    (row,) = [each for each in json.loads(report)["reports"] if each["name"] == "all"]
     # a tenth of 20 numbers
-    assert (row["tasks"], row["measures"]["success"]["mean"]) == (2, 1.0)
+    assert success_of_the_expert(tmp_path / "eval", *env) == (2, 1.0)
 
 
 def test_errors():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.players import engine_to_read
 from hgpo_textworld.engine import TextWorldEngine
 
 if TYPE_CHECKING:
@@ -24,12 +24,9 @@ class Expert:
             InputError: The engine is in another process, or is not TextWorld's.
         """
         del task, state
-        if not isinstance(engine, TextWorldEngine):
-            raise InputError(
-                "TextWorld's expert reads the game of its own process; run it without --workers"
-            )
-        self._engine = engine
-        self._rest = engine.walkthrough()
+        reading = "TextWorld's expert reads the game"
+        self._engine = engine_to_read(engine, TextWorldEngine, reading)
+        self._rest = self._engine.walkthrough()
 
     def act(self, state: State) -> str:
         """Return the next command of the solution."""

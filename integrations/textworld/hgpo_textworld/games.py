@@ -15,7 +15,7 @@ import textworld
 from textworld.challenges import CHALLENGES
 from textworld.generator import compile_game
 
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.files.atomic import make_folder, new_folder
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ _COOKING: Final[tuple[Mapping[str, Any], ...]] = (
 
 def check_family(family: str, level: int) -> None:
     """Raise InputError unless the family has the level."""
-    if family not in FAMILIES:
-        raise InputError(unknown("family", family, FAMILIES))
+    check_known("family", family, FAMILIES)
     if level not in range(1, FAMILIES[family].levels + 1):
         raise InputError(
             f"level: expected 1 to {FAMILIES[family].levels} for {family}, received {level!r}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hgpo_envs.engine import Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.errors import InputError, UnknownTask, check_known, unknown
 from hgpo_textworld.engine import TextWorldEngine
 from hgpo_textworld.games import VERSION, check_family, compiled
 
@@ -59,8 +59,7 @@ class TextWorldSource:
                     )
                 )
             return found
-        if split not in (*SPLITS, "all"):
-            raise InputError(unknown("split", split, (*SPLITS, "all")))
+        check_known("split", split, (*SPLITS, "all"))
         seeds = [
             seed
             for name, numbers in SPLITS.items()

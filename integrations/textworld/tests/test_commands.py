@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
-import polars as pl
 import pytest
 from command import invoke
-
-from hgpo_datasets import scan_steps
+from plugin_commands import (
+    assert_advantages_are_numbers,
+    rolled_out,
+    success_of_the_expert,
+)
 
 pytest.importorskip("textworld")
 from hgpo_textworld.games import compiled
@@ -24,42 +26,13 @@ GAMES = (
 
 @pytest.mark.slow
 def test_from_rollouts_to_a_page(tmp_path):
-    for policy in ("random", "expert"):
-        invoke(
-            "rollout",
-            *GAMES,
-            "--policy",
-            policy,
-            "--tasks",
-            3,
-            "--group-size",
-            4,
-            "--out",
-            tmp_path / policy,
-        )
-        invoke("verify", tmp_path / policy)
-        invoke("stats", tmp_path / policy)
-    expert, random = (
-        scan_steps(tmp_path / policy).collect() for policy in ("expert", "random")
-    )
-    assert expert.filter(step=0)["episode_won"].all()
+    three = (*GAMES, "--tasks", 3, "--group-size", 4)
+    expert = rolled_out(tmp_path / "expert", *three, "--policy", "expert")
+    assert expert["episode_won"].all()
     assert expert["action_admissible"].all()
+    random = rolled_out(tmp_path / "random", *three)
     assert not random["aborted"].any()
-    invoke(
-        "advantages",
-        tmp_path / "random",
-        "-e",
-        "hgpo",
-        "-e",
-        "grpo",
-        "--out",
-        tmp_path / "advantages.parquet",
-    )
-    assert (
-        pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"]
-        .is_finite()
-        .all()
-    )
+    assert_advantages_are_numbers(tmp_path / "random")
     invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
     for seed in range(2):
         game = compiled("coin-collector", 3, seed)
@@ -69,19 +42,7 @@ def test_from_rollouts_to_a_page(tmp_path):
                 file.read_bytes()
             )
     folder = ("--env", "HGPO/TextWorld-v0", "--data", tmp_path / "games")
-    report = invoke(
-        "eval",
-        *folder,
-        "--policy",
-        "expert",
-        "--seeds",
-        1,
-        "--json",
-        "--out",
-        tmp_path / "eval",
-    )
-    (row,) = [each for each in json.loads(report)["reports"] if each["name"] == "all"]
-    assert (row["tasks"], row["measures"]["success"]["mean"]) == (2, 1.0)
+    assert success_of_the_expert(tmp_path / "eval", *folder) == (2, 1.0)
 
 
 @pytest.mark.slow

@@ -279,8 +279,11 @@ def agreement(table: pl.DataFrame, method: TableEstimator) -> pl.DataFrame:
     # Differences of rounding are no sign.
     known = a.abs() > 1e-9
     zero = e.abs() < 1e-12
-    sign = pl.when(zero).then(0.5).otherwise((e.sign() == a.sign()).cast(pl.Float64))
-    explained = (e * a).sum() ** 2 / ((e**2).sum() * (a**2).sum())
+    same = (e.sign() == a.sign()).cast(pl.Float64)
+    # an estimate of 0 points half the way in either direction
+    sign = pl.when(zero).then(0.5).otherwise(same)
+    sizes = (e**2).sum() * (a**2).sum()
+    explained = (e * a).sum() ** 2 / sizes
     return (
         method.estimator(table.lazy(), column="advantage")
         .collect()

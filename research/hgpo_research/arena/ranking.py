@@ -170,7 +170,8 @@ def ranks(found: Sample) -> pl.DataFrame:
     found = found.without(CONTROLS)
     means = found.means()
     mean = means.mean(0)
-    low, high = rank_intervals(mean, found.draws().mean(1), min(map(len, found.values)))
+    seeds = min(map(len, found.values))
+    low, high = rank_intervals(mean, found.draws().mean(1), seeds)
     low_worlds: Integers | None = None
     high_worlds: Integers | None = None
     if len(means) >= FEWEST_TASKS:

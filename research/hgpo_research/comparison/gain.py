@@ -232,8 +232,10 @@ def held_out(
         raise InputError(
             f"--folds: expected 2 to half of a group's {least} rollouts, received {folds}"
         )
+    # The rollouts of a group go to the folds in turn.
+    place = pl.col("trajectory").rank("dense").over(keys).cast(pl.Int64) - 1
     numbers = table.select(
-        fold=(pl.col("trajectory").rank("dense").over(keys).cast(pl.Int64) - 1) % folds,
+        fold=place % folds,
         group=ranks(keys),
         batch=ranks(batches) if batches else pl.lit(0, pl.Int64),
         rollout=ranks([*keys, "trajectory"]),

@@ -138,7 +138,9 @@ def _hidden_states(
     tokens = np.zeros((len(rows), count), np.int64)
     depths = np.zeros((len(rows), count), np.int64)
     visible = np.zeros((len(rows), count, width + count), bool)
-    visible[:, :, :width] = (np.arange(width) >= width - batch.length[:, None])[:, None]
+    first_of_prompt = width - batch.length
+    in_prompt = np.arange(width) >= first_of_prompt[:, None]
+    visible[:, :, :width] = in_prompt[:, None]
     visible[:, np.arange(count), width + np.arange(count)] = True
     for row, trie in enumerate(tries):
         tokens[row, : len(trie.tokens)] = trie.tokens
@@ -206,7 +208,8 @@ def _probabilities(
     total = np.zeros(1 + len(trie.tokens))
     for number, parent in enumerate(trie.parents, 1):
         total[number] = total[parent] + logprobs[number - 1]
-    ended = np.exp(logprobs[len(trie.tokens) :]).reshape(len(ends), stops).sum(1)
+    of_stops = np.exp(logprobs[len(trie.tokens) :])
+    ended = of_stops.reshape(len(ends), stops).sum(1)
 
     # A response of the largest length ends by itself, and a longer one is never sampled.
     lengths = np.array([len(response) for response in responses])

@@ -86,21 +86,18 @@ def gains(
     true_dense = visits.dense(true)
     # The gradient of success from the other copies' rollouts: its noise is independent of a copy's own.
     others = (true_dense.sum(0) - true_dense) / (copies - 1)
-    true_halves = _halves(true_dense)
+    true_even, true_odd = _halves(true_dense)
 
     def measured(gradient: Floats) -> tuple[Floats, float | None]:
         """Return the gain of each batch, and that of the expected gradient."""
         dense = visits.dense(gradient)
         square = visits.products(gradient, gradient)
-        one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * (
-            dense * others
-        ).sum(1)
-        halves = _halves(dense)
+        rate = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf))
+        one = rate * (dense * others).sum(1)
+        even, odd = _halves(dense)
         # Even and odd copies are independent, so that the product has no noise of a square.
-        length = visits.products(
-            visits.sparse(halves[0]), visits.sparse(halves[1])
-        ).mean()
-        slope = (halves[0] * true_halves[1] + halves[1] * true_halves[0])[0].sum() / 2
+        length = visits.products(visits.sparse(even), visits.sparse(odd)).mean()
+        slope = (even * true_odd + odd * true_even)[0].sum() / 2
         return one, np.sqrt(2 * how.kl / length) * slope if length > 0 else None
 
     def summarised(name: str, values: Floats) -> dict[str, Any]:

@@ -25,8 +25,8 @@ class FixedKL:
         """Return the changes of parameters, of shape (seeds, parameters), for gradients whose gᵀFg is `square`."""
         # A gradient of 0 has no direction.
         moves = square > 1e-300
-        rate = np.where(moves, np.sqrt(2 * self.kl / np.where(moves, square, 1.0)), 0.0)
-        return rate[:, None] * gradient
+        rate = np.sqrt(2 * self.kl / np.where(moves, square, 1.0))
+        return np.where(moves, rate, 0.0)[:, None] * gradient
 
 
 @dataclass

@@ -132,10 +132,8 @@ def _exact_q(
     same = graph.action[edge] == graph.action[rows.edge][:, None]
     weight = probability * same
     last = edges.ended[edge] | (rows.step[:, None] + 1 == policy.tasks.max_steps)
-    after = (
-        gamma * values[rows.step[:, None] + 1, rows.seed[:, None], edges.target[edge]]
-    )
-    means: Floats = (weight * np.where(last, edges.final[edge], after)).sum(
-        1
-    ) / weight.sum(1)
+    next_step = rows.step[:, None] + 1
+    after = gamma * values[next_step, rows.seed[:, None], edges.target[edge]]
+    worth = np.where(last, edges.final[edge], after)
+    means: Floats = (weight * worth).sum(1) / weight.sum(1)
     return means

@@ -45,12 +45,10 @@ def model(tokenizer):
 def steps():
     """Return nine rows of different lengths, one without a response, with log-probabilities of another policy."""
     rng = np.random.default_rng(5)
-    prompts = [
-        rng.integers(0, VOCABULARY, n).tolist() for n in (5, 17, 3, 30, 9, 1, 12, 8, 21)
-    ]
-    responses = [
-        rng.integers(0, VOCABULARY, n).tolist() for n in (4, 1, 9, 2, 6, 3, 0, 5, 7)
-    ]
+    of_prompts = (5, 17, 3, 30, 9, 1, 12, 8, 21)
+    of_responses = (4, 1, 9, 2, 6, 3, 0, 5, 7)
+    prompts = [rng.integers(0, VOCABULARY, n).tolist() for n in of_prompts]
+    responses = [rng.integers(0, VOCABULARY, n).tolist() for n in of_responses]
     return pl.DataFrame(
         {
             "prompt_token_ids": prompts,

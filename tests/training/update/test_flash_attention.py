@@ -210,10 +210,10 @@ def test_every_layer_receives_the_bounds_and_no_mask(model, steps):
 def test_rows_that_are_not_packed_are_computed_as_before(model):
     """Of a generation with padding on the left, and of the learner's padded rows."""
     tokens = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(0))
-    for mask in (
-        None,
-        torch.ones(2, 9).tril(-4).bool() | torch.ones(2, 9).bool().triu(2),
-    ):
+    ones = torch.ones(2, 9).bool()
+    # the first row begins late, the second ends early
+    padded = ones.tril(-4) | ones.triu(2)
+    for mask in (None, padded):
         expected, received = (
             each(input_ids=tokens, attention_mask=mask).logits
             for each in (model, packs_with_torch(model))

@@ -85,18 +85,31 @@ def test_flops_match_values_by_hand():
     )
 
 
+NORM = 32
+GATE = 4 * 32
+ATTENTION = 2 * 32 * 32 + 2 * 32 * 16
+"""q and o; k and v."""
+LATENT_ATTENTION = (32 * 16 + 16 + 16 * 64) + (32 * 24 + 16 + 16 * 64) + 32 * 32
+"""q; k and v, of 16 and 8; o. Those of q, k and v are products with a norm in between."""
+
 MIXTURES = {
-    # Each of 2 layers: q and o 32·32, k and v 32·16, a gate of 4·32, 2 of 4 experts of 3·32·48, 2 norms; a last norm.
-    "mixtral": (2 * (2 * 32 * 32 + 2 * 32 * 16 + 4 * 32 + 2 * 3 * 32 * 48 + 2 * 32) + 32, 8),
-    # The same with experts of 3·32·16, and norms of queries and keys.
-    "qwen3_moe": (2 * (2 * 32 * 32 + 2 * 32 * 16 + 4 * 32 + 2 * 3 * 32 * 16 + 2 * 32 + 2 * 8) + 32, 8),
-    # Latent attention, of keys of 16 and values of 8; a dense layer of 3·32·48, and one with a shared expert.
+    # each of 2 layers with 2 of 4 experts of 3·32·48
+    "mixtral": (2 * (ATTENTION + GATE + 2 * 3 * 32 * 48 + 2 * NORM) + NORM, 8),
+    # experts of 3·32·16, and norms of queries and keys
+    "qwen3_moe": (
+        2 * (ATTENTION + GATE + 2 * 3 * 32 * 16 + 2 * NORM + 2 * 8) + NORM,
+        8,
+    ),
+    # a dense layer of 3·32·48, and one with two experts and a shared one
     "deepseek_v3": (
-        2 * (32 * 16 + 16 + 16 * 64 + 32 * 24 + 16 + 16 * 64 + 32 * 32 + 2 * 32) + 32
-        + 3 * 32 * 48 + 4 * 32 + 3 * 3 * 32 * 16,
+        2 * (LATENT_ATTENTION + 2 * NORM)
+        + NORM
+        + 3 * 32 * 48
+        + (GATE + 3 * 3 * 32 * 16),
         12,
     ),
-}  # fmt: skip
+}
+"""The weights that a token is multiplied with, and the width of attention's products."""
 
 
 @pytest.mark.parametrize("kind", MIXTURES)

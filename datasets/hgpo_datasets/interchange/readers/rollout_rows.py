@@ -78,9 +78,11 @@ def rollout_rows(
         )
     for row, value in zip(rows, reward, strict=True):
         row["reward"] = value
-    rows[0]["extra"] = {**(extra or {}), **rows[0].get("extra", {})}
-    rows[0][NAMED] = dict(named or {})
-    rows[0][SUMMED] = list(summed)
+    # What is of the whole rollout stands in its first row, where the step's own values come first.
+    first = rows[0]
+    first["extra"] = {**(extra or {}), **first.get("extra", {})}
+    first[NAMED] = dict(named or {})
+    first[SUMMED] = list(summed)
     ends = {
         "aborted": error is not None,
         "error": error,
@@ -88,5 +90,6 @@ def rollout_rows(
         "terminated": not truncated and error is None,
     }
     # What a step itself has comes first, but no rollout that failed ended well.
-    rows[-1] = {**rows[-1], **ends} if error else {**ends, **rows[-1]}
+    last = rows[-1]
+    rows[-1] = {**last, **ends} if error else {**ends, **last}
     return rows

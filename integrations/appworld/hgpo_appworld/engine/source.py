@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from hgpo_appworld.engine.engine import AppWorldEngine
 from hgpo_appworld.engine.process import Launch, Limits, Server, server
 from hgpo_envs.engine import Task
-from hgpo_envs.errors import InputError, UnknownTask, one_line, unknown
+from hgpo_envs.errors import InputError, UnknownTask, check_known, one_line, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,8 +148,7 @@ class AppWorldSource:
             return list(
                 dict.fromkeys(one for ids in self._splits.values() for one in ids)
             )
-        if split not in self._splits:
-            raise InputError(unknown("split", split, (*self._splits, "all")))
+        check_known("split", split, (*self._splits, "all"))
         return list(self._splits[split])
 
     def task(self, task_id: str) -> Task:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_appworld.engine.engine import AppWorldEngine
 from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.players import left_of
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
@@ -57,12 +58,8 @@ class ExpertPlayer:
         """Return the first step that has not been executed."""
         del state
         assert self._engine is not None
-        left = iter(self._steps)
-        step = next(left, _GIVE_UP)
-        for program in self._engine.programs:
-            if program == step:
-                step = next(left, _GIVE_UP)
-        return step
+        left = left_of(self._steps, self._engine.programs)
+        return left[0] if left else _GIVE_UP
 
 
 def split_solution(text: str, name: str) -> list[str]:

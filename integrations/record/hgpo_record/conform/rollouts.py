@@ -30,6 +30,18 @@ SCHEMA: Final = {
 }
 """The columns of a table: those of a step table that estimators read, and the number of response tokens."""
 
+PLAIN: Final = {
+    "won": [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 1.0]],
+    "rare": [[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]],
+}
+"""Two tasks with four rollouts of two steps."""
+
+ONE_STEP: Final = {
+    "won": [[1.0], [0.0], [0.0], [0.5]],
+    "rare": [[0.0], [0.0], [0.25], [1.0]],
+}
+"""Two tasks with four rollouts of one step."""
+
 KEYS: Final = ("task_id", "trajectory", "step")
 """The columns that identify a row."""
 
