@@ -149,7 +149,7 @@ def test_the_next_command_measures_nothing_again(tmp_path, monkeypatch, capsys):
     command("add", "mine:own", worlds=TINY, seeds=4, out=tmp_path)
     words = f"arena add mine:own -w signs --seeds 4 --out {tmp_path} -o arena.html"
     assert words in capsys.readouterr().out
-    with pytest.raises(InputError, match="expected a file that ends in .html"):
+    with pytest.raises(InputError, match="expected a file that ends in"):
         command(page=tmp_path / "arena.txt", worlds=TINY)
 
 

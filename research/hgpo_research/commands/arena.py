@@ -98,14 +98,9 @@ def arena(
         print(f"The page is in {page}.")
     else:
         # The same words again: what was measured is kept, and nothing else is measured.
-        words = ["arena"]
-        if estimator is not None:
-            words += ["add", estimator]
-        elif names:
-            words += ["-e", ",".join(names)]
-        for name in worlds or ():
-            words += ["-w", name]
-        if seeds is not None:
-            words += ["--seeds", str(seeds)]
-        words += ["--out", str(out), "-o", "arena.html"]
+        again = {"-e": estimators, "-w": worlds, "--seeds": seeds and [seeds]}
+        words: list[object] = ["arena", *([action, estimator] if estimator else [])]
+        for option, values in again.items():
+            words += [word for value in values or () for word in (option, value)]
+        words += ["--out", out, "-o", "arena.html"]
         print(f"Results are in {out}/results. {common.next_commands(words)}")
