@@ -148,6 +148,9 @@ class Player(Protocol):
 
     A player may also have `fork(engine)`, which returns an independent copy of it in the same state. The copy inspects
     the given engine (or None) instead of its own. Players must be deterministic.
+
+    A branch (`hgpo branch`) resets its player at the state where the branch begins, in the middle of an episode: a
+    player that makes its plan in `reset` must make it from that state and the engine, not from the task alone.
     """
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
@@ -155,7 +158,7 @@ class Player(Protocol):
 
         Args:
             task: The task.
-            state: The first state.
+            state: The first state, or that at which a branch begins.
             engine: The engine that plays the task, for players that read its hidden state. They must not change it.
         """
         ...

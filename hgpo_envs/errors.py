@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -28,7 +30,49 @@ class ProcessError(RuntimeError):
     """Processes ended before their work did. The message is one line; the command line exits with status 1."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -> str:
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is closest to a misspelt one; None if none is close.
+
+    >>> nearest("AlfWorld", ["AppWorld", "ALFWorld"])
+    'ALFWorld'
+    """
+    # "AlfWorld" means ALFWorld, not AppWorld
+    by_letters = {known_name.casefold(): known_name for known_name in known}
+    near = difflib.get_close_matches(name.casefold(), by_letters, n=1)
+    return by_letters[near[0]] if near else None
+
+
+def nearest_path(path: str | os.PathLike[str]) -> str:
+    """Return what an error line about a path that does not exist ends with: the closest existing one, if there is one.
+
+    The first part of the path that does not exist is compared with what its folder has.
+    """
+    whole = Path(path)
+    for missing in (*reversed(whole.parents), whole):
+        if os.path.lexists(missing):
+            continue
+        try:
+            inside = [each.name for each in islice(missing.parent.iterdir(), _COMPARED)]
+        except OSError:  # a file, or a folder that may not be listed
+            return ""
+        near = nearest(missing.name, inside)
+        if near is None:
+            return ""
+        found = missing.with_name(near)
+        rest = found / whole.relative_to(missing)
+        meant = one_line(rest if rest.exists() else found, 1000)
+        return f"; did you mean {meant}?"
+    return ""
+
+
+def unknown(
+    kind: str,
+    name: object,
+    known: Iterable[str],
+    *,
+    limit: int = 12,
+    meant: str | None = None,
+) -> str:
     """Return the error line for an unknown name, with the closest known name and a list of known names.
 
     Args:
@@ -36,17 +80,14 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
         name: The unknown name.
         known: The known names.
         limit: The maximum number of known names in the line.
+        meant: The known name that is probably meant. Default: the `nearest`.
 
     >>> unknown("estimator", "hpgo", ["hgpo", "gigpo", "grpo"])
     "unknown estimator 'hpgo'; did you mean 'hgpo'? Known: hgpo, gigpo, grpo"
-    >>> unknown("benchmark", "AlfWorld", ["AppWorld", "ALFWorld"])
-    "unknown benchmark 'AlfWorld'; did you mean 'ALFWorld'? Known: AppWorld, ALFWorld"
     """
     names = list(islice(known, _COMPARED))  # the ids of tasks may be too many
-    # "AlfWorld" means ALFWorld, not AppWorld
-    by_letters = {known_name.casefold(): known_name for known_name in names}
-    near = difflib.get_close_matches(str(name).casefold(), by_letters, n=1)
-    hint = f"; did you mean {by_letters[near[0]]!r}?" if near else "."
+    near = meant or nearest(str(name), names)
+    hint = f"; did you mean {near!r}?" if near else "."
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:limit]) or 'none'}{rest}"
 

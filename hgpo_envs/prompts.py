@@ -278,18 +278,6 @@ def bundled_templates() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.j2"))}
 
 
-def template_file(name: str | Path) -> Path:
-    """Return the file of this name, or else the bundled template. Raises InputError if there is neither."""
-    known = bundled_templates()
-    if str(name) in known and not Path(name).is_file():
-        return known[str(name)]
-    if not os.path.lexists(name):
-        raise InputError(
-            f"prompt_template: {unknown('template or missing file', str(name), known)}"
-        )
-    return Path(name)
-
-
 def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     """Load a template.
 
@@ -321,18 +309,23 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         raise InputError(
             f"prompt_template: expected the path of a file, received {path!r}"
         )
-    path = template_file(path)
-    try:
-        text = read_bytes(Path(path), LARGEST_TEMPLATE, "prompt template").decode(
-            "utf-8-sig"
+    known = bundled_templates()
+    file = Path(path)
+    if str(path) in known and not file.is_file():
+        file = known[str(path)]
+    elif not os.path.lexists(path):
+        raise InputError(
+            f"prompt_template: {unknown('template or missing file', str(path), known)}"
         )
+    try:
+        text = read_bytes(file, LARGEST_TEMPLATE, "prompt template").decode("utf-8-sig")
     except (InputError, UnicodeDecodeError) as error:
         raise InputError(
-            f"prompt_template: expected a readable UTF-8 file, received {str(path)!r} ({error})"
+            f"prompt_template: expected a readable UTF-8 file, received {str(file)!r} ({error})"
         ) from error
-    bundled = Path(path).resolve() in bundled_templates().values()
+    bundled = file.resolve() in known.values()
     return _compiled(
-        text.replace("\r\n", "\n"), str(path), trusted=bundled, answer=answer
+        text.replace("\r\n", "\n"), str(file), trusted=bundled, answer=answer
     )
 
 

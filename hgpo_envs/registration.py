@@ -25,7 +25,7 @@ from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.plugins import find_in_working_directory, import_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from hgpo_envs.env import TextEnv
     from hgpo_envs.sources import SharedSource
@@ -104,7 +104,7 @@ def make_env(environment: str, **arguments: Any) -> TextEnv:
     """
     from hgpo_envs.env import TextEnv
 
-    source, others = _open(environment, arguments, TextEnv)
+    source, others = open_source(environment, arguments, _arguments_of(TextEnv))
     return TextEnv(source, **others)
 
 
@@ -116,10 +116,12 @@ def make_vector_env(
     **arguments: Any,
 ) -> TextVectorEnv:
     """Make a vector environment in this process; see `make_env` and `hgpo_envs.vector.TextVectorEnv`."""
+    from hgpo_envs.env import TextEnv
     from hgpo_envs.vector import TextVectorEnv
 
     arguments.setdefault("max_steps", max_episode_steps)
-    source, others = _open(environment, arguments, TextVectorEnv)
+    known = {*_arguments_of(TextEnv), *_arguments_of(TextVectorEnv)}
+    source, others = open_source(environment, arguments, known)
     return TextVectorEnv(source, num_envs, **others)
 
 
@@ -159,28 +161,39 @@ def default_arguments(spec: EnvironmentSpec) -> dict[str, Any]:
     return defaults | {"max_steps": spec.max_steps}
 
 
-def _open(
-    environment: str, arguments: dict[str, Any], env: type
-) -> tuple[SharedSource, dict[str, Any]]:
-    """Return the task source that its arguments select, and the remaining arguments, always with the step limit."""
-    from hgpo_envs.env import TextEnv
+def _arguments_of(env: type) -> list[str]:
+    """Return the names of the keyword arguments of an environment's class."""
+    parameters = signature(env).parameters.values()
+    return [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
 
+
+def open_source(
+    environment: str, arguments: Mapping[str, Any], common: Collection[str]
+) -> tuple[SharedSource, dict[str, Any]]:
+    """Open the task source of a benchmark.
+
+    Args:
+        environment: The id.
+        arguments: Keyword arguments.
+        common: The names of those that all benchmarks have.
+
+    Returns:
+        The source that its arguments select, and the remaining arguments, always with the step limit.
+
+    Raises:
+        InputError: If the id or an argument is unknown, or the data cannot be used.
+    """
     spec = environment_spec(environment)
     if arguments.get("max_steps") is None:
         arguments = {**arguments, "max_steps": spec.max_steps}
-    common = {*signature(TextEnv).parameters, *signature(env).parameters} - {
-        "source",
-        "num_envs",
-        "values",
-    }
     own = set(spec.parameters())
     for name in arguments:
-        check_known("argument", name, sorted(own | common), limit=30)
+        check_known("argument", name, sorted({*own, *common}), limit=30)
     source = spec.open_source(
         **{name: value for name, value in arguments.items() if name in own}
     )
     return source, {
         name: value
         for name, value in arguments.items()
-        if name in common - (own - {"max_steps"})
+        if name == "max_steps" or name not in own
     }

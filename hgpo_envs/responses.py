@@ -390,20 +390,24 @@ def _plain(value: object) -> str:
 
 def _thought_and_text(message: Mapping[str, Any]) -> tuple[str, str]:
     content = message.get("content")
-    parts = content if isinstance(content, list) else [content]
-    thoughts = [
-        part
-        for part in parts
-        if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")
-    ]
-    named = (_plain(message.get(name)) for name in _THOUGHT_FIELDS)
-    thought = next(filter(None, named), _plain(thoughts))
-    text = _plain([part for part in parts if part not in thoughts]) or _plain(
-        message.get("refusal")
-    )
-    before, _, after = text.partition(_THOUGHT_END)
+    thoughts = []
+    # Nearly every content is a text or none, which has no parts.
+    if isinstance(content, dict | list):
+        parts = content if isinstance(content, list) else [content]
+        thoughts = [
+            part
+            for part in parts
+            if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")
+        ]
+        content = [part for part in parts if part not in thoughts]
+    text = _plain(content) or _plain(message.get("refusal"))
+    thought = ""
+    for name in _THOUGHT_FIELDS:
+        thought = thought or _plain(message.get(name))
+    thought = thought or _plain(thoughts)
+    before, end, after = text.partition(_THOUGHT_END)
     # The chat template has opened the thought. A tag within the arguments of a call does not end it.
-    if not thought and "<think>" not in before and _after_thought(text)[0]:
+    if end and not thought and "<think>" not in before and _after_thought(text)[0]:
         return before.strip("\n"), after.lstrip("\n")
     return thought, text
 

@@ -38,6 +38,7 @@ import msgspec
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.field_docs import fields_in_source
 
@@ -145,12 +146,19 @@ def build(
     hints = types_of(cls)
     for key in values:
         if key not in hints:
+            # a letter of a paper, such as K, with which the meaning begins
+            meant = [
+                f"{where}{name}"
+                for name, meaning in descriptions(cls).items()
+                if meaning.startswith(f"{key}, ")
+            ]
             raise InputError(
                 unknown(
                     noun,
                     f"{where}{key}",
                     [f"{where}{name}" for name in hints],
                     limit=99,
+                    meant=next(iter(meant), None),
                 )
             )
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass
@@ -300,7 +308,7 @@ def descriptions(cls: type) -> dict[str, str]:
 
 
 def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
-    """Return settings as TOML, from which `read_toml` and `build` create an equal object.
+    """Return settings as TOML, from which `read_toml` and `build` create an equal object, but for secrets.
 
     Args:
         settings: A settings object.
@@ -326,7 +334,9 @@ def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str
             name = f"{table}{field.name}"
             tables += ["", *comment, f"[{name}]", *_toml_lines(value, f"{name}.", docs)]
         else:
-            lines += [*comment, f"{field.name} = {_toml_value(value)}"]
+            # some secrets are known by their names
+            public = redact_json({field.name: value})[field.name]
+            lines += [*comment, f"{field.name} = {_toml_value(public)}"]
     return lines + tables
 
 

@@ -24,7 +24,7 @@ from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_envs.registration import default_arguments
 from hgpo_train.advantages import get
-from hgpo_train.policies.registry import policy_spec, trainable_factory
+from hgpo_train.policies.registry import find_policy, trainable_factory
 from hgpo_train.training.config import Config, SftConfig, replace
 from tools import docs_notebooks, docs_reference, docs_site
 
@@ -155,7 +155,7 @@ def test_every_parameter_of_estimators_and_policies_is_described():
         "grpo",
     }
     for section in docs_reference.policies_page().split("\n## ")[1:]:
-        options = policy_spec(section.partition("\n")[0]).options
+        options = find_policy(section.partition("\n")[0])[0].options
         assert list(rows(section)) == [
             field.name for field in dataclasses.fields(options)
         ]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
-from hgpo_train.policies.registry import policy_spec
+from hgpo_train.policies.registry import find_policy
 from hgpo_train.settings import read_assignments, read_value
 from hgpo_train.training.config import load_config
 
@@ -97,7 +97,7 @@ def test_annotations_of_a_policys_options_decide(policy):
     given = read_assignments(
         "--policy-option",
         ["api_key_env=1", "device=0", "top_p=1"],
-        policy_spec(policy).option_types,
+        find_policy(policy)[0].option_types,
     )
     texts = {"openai:tiny": {"api_key_env"}, "transformers:tiny": {"device"}}.get(
         policy, set()
@@ -108,4 +108,4 @@ def test_annotations_of_a_policys_options_decide(policy):
 
 def test_options_of_an_unknown_policy_are_refused_by_its_name():
     with pytest.raises(InputError, match="unknown policy 'no_such_policy'"):
-        policy_spec("no_such_policy:x")
+        find_policy("no_such_policy:x")[0]

@@ -36,7 +36,7 @@ from hgpo_envs.registration import default_arguments
 from hgpo_envs.vector import TextVectorEnv
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import get, names
-from hgpo_train.policies.registry import ENTRY_POINTS, policy_names, policy_spec
+from hgpo_train.policies.registry import ENTRY_POINTS, find_policy, policy_names
 from hgpo_train.policies.server import ServerOptions
 from hgpo_train.settings import descriptions, field_docs, types_of
 from hgpo_train.training.config import Config, SftConfig
@@ -204,7 +204,7 @@ def policies_page() -> str:
         ),
     ]
     specs = {
-        name: policy_spec(name)
+        name: find_policy(name)[0]
         for name in policy_names()
         if name not in installed(ENTRY_POINTS)
     }

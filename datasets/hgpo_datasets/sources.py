@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from hgpo_datasets import manifest
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, nearest_path
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
@@ -203,7 +203,11 @@ def _parts(source: str) -> list[Part]:
             raise InputError(f"{source} matches {pair}; pass the runs or the files")
         return [Part(str(run), "run", source) for run in topmost]
     if not matches:
-        more = "; the pattern matches nothing" if is_pattern(source) else ""
+        more = (
+            "; the pattern matches nothing"
+            if is_pattern(source)
+            else nearest_path(path)
+        )
         raise InputError(f"{source}: no such file or run{more}")
     if not files:
         holders = folders_below(

@@ -34,7 +34,7 @@ from hgpo_datasets.derived_columns import (
 from hgpo_datasets.partitions import check_processes, process_pool
 from hgpo_datasets.rows import row_name
 from hgpo_datasets.sources import PARQUET, STEPS, run_at, run_of_file, runs_below
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, nearest_path
 from hgpo_envs.files.atomic import scratch_folders, seems_locked
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.unicode_text import clean_text
@@ -142,7 +142,9 @@ def verify(
         )
     path = Path(source)
     if not (path.is_dir() or path.is_file()):
-        raise InputError(f"{path}: no such run or file on this machine")
+        raise InputError(
+            f"{path}: no such run or file on this machine{nearest_path(path)}"
+        )
     if path.is_dir() and run_at(path) is None:
         below = counted(len(runs_below(path)), "run")
         raise InputError(

@@ -139,7 +139,7 @@ class StepWriter:
                     configured=config is not None,
                 )
             starts = (
-                self._committed()
+                self.scan(_FILE)
                 .filter(IS_FIRST)
                 .select(*TRAJECTORY_KEY, _FILE)
                 .collect()
@@ -270,7 +270,9 @@ class StepWriter:
         names = {}
         missing = wanted.filter(pl.col("parent").is_null())
         for shard in self._run.manifest.shards.values():
-            known = self._committed(shard).select(TRAJECTORY_KEY).unique().collect()
+            path = self._run.steps / shard.file
+            stored = pl.scan_parquet(path, glob=False)
+            known = stored.select(TRAJECTORY_KEY).unique().collect()
             names[shard] = wanted.join(known, schema.GROUP_KEY, "semi")
             missing = missing.join(known, TRAJECTORY_KEY, "anti")
         if not missing.is_empty():
@@ -340,6 +342,15 @@ class StepWriter:
     def _already(self) -> str:
         return f"is already in run {self.header.run!r}"
 
+    def scan(self, file: str | None = None) -> pl.LazyFrame:
+        """Return the committed steps, with the path of each row's shard as the column `file` if it is given."""
+        files = [self._run.steps / name for name in self._run.manifest.shards]
+        if files:
+            return pl.scan_parquet(files, glob=False, include_file_paths=file)
+        paths = {} if file is None else {file: schema.TEXT}
+        columns = schema.polars_schema(self.header.depth)
+        return pl.LazyFrame(schema={**columns, **paths})
+
     def _refuse_known(self, batch: _Batch, known: frozenset[str]) -> None:
         if names := sorted(batch.trajectories & known):
             raise RowError(
@@ -352,16 +363,6 @@ class StepWriter:
             raise InputError(
                 f"the writer of run {self.header.run!r} is closed; open a new one to resume the run"
             )
-
-    def _committed(self, *some: Shard) -> pl.LazyFrame:
-        """Scan some committed shards, all by default."""
-        files = [
-            self._run.steps / shard.file
-            for shard in some or self._run.manifest.shards.values()
-        ]
-        if not files:
-            return pl.LazyFrame(schema={**schema.polars_schema(0), _FILE: schema.TEXT})
-        return pl.scan_parquet(files, glob=False, include_file_paths=_FILE)
 
     def _completed(self, steps: rows.Rows, *, checked: bool) -> pl.DataFrame:
         """Convert rows to their stored form, with every column."""

@@ -8,11 +8,13 @@ starts with an empty one.
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import os
 import re
 import traceback
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -112,6 +114,17 @@ def redact(text: str, *, patterns: bool = True) -> str:
         for pattern, replacement in _PATTERNS:
             text = pattern.sub(replacement, text)
     return text
+
+
+def has_secret(written: str) -> bool:
+    """Return whether texts of written JSON contain a registered value. Numbers and names may look like one, too."""
+    return any(_as_json(value) in written for value in _registered)
+
+
+@lru_cache(maxsize=1024)
+def _as_json(value: str) -> str:
+    """Return a value as it is within a text of JSON."""
+    return json.dumps(value, ensure_ascii=False)[1:-1]
 
 
 def names_variable(text: str) -> bool:

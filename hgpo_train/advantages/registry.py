@@ -33,7 +33,6 @@ from hgpo_train.advantages.input_columns import StepTableError, columns_used, pr
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.score_columns import check_scores, require_scores
 from hgpo_train.advantages.tables import step_table
-from hgpo_train.scores.registry import columns_of
 from hgpo_train.settings import build, types_of
 
 if TYPE_CHECKING:
@@ -143,7 +142,9 @@ class Estimator:
 
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
-        require_scores(schema, self.scores, self.name)
+        scores: Sequence[str] = ()
+        if self.scores:
+            scores = require_scores(schema, self.scores, self.name)
         reads = self.reads(self.parameters)
         used, _ = columns_used(
             schema,
@@ -151,11 +152,7 @@ class Estimator:
             reads or (),
             self.name,
         )
-        return (
-            list(schema)
-            if reads is None
-            else list(dict.fromkeys([*used, *columns_of(self.scores)]))
-        )
+        return list(schema) if reads is None else list(dict.fromkeys([*used, *scores]))
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns."""
@@ -326,7 +323,8 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
             estimator.name,
             branches=estimator.branches,
         )
-        check_scores(prepared, estimator.scores, steps)
+        if estimator.scores:
+            check_scores(prepared, estimator.scores, steps)
         table = (
             estimator.apply(prepared)
             .select("(row)", "(aborted)", *added)

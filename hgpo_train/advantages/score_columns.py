@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def require_scores(schema: pl.Schema, scores: Sequence[str], name: str) -> None:
-    """Check that a table has the columns of scores, with their types.
+def require_scores(schema: pl.Schema, scores: Sequence[str], name: str) -> list[str]:
+    """Return the columns of scores, which a table must have with their types.
 
     Args:
         schema: The columns of the table.
@@ -43,6 +43,7 @@ def require_scores(schema: pl.Schema, scores: Sequence[str], name: str) -> None:
             raise InputError(
                 f"column {column}: expected {expected}, received {found}; compute it with hgpo score"
             )
+    return list(columns)
 
 
 def _is_numeric(dtype: pl.DataType, *, nested: bool | None = None) -> bool:

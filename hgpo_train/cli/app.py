@@ -279,7 +279,11 @@ def run(words: Sequence[str]) -> None:
         command(*bound.args, **bound.kwargs)
         return
     redact_output()
-    check_output_paths(bound.arguments)
+    # URLs are not checked
+    for name in ("out", "plot"):
+        path = bound.arguments.get(name)
+        if path is not None and "://" not in str(path):
+            check_output_path(Path(path), f"--{name}")
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: print(
             f"warning: {message}", file=sys.stderr
@@ -300,14 +304,6 @@ def check_empty_words(words: Sequence[str]) -> None:
         raise InputError(
             f"{option}: expected a value, received an empty text; use . for the working directory"
         )
-
-
-def check_output_paths(arguments: dict[str, Any]) -> None:
-    """Check the paths that a command will write; URLs are not checked."""
-    for name in ("out", "plot"):
-        path = arguments.get(name)
-        if path is not None and "://" not in str(path):
-            check_output_path(Path(path), f"--{name}")
 
 
 def every_command(app: App) -> Iterator[tuple[tuple[str, ...], App]]:

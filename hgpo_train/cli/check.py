@@ -42,7 +42,8 @@ def check_env(
     """
     import gymnasium
 
-    from hgpo_envs.env_checker import ROLLOUTS, check_environment
+    from hgpo_envs.env_checker import check_environment
+    from hgpo_envs.env_checks.rollouts import ROLLOUTS
     from hgpo_envs.environment_spec import environment_ids
     from hgpo_train.rollout.env_handle import open_env
 

@@ -165,11 +165,11 @@ def note_branches(run: str, estimators: Iterable[Estimator]) -> None:
         )
 
 
-def note_runs(run: str) -> None:
-    """Print a note if a source contains several runs, which are read as one table."""
-    runs = _runs_of(run)
+def note_runs(source: str, use: str = "read as one table") -> None:
+    """Print a note if a source contains several runs, with what they are used for."""
+    runs = _runs_of(source)
     if len(runs) > 1:
-        print(f"Note: {len(runs)} runs are read as one table: {', '.join(runs)}.")
+        print(f"Note: {len(runs)} runs are {use}: {', '.join(runs)}.")
 
 
 def _runs_of(source: str) -> list[str]:

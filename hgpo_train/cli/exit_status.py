@@ -10,13 +10,18 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from cyclopts import CycloptsError, UnusedCliTokensError
+from cyclopts import (
+    CycloptsError,
+    MissingArgumentError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
-from hgpo_envs.errors import InputError, ProcessError
+from hgpo_envs.errors import InputError, ProcessError, nearest
 from hgpo_train.rollout.failures import RolloutError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
 DISTRIBUTIONS: Final = {"PIL": "pillow", "vl_convert": "vl-convert-python"}
@@ -96,7 +101,43 @@ def _usage_message(error: CycloptsError) -> str:
     """Return what is wrong with a command line, without the list of all commands."""
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"unexpected argument {error.unused_tokens[0]!r}"
+    if isinstance(error, MissingArgumentError) and error.keyword is None:
+        return _missing(error, _meanings(error))
+    if isinstance(error, UnknownOptionError) and error.token.keyword:
+        return _unknown_option(error.token.keyword, _meanings(error))
     return str(error).partition(" Available commands:")[0].rstrip(".")
+
+
+def _meanings(error: CycloptsError) -> dict[str, str]:
+    """Return the arguments of the command with an error, and what `--help` says about them."""
+    assert error.app is not None
+    known = error.app.assemble_argument_collection(parse_docstring=True)
+    return {each.name: each.parameter.help or "" for each in known}
+
+
+def _missing(error: MissingArgumentError, meanings: Mapping[str, str]) -> str:
+    """Return that an argument is missing, what it is, and an example of a folder."""
+    assert error.argument is not None
+    command = error.command_chain or ("hgpo",)
+    name = error.argument.name
+    meaning = meanings.get(name, "").rstrip(".")
+    examples = {"--out": f"--out runs/{command[-1]}", "RUN": "runs/quickstart/run"}
+    example = f"; for example {examples[name]}" if name in examples else ""
+    return f"{name} is missing: {meaning}{example}"
+
+
+def _unknown_option(option: str, meanings: Mapping[str, str]) -> str:
+    """Return that an option is unknown, with the closest one, or else the first whose meaning has the word."""
+    word = option.lstrip("-")
+    near = nearest(word, [name.lstrip("-") for name in meanings if name[:1] == "-"])
+    explained = [
+        name.lstrip("-")
+        for name, meaning in meanings.items()
+        if re.search(rf"\b{re.escape(word)}\b", meaning)
+    ]
+    meant = [near] if near else explained
+    hint = f" Did you mean --{meant[0]}?" if meant else ""
+    return f"Unknown option: {option}.{hint}".removesuffix(".")
 
 
 def extra_of(module: str) -> str | None:

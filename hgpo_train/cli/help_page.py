@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Final
 
@@ -22,15 +23,15 @@ _UNSAID: Final = ("True", "False", "[]", '""')
 """Defaults that are not shown: of flags, and those that mean nothing."""
 
 
+@dataclass(frozen=True)
 class HelpPage:
     """Renders the parts of a help page (`cyclopts.help.protocols.HelpFormatter`).
 
-    Args:
+    Attributes:
         command: The function of a command, whose arguments the usage names; None for a group of commands.
     """
 
-    def __init__(self, command: Callable[..., object] | None = None) -> None:
-        self._command = command
+    command: Callable[..., object] | None = None
 
     def __call__(
         self, console: Console, options: ConsoleOptions, panel: HelpPanel
@@ -58,8 +59,8 @@ class HelpPage:
         """Print how the command is called."""
         del options
         line = _text(console, usage)
-        if self._command is not None:
-            line = _with_arguments(line, self._command)
+        if self.command is not None:
+            line = _with_arguments(line, self.command)
         lines = textwrap.wrap(
             f"Usage: {line}", min(console.width, _LONGEST), subsequent_indent="    "
         )

@@ -164,13 +164,13 @@ class RolloutOptions:
             policy: The policy's name.
             **options: Options of the policy that `--policy-option` replaces.
         """
-        from hgpo_train.policies.registry import policy_spec
+        from hgpo_train.policies.registry import find_policy
         from hgpo_train.settings import read_assignments
 
         given = read_assignments(
             "--policy-option",
             self.policy_option or (),
-            policy_spec(policy).option_types,
+            find_policy(policy)[0].option_types,
         )
         return {
             "policy_options": options | given,

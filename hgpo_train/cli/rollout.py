@@ -75,12 +75,11 @@ def rollout(
 def _report(run: CollectedRun) -> None:
     # slow to import: rollouts begin before
     from hgpo_train.cli.display import print_table, terminal
-    from hgpo_train.rollout.outcomes import rollout_table
 
     console = terminal(stderr=True, highlight=False)
     summary = run.summary
     tally = run.tally
-    every = rollout_table(run.steps, branches=True).select("branch", "length").collect()
+    every = run.trajectories
     steps = every["length"].sum()
     branched = every.filter("branch")
     rate = tally.steps / max(tally.seconds, 1e-9)

@@ -31,13 +31,12 @@ def sft(
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import SftConfig, load_config
     from hgpo_train.training.display import Display
-    from hgpo_train.training.run_folder import without_secrets
     from hgpo_train.training.sft import run_sft
 
     assignments = [] if model is None else [f"model.path={model}"]
     settings = load_config(config, [*assignments, *(overrides or ())], SftConfig)
     if print_config:
-        print(to_toml(without_secrets(settings), docs=True), end="")
+        print(to_toml(settings, docs=True), end="")
         return
     console = terminal()
     display = Display(console, settings.update.epochs)

@@ -58,7 +58,6 @@ def train(
         load_config,
         shipped,
     )
-    from hgpo_train.training.run_folder import without_secrets
 
     console = terminal()
     if list_configs:
@@ -91,7 +90,7 @@ def train(
     settings = load_config(config, overrides or (), Config, allow)
     if print_config:
         configured_estimator(settings)  # what is printed can be run
-        print(to_toml(without_secrets(settings), docs=True), end="")
+        print(to_toml(settings, docs=True), end="")
     elif plan or card is not None:
         _print_plan(settings, card, console)
     else:
@@ -156,19 +155,20 @@ def _run(
         raise InputError(
             "--steps: expected it together with --advantages, the table that `hgpo advantages` wrote"
         )
+
+    def advice() -> str:
+        words: list[object] = ["train", "--resume"]
+        if steps is not None:
+            words += ["--steps", steps, "--advantages", advantages]
+        for name in code_named(settings).values():
+            words += ["--allow", name] if name else []
+        command = shlex.join(map(str, [*words, "--out", folder]))
+        return (
+            f"{describe_interrupted(folder)} Resume with: {common.program()} {command}"
+        )
+
     display = Display(console, settings.iterations if steps is None else 0)
-    stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
-    stage += "".join(
-        f" --allow {shlex.quote(str(name))}"
-        for name in code_named(settings).values()
-        if name
-    )
-    command = (
-        f"{common.program()} train --resume{stage} --out {shlex.quote(str(folder))}"
-    )
-    with common.resumable(
-        lambda: f"{describe_interrupted(folder)} Resume with: {command}"
-    ):
+    with common.resumable(advice):
         if steps is not None and advantages is not None:
             with display.live():
                 train_on_table(

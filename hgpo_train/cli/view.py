@@ -66,6 +66,7 @@ def view(
             task_ids=task or (),
             **chosen,
         )
+        _note_runs(run)
     else:
         from hgpo_train.view.app import serve
 
@@ -75,6 +76,7 @@ def view(
                 f"{waiting}; the page shows the run as soon as it can be read.",
                 file=sys.stderr,
             )
+        _note_runs(run)
         serve(
             sources,
             host=host,
@@ -83,6 +85,11 @@ def view(
             estimators=estimator or (),
             say=print,
         )
+
+
+def _note_runs(sources: Sequence[str]) -> None:
+    for source in sources:
+        common.note_runs(source, "shown, each by itself")
 
 
 def _show(sources: list[Source], estimators: Sequence[str]) -> None:

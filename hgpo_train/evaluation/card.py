@@ -20,7 +20,7 @@ import polars as pl
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import is_run
 from hgpo_datasets.wordings import wordings_of
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, nearest_path
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.evaluation.certificate import NAME as CERTIFICATE
@@ -77,7 +77,9 @@ def read_manifest(run: Path) -> manifest.Manifest:
         expected = (
             "expected the folder (--out) of hgpo train, hgpo eval or hgpo rollout"
         )
-        raise InputError(f"{run}: {expected}, found no {manifest.NAME} in it")
+        raise InputError(
+            f"{run}: {expected}, found no {manifest.NAME} in it{nearest_path(run)}"
+        )
     listed = manifest.read(run)
     if listed.problem:
         raise InputError(

@@ -8,7 +8,7 @@ architectures and settings are no guide: new ones appear with every release of T
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -45,9 +45,9 @@ def check_logits(model: Model) -> None:
     """
     name = type(model).__name__
     head = model.get_output_embeddings()
-    ids = sequences_to_try(model)[1][None]
     try:
-        with computing(model):
+        with trying(model) as trial:
+            ids = trial.sequences[1][None]
             logits = head(last_hidden_states(model, ids)).float()
             scale = _LARGEST_LOGIT / logits.abs().max()
             hook = head.register_forward_hook(
@@ -59,11 +59,11 @@ def check_logits(model: Model) -> None:
                 hook.remove()
     except Exception as error:  # of the model's own code
         raise InputError(
-            f"model.path: {name} cannot compute the logits of {ids.shape[1]} tokens: {type(error).__name__}: "
+            f"model.path: {name} cannot compute the logits of {LENGTHS[1]} tokens: {type(error).__name__}: "
             f"{one_line(error, 200)}; choose another model, or another model.attention"
         ) from error
     difference = float((whole - scale * logits).abs().max()) / _LARGEST_LOGIT
-    if not difference < tolerance(model):
+    if not difference < trial.tolerance:
         raise InputError(
             f"expected a model whose logits are those of its output layer, such as the Qwen family, received {name}, "
             "which changes them afterwards (a soft cap or a scale); choose another model.path"
@@ -89,13 +89,12 @@ def disable_dropout(model: Model) -> bool:
             if is_rate and isinstance(value, float) and value > 0:
                 setattr(module, name, 0.0)
                 had_dropout = True
-    ids = sequences_to_try(model)[1][None]
     states = []
-    with computing(model):
+    with trying(model) as trial:
         for training in (False, True):
             model.train(training)
-            states.append(last_hidden_states(model, ids))
-    if _relative_error(*states) > tolerance(model):
+            states.append(last_hidden_states(model, trial.sequences[1][None]))
+    if _relative_error(*states) > trial.tolerance:
         raise InputError(
             f"expected a model that computes the same in training and in evaluation, received {type(model).__name__}; "
             "choose another model.path"
@@ -112,53 +111,51 @@ def can_pack(model: Model) -> bool:
     Args:
         model: A causal language model of Transformers, bare or wrapped by peft, on its device.
     """
-    sequences = sequences_to_try(model)
-    places = [torch.arange(len(ids), device=ids.device) for ids in sequences]
     try:
-        with computing(model):
+        with trying(model) as trial:
+            sequences = trial.sequences
+            places = [torch.arange(len(ids), device=ids.device) for ids in sequences]
             separate = [last_hidden_states(model, ids[None]) for ids in sequences]
             packed = last_hidden_states(
                 model, torch.cat(sequences)[None], torch.cat(places)[None]
             )
     except Exception:  # noqa: BLE001 - the model's own code refuses packed rows
         return False
-    return _relative_error(torch.cat(separate, 1), packed) < tolerance(model)
+    return _relative_error(torch.cat(separate, 1), packed) < trial.tolerance
 
 
-def sequences_to_try(model: Model) -> list[Tensor]:
-    """Return two sequences of random token ids on the model's device, the same in every call."""
-    embedding = unwrap_peft(model).get_input_embeddings().weight
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(embedding.shape[0], (sum(LENGTHS),), generator=generator)
-    return list(torch.split(ids.to(embedding.device), list(LENGTHS)))
+class Trial(NamedTuple):
+    """What a model is tried on.
+
+    Attributes:
+        sequences: Two sequences of random token ids on the model's device, always the same.
+        tolerance: The greatest relative error that rounding can explain.
+    """
+
+    sequences: list[Tensor]
+    tolerance: float
 
 
 @contextmanager
-def computing(model: Model) -> Iterator[None]:
-    """Compute as in evaluation, without gradients, in float32 if the model can."""
+def trying(model: Model) -> Iterator[Trial]:
+    """Within the block, compute as in evaluation, without gradients, in float32 if the model can."""
+    embedding = unwrap_peft(model).get_input_embeddings().weight
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(embedding.shape[0], (sum(LENGTHS),), generator=generator)
+    sequences = list(torch.split(ids.to(embedding.device), list(LENGTHS)))
+
+    # Otherwise its weights are float32, and its attention is no kernel for half
+    is_half = has_packed_kernel(model) or any(
+        weights.dtype != torch.float32 for weights in model.parameters()
+    )
+    half = torch.autocast(embedding.device.type, torch.bfloat16, enabled=is_half)
     was_training = model.training
-    device = next(model.parameters()).device
     model.eval()
     try:
-        with (
-            torch.no_grad(),
-            torch.autocast(device.type, torch.bfloat16, enabled=not _is_float32(model)),
-        ):
-            yield
+        with torch.no_grad(), half:
+            yield Trial(sequences, _TOLERANCE_HALF if is_half else _TOLERANCE)
     finally:
         model.train(was_training)
-
-
-def tolerance(model: Model) -> float:
-    """Return the greatest relative error that rounding can explain."""
-    return _TOLERANCE if _is_float32(model) else _TOLERANCE_HALF
-
-
-def _is_float32(model: Model) -> bool:
-    """Return whether a model can be tried in float32: its weights have it, and its attention is no kernel for half."""
-    return not has_packed_kernel(model) and all(
-        weights.dtype == torch.float32 for weights in model.parameters()
-    )
 
 
 def _relative_error(expected: Tensor, received: Tensor) -> float:

@@ -123,15 +123,6 @@ def make_policy(text: str, context: PolicyContext) -> Policy:
     return own_policy(spec.make(argument, context), text)
 
 
-def policy_spec(text: str) -> PolicySpec:
-    """Return how to create a policy, which is selected as for `make_policy`.
-
-    Raises:
-        InputError: The name is unknown, or the package that declares it is broken.
-    """
-    return find_policy(text)[0]
-
-
 def policy_names() -> list[str]:
     """Return the names of all registered policies."""
     return [*_SPECS, *(name for name in installed(ENTRY_POINTS) if name not in _SPECS)]
@@ -145,7 +136,7 @@ def trainable_factory(
     Raises:
         InputError: The name is unknown, the policy cannot be trained, or it has no such engine options.
     """
-    spec = policy_spec(name) if name in policy_names() else None
+    spec = find_policy(name)[0] if name in policy_names() else None
     if spec is not None and spec.make_trainable is not None:
         if spec.check_engine is not None:
             spec.check_engine(engine_options or {})
@@ -158,7 +149,7 @@ def trainable_factory(
     trainable = []
     for other in policy_names():
         with suppress(InputError):  # of a package that is broken
-            if policy_spec(other).make_trainable is not None:
+            if find_policy(other)[0].make_trainable is not None:
                 trainable.append(other)
     raise InputError(unknown("rollout.engine", name, trainable))
 

@@ -110,6 +110,9 @@ class OutdatedActionPolicy(RandomPolicy):
 class ScriptedPolicy(BatchPolicy):
     """A scripted player, one instance per trajectory.
 
+    A player's `reset` is called with the first state that it acts in: the task's initial state, or in a branch
+    (`hgpo branch`) the state at which the branch begins, in the middle of an episode.
+
     Args:
         name: The player's name.
         make: Creates the player of a trajectory.

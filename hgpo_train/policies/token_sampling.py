@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_train.models.forward_check import computing, sequences_to_try, tolerance
+from hgpo_train.models.forward_check import trying
 from hgpo_train.models.hf import unwrap_peft
 from hgpo_train.models.packed_attention import last_hidden_states
 
@@ -169,13 +169,13 @@ def check_sampling(model: Model) -> None:
     Raises:
         InputError: It does not, or the model cannot be run with a cache of keys and values.
     """
-    prompts = [ids.tolist() for ids in sequences_to_try(model)]
     options = SamplingOptions(max_new_tokens=4, temperature=1.0, stop=())
     plain = unwrap_peft(model)
     name = type(plain).__name__
     expected = "expected a model whose layers keep keys and values alone"
     advice = "which in-process sampling does not support; use rollout.engine = 'vllm', or another model"
-    with computing(model):
+    with trying(model) as trial:
+        prompts = [ids.tolist() for ids in trial.sequences]
         try:
             sampled = sample_responses(model, prompts, [0, 1], options)
         except Exception as error:  # of the model's own code
@@ -190,7 +190,7 @@ def check_sampling(model: Model) -> None:
             whole = plain.get_output_embeddings()(states).float().log_softmax(-1)
             logprobs = whole.gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
             difference = (torch.from_numpy(response.logprobs) - logprobs).abs().max()
-            if not difference < tolerance(model) * logprobs.abs().max():
+            if not difference < trial.tolerance * logprobs.abs().max():
                 raise InputError(f"{expected}, received {name}, {advice}")
 
 

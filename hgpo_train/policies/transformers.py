@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from hgpo_train.models.chat_format import (
-    chat_template_hash,
     end_tokens,
     response_text,
     stop_length,
@@ -56,7 +55,6 @@ class TransformersPolicy(BatchPolicy):
 
     Attributes:
         ends: Ids of the tokens that end a response.
-        chat_template_hash: A fingerprint of the chat template, which the run stores.
     """
 
     name = "transformers"
@@ -76,7 +74,6 @@ class TransformersPolicy(BatchPolicy):
         self._device: torch.device = next(model.parameters()).device
         self.reproducible = self._device.type == "cpu"
         self.ends = end_tokens(tokenizer, model)
-        self.chat_template_hash = chat_template_hash(tokenizer)
 
     def publish(self, model: Model, version: int) -> None:
         """See `TrainablePolicy`. If the model is the same object, it has the new weights already."""

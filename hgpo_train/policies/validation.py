@@ -19,10 +19,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import orjson
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.secrets import redact
+from hgpo_envs.files.secrets import has_secret, redact
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.policies.base import Failure, Reply
 
@@ -33,6 +34,7 @@ INT32: Final = 1 << 31
 _ROUNDING: Final = 1e-3  # of the log-probability of a certain token
 _SHOWN: Final = 60
 _NUMBERS: Final = (int, float, np.integer, np.floating)
+_PLAIN_JSON: Final = orjson.OPT_PASSTHROUGH_SUBCLASS
 
 T = TypeVar("T")
 
@@ -214,7 +216,12 @@ def _message(name: str, message: object) -> Mapping[str, Any]:
     """Return a server's message as the step table stores it."""
     if not isinstance(message, Mapping):
         raise BadValueError(f"{name}: expected a mapping, received {preview(message)}")
-    return _cleaned(message)  # type: ignore[no-any-return]  # a mapping stays one
+    # Nearly every message stays as it is, which its JSON shows: UTF-8 has no lone surrogates.
+    try:
+        written = orjson.dumps(message, option=_PLAIN_JSON).decode()
+    except TypeError:
+        return _cleaned(message)  # type: ignore[no-any-return]  # a mapping stays one
+    return _cleaned(message) if has_secret(written) else message
 
 
 def _cleaned(value: Any) -> Any:  # noqa: ANN401 - any JSON

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import install_command
 from hgpo_train.models.chat_format import (
-    chat_template_hash,
     end_tokens,
     response_text,
     use_chat_template,
@@ -76,7 +75,7 @@ class VLLMPolicy:
         adapter: A folder with an adapter of the model to serve; None serves the model itself.
 
     Attributes:
-        chat_template_hash: A fingerprint of the chat template, which the run stores.
+        tokenizer: The model's tokenizer.
         by_device: Whether weights on a GPU are published in place, by CUDA IPC.
     """
 
@@ -111,12 +110,11 @@ class VLLMPolicy:
         }
         self._llm = LLM(model, **arguments)
         self._engine: Any = self._llm.llm_engine
-        self._tokenizer = self._llm.get_tokenizer()
+        self.tokenizer = self._llm.get_tokenizer()
         if options.chat_template:
-            use_chat_template(self._tokenizer, options.chat_template)
-        self.chat_template_hash = chat_template_hash(self._tokenizer)
+            use_chat_template(self.tokenizer, options.chat_template)
         # vLLM adds those of the model's generation settings
-        self._ends = end_tokens(self._tokenizer)
+        self._ends = end_tokens(self.tokenizer)
         self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []
         self._request_seeds = request_seeds
@@ -134,7 +132,7 @@ class VLLMPolicy:
 
         options = self.options
         for request, fitted in zip(
-            requests, fit_prompts(self._tokenizer, requests, options), strict=True
+            requests, fit_prompts(self.tokenizer, requests, options), strict=True
         ):
             if isinstance(fitted, Failure):
                 self._refused.append((request.id, fitted))
@@ -192,7 +190,7 @@ class VLLMPolicy:
         ]
         # The reason is a stop text, or a token of the model's settings. vLLM's own text ends within the last token.
         text = response_text(
-            self._tokenizer, tokens, (*self._ends, completion.stop_reason)
+            self.tokenizer, tokens, (*self._ends, completion.stop_reason)
         )
         return fitted.reply(text, tokens, logprobs, completion.finish_reason or "stop")
 

@@ -37,6 +37,7 @@ from hgpo_train.rollout.collection import (
 )
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import MAX_FAILED, allowed_in_a_row
+from hgpo_train.rollout.outcomes import rollout_table
 from hgpo_train.rollout.plan import ExecutionOptions
 from hgpo_train.rollout.progress_line import live_progress
 from hgpo_train.rollout.sessions import Session, read_sessions
@@ -198,7 +199,10 @@ def branch_run(
                     progress=show,
                     should_stop=should_stop,
                 )
-    return BranchedRun(folder, tally, points, branches.played.height, branches.replayed)
+            trajectories = rollout_table(writer.scan(), branches=True).collect()
+    return BranchedRun(
+        folder, tally, trajectories, points, branches.played.height, branches.replayed
+    )
 
 
 def _saved(run: Path) -> tuple[Path, Header]:

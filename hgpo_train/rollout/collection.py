@@ -17,14 +17,14 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
+import polars as pl
 
 from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.env import TextEnv
@@ -64,8 +64,6 @@ from hgpo_train.rollout.tally import Tally
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    import polars as pl
-
     from hgpo_train.policies.base import Policy
 
     AnyEnv = str | EnvHandle | gymnasium.Env[Any, Any]
@@ -80,10 +78,12 @@ class CollectedRun:
     Attributes:
         path: The run's folder.
         tally: Counts of this call, without the rollouts that the folder contained before.
+        trajectories: One row per rollout and per branch of the run (`hgpo_train.rollout.outcomes.rollout_table`).
     """
 
     path: Path
     tally: Tally
+    trajectories: pl.DataFrame = field(repr=False)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -93,10 +93,10 @@ class CollectedRun:
         """All steps of the run, one per row (docs/step_table.md)."""
         return scan_steps(self.path)
 
-    @cached_property
+    @property
     def rollouts(self) -> pl.DataFrame:
-        """One row per rollout of the run (`hgpo_train.rollout.outcomes.rollout_table`)."""
-        return rollout_table(self.steps).collect()
+        """The trajectories without branches, which are no independent rollouts."""
+        return self.trajectories.filter(~pl.col("branch")).drop("branch")
 
     @property
     def success(self) -> Success:
@@ -317,8 +317,9 @@ def collect(
                     )
                     if should_stop():
                         break
+            trajectories = rollout_table(writer.scan(), branches=True).collect()
     # 5. The verdict is about the whole run, with the rollouts of earlier calls.
-    run = CollectedRun(folder, tally)
+    run = CollectedRun(folder, tally, trajectories)
     try:
         raise_if_too_many(
             run.failures,
@@ -344,11 +345,13 @@ def player_of(
         **{key: value for key, value in options.items() if key not in unstored},
     }
     if name.partition(":")[0] in _LOCAL_MODELS:
+        from hgpo_train.models.chat_format import chat_template_hash
         from hgpo_train.models.checkpoint_files import stored_model
 
         # of a run that goes on, the newest checkpoint
         identity["weights"] = stored_model(argument)
-        identity["chat_template_hash"] = getattr(player, "chat_template_hash", None)
+        model: Any = player
+        identity["chat_template_hash"] = chat_template_hash(model.tokenizer)
     return player, identity
 
 

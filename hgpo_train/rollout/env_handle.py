@@ -15,7 +15,7 @@ from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.plugins import name_of
-from hgpo_envs.registration import make_env, resolve_id
+from hgpo_envs.registration import open_source, resolve_id
 from hgpo_envs.sources import SharedSource, Split, open_shared
 
 if TYPE_CHECKING:
@@ -105,8 +105,11 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
     env_id = resolve_id(env_id)
     env: object = None
     try:
-        make: Any = make_env if env_id in environment_ids() else gymnasium.make
-        env = make(env_id, **options).unwrapped
+        # the environment itself is not needed: its episodes are played here
+        if env_id in environment_ids():
+            common = (*_EPISODE_OPTIONS, "split")
+            return _handle(env_id, *open_source(env_id, options, common))
+        env = gymnasium.make(env_id, **options).unwrapped
     except gymnasium.error.Error as error:
         is_unknown = isinstance(
             error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound
@@ -127,24 +130,24 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
     if isinstance(env, TextEnv):
         return EnvHandle(env_id, env.shared, env.episode.settings, env.tasks)
     # options of episodes are applied here, all others are passed to the other package's environment
-    own = {
-        name: value
-        for name, value in options.items()
-        if name not in (*_EPISODE_OPTIONS, "split")
+    own = dict(options)
+    shell = {
+        name: own.pop(name) for name in (*_EPISODE_OPTIONS, "split") if name in own
     }
-    shell = {name: options[name] for name in _EPISODE_OPTIONS if name in options}
     shared = open_shared(
         "hgpo_envs.gymnasium_source:GymnasiumSource",
         env_id=env_id,
         options=json.dumps(own),
     )
-    handle = EnvHandle(
-        env_id,
-        shared,
-        settings_for(env_id, **shell),
-        Split(shared, options.get("split", "train")),
-    )
-    check_template(shared, handle.settings, handle.tasks[0])
+    return _handle(env_id, shared, shell)
+
+
+def _handle(env_id: str, shared: SharedSource, options: dict[str, Any]) -> EnvHandle:
+    """Return the handle of a task source, with the options of episodes and the split."""
+    split = options.pop("split", "train")
+    settings = settings_for(shared.source.name, **options)
+    handle = EnvHandle(env_id, shared, settings, Split(shared, split))
+    check_template(shared, settings, handle.tasks[0])
     return handle
 
 

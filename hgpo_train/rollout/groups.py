@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from hgpo_datasets import scan_steps
 from hgpo_train.rollout.outcomes import OUTCOMES, group_table
 from hgpo_train.rollout.plan import FailedGroup
 
@@ -27,7 +26,7 @@ def collected_groups(
     failed: dict[Key, FailedGroup] = {}
     if not writer.committed:
         return done, failed
-    groups = group_table(scan_steps(writer.folder), outcome).collect()
+    groups = group_table(writer.scan(), outcome).collect()
     for iteration, task_id, group, trajectories, ends in groups.iter_rows():
         if trajectories and retry_failed:
             failed[iteration, task_id, group] = FailedGroup(

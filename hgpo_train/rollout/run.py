@@ -11,7 +11,6 @@ import gymnasium
 import polars as pl
 
 import hgpo_envs
-from hgpo_datasets import scan_steps
 from hgpo_datasets.branches import has_branches
 from hgpo_envs.errors import InputError
 from hgpo_train.rollout.branch_groups import branch_rollouts
@@ -76,9 +75,7 @@ def collect_groups(
             )
         # Points were chosen among the rollouts as they were: others would have other branches.
         here = pl.col("iteration") == spec.iteration
-        replayed &= not (
-            writer.committed and has_branches(scan_steps(writer.folder).filter(here))
-        )
+        replayed &= not has_branches(writer.scan().filter(here))
     done, failed = collected_groups(writer, spec.outcome, retry_failed=replayed)
 
     def commit(new: list[Row], again: list[Row]) -> None:

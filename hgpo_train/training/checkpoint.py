@@ -106,10 +106,10 @@ def _remove_superseded(
     best: int,
 ) -> None:
     """Remove all but the best and the newest `kept.keep` checkpoints, and the optimiser's state where it is unused."""
-    checkpoints = [path for path in list_checkpoints(folder) if is_removable(path)]
+    checkpoints = list_checkpoints(folder)
     superseded = checkpoints[: -kept.keep] if kept.keep else []
     for old in checkpoints:
-        if old == current:
+        if old == current or not is_removable(old):
             continue
         if old in superseded and int(old.name) != best:
             remove_folder(old)

@@ -515,12 +515,10 @@ def memory_advice(config: Config | SftConfig) -> Iterator[None]:
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Return the peak of the learner's memory on a GPU in GiB, under verl's names; empty on other devices.
+    """Return the peak of the learner's memory on its GPU in GiB, under verl's names.
 
     vLLM's engine, another process, is not included. Reserved memory is what the allocator holds, used or not.
     """
-    if device.type != "cuda":
-        return {}
     return {
         "perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(device) / GIB,
         "perf/max_memory_reserved_gb": torch.cuda.max_memory_reserved(device) / GIB,

@@ -34,11 +34,10 @@ from hgpo_envs.files.atomic import (
     write_file,
 )
 from hgpo_envs.files.sealed import seal
-from hgpo_envs.files.secrets import redact_json
 from hgpo_train.advantages.advantage_tables import FOLDER as ADVANTAGES
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.scores.tables import FOLDER as SCORES
-from hgpo_train.settings import build, to_toml
+from hgpo_train.settings import to_toml
 from hgpo_train.training.config import Config
 from hgpo_train.training.tracking import METRICS, read_metrics
 
@@ -109,12 +108,7 @@ def open_run(
 
 def write_config(folder: Path, config: Config | SftConfig) -> None:
     """Store a run's settings, without secrets."""
-    write_file(folder / CONFIG, seal(to_toml(without_secrets(config)).encode()))
-
-
-def without_secrets(config: Config | SftConfig) -> Config | SftConfig:
-    """Return a configuration as it is stored and printed."""
-    return build(type(config), redact_json(asdict(config)))
+    write_file(folder / CONFIG, seal(to_toml(config).encode()))
 
 
 def fixed_settings(config: Config | SftConfig) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from hgpo_datasets import scan_steps
 from hgpo_datasets.row_tables import (
     KEYS,
     path_of,
@@ -209,7 +208,7 @@ def _play(
 
 def _rows(table: StepWriter, iteration: int) -> pl.DataFrame:
     """Return an iteration's steps. Groups are stored in the order in which they finished, so they are sorted."""
-    rows = scan_steps(table.folder).filter(pl.col("iteration") == iteration)
+    rows = table.scan().filter(pl.col("iteration") == iteration)
     return rows.sort("trajectory", "step").collect()
 
 

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -105,21 +105,25 @@ class Trainer:
         if plan is not None:
             _check_machine(config, display)
             self.config = plan.config
-        self._env = open_training_env(config, config.environment.split)
-        if config.evaluation.every:
-            # a split that does not exist is an error before training
-            _ = self._held_out
-        tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
-        inputs = {
-            **self._env.identity(env_options(config, config.environment.split)),
-            "model": stored_model(config.model.path),
-            **branch_rules.identity(config.rollout.branch, config.rollout.branch_width),
-        }
-        # its path is a setting; the file behind it must be the same, too
-        if config.rollout.chat_template:
-            inputs["chat_template"] = tokenizer.chat_template
         with removed_if_unused(folder, CONFIG), ExitStack() as resources:
-            resources.callback(self._close_environments)
+            env = open_training_env(config, config.environment.split)
+            resources.enter_context(closing(env))
+            self._held_out: EnvHandle | None = None
+            # a split that does not exist is an error before training
+            if config.evaluation.every:
+                self._held_out = open_training_env(config, config.evaluation.split)
+                resources.enter_context(closing(self._held_out))
+            tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
+            inputs = {
+                **env.identity(env_options(config, config.environment.split)),
+                "model": stored_model(config.model.path),
+                **branch_rules.identity(
+                    config.rollout.branch, config.rollout.branch_width
+                ),
+            }
+            # its path is a setting; the file behind it must be the same, too
+            if config.rollout.chat_template:
+                inputs["chat_template"] = tokenizer.chat_template
             self._table = resources.enter_context(open_run(folder, config, inputs))
 
             # 2. The policy as the newest checkpoint left it, and its learner.
@@ -158,7 +162,7 @@ class Trainer:
             self._collect = partial(
                 stages.collect,
                 self._run,
-                env=self._env,
+                env=env,
                 policy=self.policy,
                 table=self._table,
                 should_stop=self._is_closing.is_set,
@@ -204,11 +208,6 @@ class Trainer:
             while not is_finished(self.config, self.state):
                 self.iterate()
         return self.state
-
-    def _close_environments(self) -> None:
-        self._env.close()
-        if "_held_out" in vars(self):
-            self._held_out.close()
 
     def close(self) -> None:
         """End the engine and the trackers, and unlock the folder; `run` does this in any case."""
@@ -283,7 +282,10 @@ class Trainer:
     ) -> dict[str, float]:
         """Return the metrics of an iteration's rollouts, of its durations and of the device's memory."""
         seconds = self._run.seconds
-        metrics = episode_metrics(steps) | memory_metrics(self._run.learner.device)
+        metrics = episode_metrics(steps)
+        device = self._run.learner.device
+        if device.type == "cuda":
+            metrics |= memory_metrics(device)
         lag = steps.select(
             (pl.col("iteration") - pl.col("policy_version")).mean()
         ).item()
@@ -314,12 +316,9 @@ class Trainer:
         begin = time.perf_counter()
         return self._collect(state, lambda _: None), time.perf_counter() - begin
 
-    @cached_property
-    def _held_out(self) -> EnvHandle:
-        return open_training_env(self.config, self.config.evaluation.split)
-
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
+        assert self._held_out is not None
         folder = self.folder / EVALUATION
         # `open_run` has compared that
         stored = None if is_run(folder) else self._table.header.config

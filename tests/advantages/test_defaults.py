@@ -103,6 +103,7 @@ def test_statistics_are_the_same_wherever_they_are_asked(
 def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
     """Of the last of 25 rollouts, which was aborted at an invalid action, only that it was is counted."""
     from hgpo_train.rollout.collection import CollectedRun
+    from hgpo_train.rollout.outcomes import rollout_table
     from hgpo_train.rollout.tally import Tally
     from hgpo_train.view.overview import overview_document
     from hgpo_train.view.sources import open_sources
@@ -133,7 +134,9 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
     plain = scan_steps(run).drop("episode_return")
     for asked in (
         shown,
-        CollectedRun(run, Tally()).summary,
+        CollectedRun(
+            run, Tally(), rollout_table(scan_steps(run), branches=True).collect()
+        ).summary,
         statistics(run).summary.row(0, named=True),
         statistics(plain, reward_scale=3, reward="success").summary.row(0, named=True),
     ):

@@ -114,7 +114,7 @@ def test_commands_are_listed_without_import_and_run_when_called(hgpo):
     assert "Find changed bytes" in hgpo("verify", "--help")[1]
     assert (
         hgpo("greet")[2]
-        == 'error: Command "greet" parameter NAME requires an argument; see hgpo greet --help\n'
+        == "error: NAME is missing: Whom to greet; see hgpo greet --help\n"
     )
 
 

@@ -22,7 +22,9 @@ EVAL = f"eval --out x --env {DOORS} --split train"
 
 COMMANDS = {
     "rolout": 'Unknown command "rolout". Did you mean "rollout"? See hgpo --help',
-    "rollout": "parameter --out requires an argument; see hgpo rollout --help",
+    "rollout": "--out is missing: The run's folder. A run in it is resumed; for example --out runs/rollout; see",
+    "rollout --out": "parameter --out requires an argument; see hgpo rollout --help",
+    "eval --tasks 3 --out x": "Unknown option: --tasks. Did you mean --split? See hgpo eval --help",
     "rollout --taks 3 --out x": "Did you mean --tasks? See hgpo rollout --help",
     "rollout --out x --tasks many": 'Invalid value for --tasks: unable to convert "many" into int',
     "rollout --out /proc/x/y": "--out /proc/x/y: /proc: No such file or directory; choose another path",
@@ -45,6 +47,9 @@ COMMANDS = {
     f"{EVAL} --seeds 1,1": "expected distinct integers from 0 to 2147483647, received [1, 1]",
     "advantages": "expected a run: its folder",
     "advantages /no/run": "/no/run: no such",
+    "advantages rum": "rum: no such file or run; did you mean run?",
+    "verify empyt/run": "no such run or file on this machine; did you mean empty?",
+    "advantages run -e hgpo:K=2": "unknown parameter 'K'; did you mean 'history_length'?",
     "advantages plain.parquet": "the table has no `task`",
     "advantages run -e mine": "more; your own is module:function",
     "advantages run -e mine:positional": "the estimator 'positional': expected keyword-only parameters",
@@ -89,7 +94,7 @@ COMMANDS = {
     "data import void --out x": "error: void: expected rollouts",
     "data export delta run --out file": "file: expected a folder, received a file",
     "data build alfworld /no/folder --out x": "no ALFWorld data at /no/folder",
-    "data build webshop --out x": "parameter --items requires an argument",
+    "data build webshop --out x": "--items is missing: items_shuffle.json or",
     "data import file --format verl-agent --out x": "file, line 1: JSON is malformed",
 }
 

@@ -16,6 +16,7 @@ from hgpo_train.evaluation.report import MEASURES as NAMES
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.rollout import collect
 from hgpo_train.rollout.collection import CollectedRun
+from hgpo_train.rollout.outcomes import rollout_table
 from hgpo_train.rollout.tally import Tally
 from hgpo_train.view.encoding import encode
 from hgpo_train.view.overview import (
@@ -96,7 +97,9 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair):
     summary = statistics(run).summary.row(0, named=True)
     for shown in (
         summarize_run(run)["total"],
-        CollectedRun(run, Tally()).summary,
+        CollectedRun(
+            run, Tally(), rollout_table(scan_steps(run), branches=True).collect()
+        ).summary,
         summary,
     ):
         asked = {

@@ -3,6 +3,7 @@
 import io
 import logging
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hgpo_envs.files import secrets
 from hgpo_envs.files.secrets import (
     MARK,
+    has_secret,
     redact,
     redact_json,
     redact_logging,
@@ -44,7 +46,9 @@ def test_registered_values_are_replaced_and_nothing_else(key, ending, around, sh
     register(key + ending)
     register(f"{key} and more")
     for shown in (key, key + ending, f"{key} and more"):
-        assert key not in redact(f"{around}{shown}{around}", patterns=False)
+        text = f"{around}{shown}{around}"
+        assert key not in redact(text, patterns=False)
+        assert has_secret(orjson.dumps(text).decode())
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import (
     PolicyContext,
     TrainableContext,
+    find_policy,
     make_policy,
     policy_names,
-    policy_spec,
     trainable_factory,
 )
 from hgpo_train.policies.scripted import (
@@ -236,7 +236,7 @@ def test_policies_of_other_distributions_and_broken_ones(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_registry_lists_policies_that_can_be_trained():
     pytest.importorskip("torch")
-    assert {name for name in policy_names() if policy_spec(name).make_trainable} == {
+    assert {name for name in policy_names() if find_policy(name)[0].make_trainable} == {
         "transformers",
         "vllm",
     }

@@ -122,3 +122,21 @@ class Runs:
 @pytest.fixture
 def runs(tmp_path):
     return Runs(tmp_path)
+
+
+@pytest.fixture
+def small(config):
+    """Two iterations that take less than a CPU second."""
+    rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3}
+    return replace(
+        config,
+        iterations=2,
+        environment={"max_steps": 3},
+        rollout=rollout,
+        evaluation={"every": 0},
+    )
+
+
+@pytest.fixture
+def whole(small, runs):
+    return runs.train(small, "whole")

@@ -134,6 +134,11 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
     out = tmp_path / "new" / "page.html"
     code, text, _ = hgpo("view", small_run, "-o", out, "--tasks", 1)
     assert (code, text) == (0, f"{out}: 1 task, 0.2 MB. Open it in a browser.\n")
+    several = tmp_path / "several"
+    for name in ("one", "two"):
+        shutil.copytree(small_run, several / name)
+    text = hgpo("view", several, "-o", several / "page.html", "--tasks", 1)[1]
+    assert f"Note: 2 runs are shown, each by itself: {several / 'one'}, " in text
     code, _, error = hgpo("view", small_run, "-o", out)
     assert (code, "exists already; replace it with --overwrite" in error) == (2, True)
     assert hgpo("view", small_run, "-o", out, "--overwrite")[0] == 0
@@ -142,7 +147,7 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "parameter RUN requires an argument"),
+        ("", "RUN is missing: Runs, folders of runs, Parquet files"),
         ("nowhere", "nowhere: no such file or run"),
         ("https://host/run", "expected a local run, received the URL https://host/run"),
         (". -o page.html", "is not a run, and contains none"),

@@ -43,7 +43,9 @@ class Samples:
     Attributes:
         tokens: int32 of shape (tokens,), the prompt and response tokens of all rows, one row after another.
         start: int64 of shape (rows + 1,), the index of each row's first token in `tokens`.
-        prompt_length: int64 of shape (rows,), in tokens.
+        length: int64 of shape (rows,), the tokens of each row.
+        prompt_length: int64 of shape (rows,), those of its prompt.
+        response_length: int64 of shape (rows,), those of its response.
         response_start: int64 of shape (rows + 1,), the index of each row's first value in arrays over response tokens.
         advantage: float64 of shape (rows,).
         rollout_logprob: float32 of shape (response tokens,), as reported by the engine, at least -10,000; NaN where it
@@ -54,7 +56,9 @@ class Samples:
 
     tokens: NDArray[np.int32]
     start: NDArray[np.int64]
+    length: NDArray[np.int64]
     prompt_length: NDArray[np.int64]
+    response_length: NDArray[np.int64]
     response_start: NDArray[np.int64]
     advantage: NDArray[np.float64]
     rollout_logprob: NDArray[np.float32]
@@ -62,16 +66,6 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.prompt_length)
-
-    @property
-    def length(self) -> NDArray[np.int64]:
-        """Tokens of each row, int64 of shape (rows,)."""
-        return np.diff(self.start)
-
-    @property
-    def response_length(self) -> NDArray[np.int64]:
-        """Response tokens of each row, int64 of shape (rows,)."""
-        return np.diff(self.response_start)
 
     @property
     def sequence_length(self) -> NDArray[np.int64]:
@@ -201,7 +195,15 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
         ]
         sequence = np.cumsum([0, *is_new])
     return Samples(
-        tokens, start, prompt_length, response_start, advantage, logprob, sequence
+        tokens=tokens,
+        start=start,
+        length=length,
+        prompt_length=prompt_length,
+        response_length=response_length,
+        response_start=response_start,
+        advantage=advantage,
+        rollout_logprob=logprob,
+        sequence=sequence,
     )
 
 

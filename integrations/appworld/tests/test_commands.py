@@ -7,7 +7,7 @@ WRONG = {
     "fetch appworld --into x --python /no/python": "cannot run /no/python",
     "install appworld --into file": "file already exists",
     "install appworld --into x --python /no/python": "cannot run /no/python: No such file or directory; name",
-    "synth appworld": "parameter --out requires an argument",
+    "synth appworld": "--out is missing: ",
     "synth appworld --out x --tasks 0 --python /no/python": "tasks: expected 1 to 10,000, received 0",
     "synth appworld --out file --python /no/python": "file already exists",
     "synth appworld --out x --python /no/python": "cannot run /no/python",

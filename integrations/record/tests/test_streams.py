@@ -1,8 +1,11 @@
 """Streams of chat completions: the forms in which servers send the parts of calls, and errors between them."""
 
+import json
+
 import orjson
 import pytest
 
+from hgpo_envs.files import secrets
 from hgpo_record.recording.calls import read_answer
 from hgpo_record.recording.streams import whole_answer
 
@@ -153,3 +156,20 @@ def test_a_log_probability_that_is_unknown_loses_no_call(unknown):
     )
     reply = read_answer("chat/completions", body).reply
     assert (reply.response, reply.response_logprobs) == ("Hi", None)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": 'Your key is sk-"1234.'},
+        {"content": None, "reasoning": 'sk-"1234', "tool_calls": []},
+        {"content": "\ud800", "reasoning": 'sk-"1234'},
+    ],
+)
+def test_a_key_that_the_server_repeats_is_in_no_column(monkeypatch, message):
+    monkeypatch.setattr(secrets, "_registered", ('sk-"1234',))
+    body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
+    answer = read_answer("chat/completions", body.encode())
+    written = [answer.action, answer.reply.response, answer.reply.message]
+    assert "***" in str(written)
+    assert "1234" not in str(written)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets import StepWriter
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_train.advantages import compute
 from hgpo_train.training.data import env_options
@@ -56,9 +56,7 @@ class StepTable:
         self._writer.commit()
         iterations = {row["iteration"] for row in rows}
         return (
-            scan_steps(self._writer.folder)
-            .filter(pl.col("iteration").is_in(iterations))
-            .collect()
+            self._writer.scan().filter(pl.col("iteration").is_in(iterations)).collect()
         )
 
     def close(self) -> None:

@@ -49,12 +49,12 @@ def truth(
     from hgpo_research.truth.table import default_out
     from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.cli.display import ProgressBars, terminal
-    from hgpo_train.policies.registry import policy_spec
+    from hgpo_train.policies.registry import find_policy
     from hgpo_train.settings import read_assignments
 
     plan = plan_truth(run, rewards, budget, policy=policy, allow=allow or ())
     given = read_assignments(
-        "--policy-option", policy_option or (), policy_spec(plan.policy).option_types
+        "--policy-option", policy_option or (), find_policy(plan.policy)[0].option_types
     )
     plan = plan_truth(
         run, rewards, budget, policy=policy, policy_options=given, allow=allow or ()

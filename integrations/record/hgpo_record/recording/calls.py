@@ -131,6 +131,8 @@ def last_input(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def text_of(content: object) -> str:
     """Return the text of the content of a message: a text, or parts."""
+    if not content:
+        return ""
     is_plain = isinstance(content, str) and "</think>" not in content
     return content if is_plain else message_text({"content": content})  # type: ignore[return-value]
 
@@ -193,8 +195,12 @@ def read_answer(interface: str, body: bytes) -> Answer:
     answer = checked(Reply, reply)
     if isinstance(answer, Failure):
         raise UnreadableError(f"the reply has unusable values: {answer}")
+    # Of the checked message: a server may repeat the key.
     action = action_text(
-        message, tools=True, thought=False, cut_off=reply.finish_reason == "length"
+        answer.message or {"content": answer.response},
+        tools=True,
+        thought=False,
+        cut_off=answer.finish_reason == "length",
     )
     items = (
         message.get("output")

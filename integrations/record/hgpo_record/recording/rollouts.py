@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 BRANCHES: Final = "branches.jsonl"
 LONGEST_NAME: Final = 1000
+_JSON: Final = json.JSONEncoder(ensure_ascii=False).encode
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
 _LONGEST_PAUSE_S: Final = 1.0
@@ -283,9 +284,7 @@ class Recording:
             state=clean_text(state_of(request, self._state_key)),
             prompt=request.prompt,
             response=reply.response,
-            message=None
-            if reply.message is None
-            else json.dumps(dict(reply.message), ensure_ascii=False),
+            message=None if reply.message is None else _JSON(dict(reply.message)),
             action=clean_text(answer.action),
             prompt_token_ids=reply.prompt_token_ids,
             response_token_ids=reply.response_token_ids,

@@ -1,20 +1,18 @@
-"""What the rollouts of `hgpo check env` show: findings that need no further play."""
+"""Checks of the states that rollouts passed through: what needs no further play."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import chain
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from hgpo_envs.engine import State
-from hgpo_envs.errors import InputError
+from hgpo_envs.env_checks.play import Doubt, Flaw, Play, Rollout, where
 from hgpo_envs.plugins import answer_of
 from hgpo_envs.responses import Response, admissible, tool_calls
 from hgpo_envs.state_keys import STATE_KEYS, sort_lines
@@ -23,138 +21,15 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Sequence
 
-    import gymnasium
-
-    from hgpo_envs.engine import Engine
-    from hgpo_envs.environment_spec import EnvironmentSpec
     from hgpo_envs.episode import Settings
-    from hgpo_envs.sources import SharedSource
-
-Verdict = Literal["pass", "warning", "fail"]
 
 _RARE: Final = 0.05  # a share of repeated states that is too small
 _LISTED: Final = 5  # flaws of tools in one line
 _GAIN: Final = 0.2  # what a key must add to it to be recommended
 # the forms of answers that prompts ask for
 _ASKED: Final = re.compile(r"<(\w+)>[^<>]*</\1>|\\boxed\{[^{}]*\}")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check.
-
-    Attributes:
-        check: What was checked.
-        verdict: ``pass``, ``warning`` or ``fail``.
-        message: What was seen and, unless it passed, how to repair it.
-    """
-
-    check: str
-    verdict: Verdict
-    message: str
-
-
-class Flaw(Exception):  # noqa: N818 - what a check finds is no error of the check
-    """What a check has found, so that it fails."""
-
-    verdict: Verdict = "fail"
-
-
-class Doubt(Flaw):
-    """What a check has found that can be meant so: a warning."""
-
-    verdict = "warning"
-
-
-class Rollout(NamedTuple):
-    """The commands of one rollout, and its states: one more than commands.
-
-    Attributes:
-        task: The task's id.
-        commands: The commands.
-        states: Copies of the states, made when the engine returned them.
-        given: The states that the engine returned.
-    """
-
-    task: str
-    commands: list[str]
-    states: list[State]
-    given: list[State]
-
-    @property
-    def reward(self) -> float:
-        """The return."""
-        return math.fsum(state.reward for state in self.states[1:])
-
-
-@dataclass
-class Play:
-    """What is checked: a task source, and the rollouts that were played.
-
-    Attributes:
-        shared: The task source.
-        settings: The settings of its episodes.
-        spec: Its specification, or one of defaults where there is none.
-        tasks: The task ids of the split.
-        chosen: The tasks that are played.
-        seed: Seed of the random actions.
-        commands: The commands of a policy by task; None plays random ones.
-        env: The Gymnasium environment.
-        rollouts: The rollouts that have commands.
-        where: What a check asks an engine at the moment.
-        since: Since when it asks, in seconds; infinite while it does not.
-    """
-
-    shared: SharedSource
-    settings: Settings
-    spec: EnvironmentSpec
-    tasks: Sequence[str] = ()
-    chosen: Sequence[str] = ()
-    seed: int = 0
-    commands: Mapping[str, Sequence[Sequence[str]]] | None = None
-    env: gymnasium.Env[Any, Any] | None = None
-    rollouts: list[Rollout] = field(default_factory=list)
-    where: str = ""
-    since: float = math.inf
-
-    @property
-    def is_described(self) -> bool:
-        """Whether the source has a specification."""
-        return self.spec.name == self.shared.source.name
-
-    @property
-    def split(self) -> str:
-        """The name of the split, or ``all`` for a list of tasks."""
-        return getattr(self.tasks, "name", "all")
-
-    @property
-    def tools(self) -> list[str]:
-        """The names of the tools."""
-        return [tool["function"]["name"] for tool in self.spec.tools]
-
-    def ask(self, where: str, call: Callable[[str], object], text: str) -> State:
-        """Return an engine's state. Raises InputError if it is not one that can be played on."""
-        self.where = where
-        self.since = perf_counter()
-        state = call(text)
-        self.since = math.inf
-        if not isinstance(state, State):
-            raise InputError(f"expected a State, received {type(state).__name__}")
-        if isinstance(state.actions, str) or not isinstance(state.actions, Sequence):
-            raise InputError(
-                f"actions: expected a list of texts, received {type(state.actions).__name__}"
-            )
-        self.where = ""
-        return state
-
-    def states(self, rollout: Rollout, engine: Engine | None = None) -> Iterator[State]:
-        """Play the commands of a rollout again, in a new engine or the given one; yield all states."""
-        engine = engine or self.shared.source.engine()
-        yield self.ask(where(rollout, 0), engine.start, rollout.task)
-        for step, command in enumerate(rollout.commands, 1):
-            yield self.ask(where(rollout, step), engine.act, command)
 
 
 def tools(play: Play) -> str:
@@ -469,9 +344,3 @@ def _difference(steps: Sequence[_Seen]) -> str:
         if outcome is not None and outcomes.setdefault(command, outcome) != outcome:
             return f"what {command!r:.40} leads to"
     return ""
-
-
-def where(rollout: Rollout, step: int) -> str:
-    """Return the place of a state in a rollout, for messages."""
-    last = f" after {rollout.commands[step - 1]!r:.40}" if step else ""
-    return f"task {rollout.task}, step {step}{last}"

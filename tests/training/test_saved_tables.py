@@ -1,0 +1,132 @@
+"""Training on tables that a rollout left on disk: the same weights as in one run, by stages of their own."""
+
+import io
+
+import pytest
+from lazily import lazily
+from rich.console import Console
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.settings import to_toml
+from hgpo_train.training.config import replace, stored_config
+from hgpo_train.training.display import Display
+from hgpo_train.training.tracking import read_metrics
+
+has_raw_logprobs, train_on_table = lazily(
+    "hgpo_train.training.saved_tables", "has_raw_logprobs train_on_table"
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_raw"),
+    [
+        ({"name": "openai:m", "temperature": 0.7}, True),
+        ({"name": "openai:m", "temperature": 0.7, "logprobs_mode": "processed"}, False),
+        ({"name": "openai:m", "temperature": 1.0}, False),
+        ({"name": "openai:m", "temperature": 1.0, "top_p": 0.9}, True),
+        ({"name": "transformers:m", "temperature": 0.7}, False),
+    ],
+)
+@pytest.mark.parametrize(
+    "update", [{}, {"old_logprobs": "rollout"}, {"rollout_is": "token"}]
+)
+def test_raw_log_probabilities_of_a_server_are_not_used(
+    small, tmp_path, policy, is_raw, update
+):
+    with StepWriter(tmp_path / "run", config={"policy": policy}):
+        pass
+    config = replace(
+        small, rollout={"temperature": policy["temperature"]}, update=update
+    )
+    if is_raw and update:
+        with pytest.raises(InputError, match=r"--logprobs-mode processed_logprobs"):
+            has_raw_logprobs(config, tmp_path / "run", tmp_path)
+    else:
+        assert has_raw_logprobs(config, tmp_path / "run", tmp_path) == is_raw
+
+
+@pytest.mark.slow
+def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weights(
+    config, runs, hgpo
+):
+    """`hgpo advantages` and `hgpo train --steps` on each iteration's shard, twice, beside `hgpo train`."""
+    config = replace(config, iterations=2, evaluation={"every": 0})
+    runs.train(config, "whole")
+    path = runs.folder / "config.toml"
+    alone = runs.folder / "alone"
+    path.write_text(to_toml(config))
+    for number, resume in enumerate(([], ["--resume"])):
+        shard = runs.folder / "whole" / "steps" / f"steps-{number:06d}.parquet"
+        table = runs.folder / f"{number}.parquet"
+        code, _, errors = hgpo("advantages", shard, "--out", table)
+        assert code == 0, errors
+        update = (
+            "train",
+            path,
+            "--steps",
+            shard,
+            "--advantages",
+            table,
+            "--out",
+            alone,
+            *resume,
+        )
+        code, output, errors = hgpo(*update)
+        assert code == 0, errors
+        assert f"checkpoints/00000{number + 1}" in output.replace("\n", "")
+    assert runs.weights("alone") == runs.weights("whole")
+    lines = [
+        read_metrics(runs.folder / name / "metrics.jsonl")
+        for name in ("alone", "whole")
+    ]
+    for name in ("actor/loss", "training/environment_steps"):
+        assert [line[name] for line in lines[0]] == [line[name] for line in lines[1]]
+    for shown, update in (
+        (
+            "of another table than",
+            ("--steps", runs.folder / "whole", "--advantages", table),
+        ),
+        (
+            "was sampled at temperature 1.0",
+            ("--steps", shard, "--advantages", table, "--set", "rollout.temperature=2"),
+        ),
+        ("was trained on saved tables", ()),
+    ):
+        code, _, errors = hgpo("train", path, "--out", alone, "--resume", *update)
+        assert (code, shown in " ".join(errors.split())) == (2, True), errors
+    assert (
+        hgpo("advantages", shard, "--estimator", "grpo", "--overwrite", "--out", table)[
+            0
+        ]
+        == 0
+    )
+    other = replace(config, model={"path": str(runs.folder / "whole")})
+    with pytest.warns(UserWarning, match="was sampled from"):
+        train_on_table(
+            other,
+            shard,
+            table,
+            runs.folder / "other",
+            Display(Console(file=io.StringIO()), 0),
+        )
+    assert (
+        stored_config(runs.folder / "other" / "config.toml").advantage.estimator
+        == "grpo"
+    )
+    with StepWriter(runs.folder / "bare", without=["tokens"]) as writer:
+        writer.add_group(scan_steps(shard).drop("run").collect())
+    assert hgpo("advantages", writer.folder, "--overwrite", "--out", table)[0] == 0
+    code, _, errors = hgpo(
+        "train",
+        path,
+        "--steps",
+        writer.folder,
+        "--advantages",
+        table,
+        "--out",
+        runs.folder / "new",
+    )
+    assert (code, "bare has no token ids" in " ".join(errors.split())) == (2, True), (
+        errors
+    )
