@@ -284,6 +284,15 @@ def test_what_estimators_miss_is_named(tmp_path) -> None:
     assert imported(path, tmp_path / "c")["reward"].to_list() == [0.5]
 
 
+def test_a_file_of_no_known_format_says_what_is_in_it(tmp_path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"conversation": [], "reward": 1})
+    with pytest.raises(InputError, match="received the fields conversation, reward;"):
+        import_rollouts(path, tmp_path / "run")
+    path.write_text('{"messages": [')
+    with pytest.raises(InputError, match="line 1: expected JSON"):
+        import_rollouts(path, tmp_path / "run")
+
+
 def test_outputs_of_verl_are_in_the_order_of_their_numbers(tmp_path) -> None:
     uids = ["a_0_1", "a_1_0", "a_0_0", "a_0_10", "a_0_2"]
     records = [

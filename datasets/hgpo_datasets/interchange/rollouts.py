@@ -196,9 +196,14 @@ def _files(paths: list[Path], name: str | None) -> tuple[str, list[Path], list[s
             found[name or format_of(file)].append(file)
     skipped = found.pop(None, [])
     if not found:
-        where = listed(list(map(str, paths)))
+        received = ""
+        if len(paths) == 1 and paths[0].suffix == ".jsonl":
+            # A line that is no JSON raises its own error.
+            fields = sorted(_fields(paths[0]))
+            received = f", received the fields {', '.join(fields) or '(none)'}"
         raise InputError(
-            f"{where}: expected rollouts in one of the formats {', '.join(FORMATS)}; name it with --format"
+            f"{listed(list(map(str, paths)))}: expected rollouts in one of the formats {', '.join(FORMATS)}{received}; "
+            "name it with --format"
         )
     if len(found) > 1:
         examples = [f"{files[0]} is of {known}" for known, files in found.items()]
