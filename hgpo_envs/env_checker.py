@@ -8,6 +8,7 @@ Every time the states must be equal, unless the environment declares that it is 
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from functools import partial
@@ -66,6 +67,7 @@ def check_environment(
     chosen = list(commands or tasks[: max(1, episodes // rollouts.ROLLOUTS)])
     play = Play(shared, settings, spec, tasks, chosen, seed, commands, env)
     generators = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
+    folder = play.folder
     try:
         for name, check in _CHECKS.items():
             if (spec.stochastic and name in _REPEATING) or (
@@ -90,8 +92,24 @@ def check_environment(
                 "not compared: the environment is declared to be stochastic",
             )
     finally:
+        os.chdir(folder)
         random.setstate(generators[0])
         np.random.set_state(generators[1])  # noqa: NPY002
+
+
+def _process(play: Play) -> str:
+    """Check that playing left alone what a process has once: its working directory and its standard output."""
+    if (folder := os.getcwd()) != play.folder:  # noqa: PTH109 - a text
+        raise Flaw(
+            f"playing changed the working directory to {folder}, so that paths such as --out mean others; "
+            "use absolute paths instead of os.chdir"
+        )
+    if printed := play.printed.getvalue():
+        raise Doubt(
+            f"playing prints {printed[:40]!r} to standard output, which spoils what commands print (--json); "
+            "use logging, or sys.stderr"
+        )
+    return "the working directory and standard output are left alone"
 
 
 def _conforms(play: Play) -> str:
@@ -137,5 +155,6 @@ _CHECKS: Final[dict[str, Check]] = {
     "parser": states.parsed,
     "success": states.success,
     "step limit": states.limit,
+    "process": _process,
     "repeated states": states.repetition,
 }

@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ _DIGITS: Final = 9
 """The greatest number of digits that is parsed."""
 DEEPEST: Final = 100
 """The greatest depth of JSON in a message; code that recurses over deeper values fails at its own limit."""
+_NESTED: Final = (dict, list)
 _json: Final = json.JSONEncoder(ensure_ascii=False).encode
 _CJK = re.compile("[\u4e00-\u9fff]")
 
@@ -233,17 +233,15 @@ def _is_mention(text: str, block: _Block, *, calls_follow: bool) -> bool:
 
 def is_deep(value: object) -> bool:
     """Return whether lists and objects are nested in more than `DEEPEST` levels."""
-    if not isinstance(value, dict | list):
-        return False
     level = [value]
-    for _ in range(DEEPEST):
-        if not level:
+    for _ in range(DEEPEST + 1):
+        nested: list[Any] = [part for part in level if isinstance(part, _NESTED)]
+        if not nested:
             return False
-        parts = chain.from_iterable(
-            one.values() if isinstance(one, dict) else one for one in level
-        )
-        level = [part for part in parts if isinstance(part, dict | list)]
-    return bool(level)
+        level = []
+        for part in nested:
+            level += part.values() if isinstance(part, dict) else part
+    return True
 
 
 def _tool_call(name: object, arguments: object) -> ToolCall | None:

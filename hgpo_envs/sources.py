@@ -160,6 +160,11 @@ class Split(Sequence[str]):
             raise InputError(
                 str(error.args[0]) if error.args else f"unknown split {name!r}"
             ) from error
+        if not (hasattr(self._ids, "__len__") and hasattr(self._ids, "__getitem__")):
+            kind = type(self._ids).__name__
+            raise InputError(
+                f"ids({name!r}) of {shared.source.name}: expected a list of texts, received {kind}; return list(…)"
+            )
         if not len(self._ids):
             raise InputError(f"split {name!r} of {shared.source.name} has no tasks")
         if self.chosen is not None:

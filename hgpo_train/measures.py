@@ -45,8 +45,8 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: The ratio of the sums over all rollouts.
-        low: Lower bound of its 95% interval: of success Wilson's with tasks as trials
-            (`hgpo_train.proportions.wilson_interval`), otherwise by the jackknife over tasks
+        low: Lower bound of its 95% interval: of success, and of a score that is 0 or 1 in every rollout, Wilson's with
+            tasks as trials (`hgpo_train.proportions.wilson_interval`), otherwise by the jackknife over tasks
             (`hgpo_train.resampling`); None where too few tasks decide.
         high: Upper bound of this interval.
     """
@@ -59,6 +59,13 @@ class Estimate(NamedTuple):
     def interval(self) -> tuple[float, float] | None:
         """Both bounds; None where there are none."""
         return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+def counts_successes(name: str) -> pl.Expr:
+    """Return whether a measure of rollouts is a share of successes: `success`, or a score that is always 0 or 1."""
+    if name != "score":
+        return pl.lit(name == "success")
+    return (pl.col("score").is_in([0.0, 1.0]) | pl.col("score").is_null()).all()
 
 
 def measure_by_task(
@@ -112,6 +119,7 @@ def _sums(rollouts: pl.DataFrame, names: list[str], by: list[str]) -> pl.DataFra
     for name in names:
         for place, part in zip(("above", "below"), MEASURES[name], strict=True):
             sums.append(part.sum().alias(f"{name}, {place}"))
+        sums.append(counts_successes(name).alias(f"{name}, successes"))
     return rollouts.filter(~pl.col("aborted")).group_by(by).agg(sums).sort(by)
 
 
@@ -125,7 +133,7 @@ def _estimate(tasks: pl.DataFrame, name: str) -> Estimate | None:
     is_share = name not in _REAL and 0 <= of_tasks.min() <= of_tasks.max() <= 1
     scale = "share" if is_share else _REAL.get(name, "real")
     value, low, high = ratio_interval(above, below, scale)
-    if name == "success":
+    if known[f"{name}, successes"].all():
         low, high = wilson_interval(value, len(known))
     if name == "mean_length" and low is not None and high is not None:
         # No mean is beyond the shortest and the longest task, which a step limit can decide.

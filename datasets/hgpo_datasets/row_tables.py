@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import polars as pl
 
+from hgpo_datasets.shards import POLARS_ERRORS
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import make_folder, new_path, refuse_link, write_file
 from hgpo_envs.files.untrusted_files import open_regular, read_bytes
@@ -103,7 +104,7 @@ def read_table(path: Path) -> pl.DataFrame:
             file.seek(0)
             table = pl.read_parquet(file)
         is_doubled = table.select(KEYS).is_duplicated().any()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except (OSError, *POLARS_ERRORS) as error:
         raise _damaged(path, error) from error
     if is_doubled:
         raise _damaged(path, "it has rows twice")
@@ -119,7 +120,7 @@ def read_metadata(path: Path, name: str) -> Any:  # noqa: ANN401 - JSON
     with open_regular(path) as file:
         try:
             return orjson.loads(pl.read_parquet_metadata(file).get(name, "null"))
-        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        except (OSError, ValueError, *POLARS_ERRORS) as error:
             raise _damaged(path, error) from error
 
 

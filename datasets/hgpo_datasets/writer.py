@@ -4,6 +4,7 @@
         add_group(rows)      add one or more complete groups of rollouts
         commit()             write a shard; called automatically when enough rows are pending
         extend(rows)         add rollouts to groups that are committed already
+        scan()               the committed steps as a LazyFrame
 
 To resume an interrupted run, open it again with the same arguments. Committed groups are kept; `committed` lists them.
 
@@ -338,10 +339,6 @@ class StepWriter:
         """Identifiers of the committed trajectories."""
         return self._trajectories
 
-    @property
-    def _already(self) -> str:
-        return f"is already in run {self.header.run!r}"
-
     def scan(self, file: str | None = None) -> pl.LazyFrame:
         """Return the committed steps, with the path of each row's shard as the column `file` if it is given."""
         files = [self._run.steps / name for name in self._run.manifest.shards]
@@ -350,6 +347,10 @@ class StepWriter:
         paths = {} if file is None else {file: schema.TEXT}
         columns = schema.polars_schema(self.header.depth)
         return pl.LazyFrame(schema={**columns, **paths})
+
+    @property
+    def _already(self) -> str:
+        return f"is already in run {self.header.run!r}"
 
     def _refuse_known(self, batch: _Batch, known: frozenset[str]) -> None:
         if names := sorted(batch.trajectories & known):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -89,6 +92,8 @@ class Play:
         rollouts: The rollouts that have commands.
         where: What a check asks an engine at the moment.
         since: Since when it asks, in seconds; infinite while it does not.
+        folder: The working directory before.
+        printed: What was written to standard output.
     """
 
     shared: SharedSource
@@ -102,6 +107,8 @@ class Play:
     rollouts: list[Rollout] = field(default_factory=list)
     where: str = ""
     since: float = math.inf
+    folder: str = field(default_factory=os.getcwd)
+    printed: io.StringIO = field(default_factory=io.StringIO)
 
     @property
     def is_described(self) -> bool:
@@ -189,9 +196,10 @@ def guarded(name: str, check: Check, play: Play) -> Finding:
 
     # which does not keep the process alive if it never returns
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive() and perf_counter() - play.since < ANSWER_SECONDS:
-        thread.join(0.1)
+    with redirect_stdout(play.printed):  # a command's output is the findings alone
+        thread.start()
+        while thread.is_alive() and perf_counter() - play.since < ANSWER_SECONDS:
+            thread.join(0.1)
     return (
         results[0]
         if results

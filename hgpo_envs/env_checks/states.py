@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _RARE: Final = 0.05  # a share of repeated states that is too small
 _LISTED: Final = 5  # flaws of tools in one line
+_LARGEST_REWARD: Final = 1e30
 _GAIN: Final = 0.2  # what a key must add to it to be recommended
 # the forms of answers that prompts ask for
 _ASKED: Final = re.compile(r"<(\w+)>[^<>]*</\1>|\\boxed\{[^{}]*\}")
@@ -93,6 +94,11 @@ def flaw_of(state: State) -> str:
             return f"{text!r:.40} has lone surrogates, which cannot be stored"
     if not (math.isfinite(state.reward) and math.isfinite(state.score)):
         return f"reward {state.reward}, score {state.score}: expected finite numbers"
+    if abs(state.reward) > _LARGEST_REWARD:
+        return (
+            f"reward {state.reward:g}: expected at most {_LARGEST_REWARD:g}, because estimators round returns to "
+            "float32, whose largest number is 3.4e+38"
+        )
     if not 0 <= state.score <= 1:
         return f"score {state.score:g}: expected a number in [0, 1]"
     if state.terminated and state.truncated:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from hgpo_envs.env_checks.play import Doubt, Flaw, Play, Rollout
 from hgpo_envs.env_checks.rollouts import ROLLOUTS, chooser, play_task, scripted
 from hgpo_envs.errors import InputError
+from hgpo_envs.sources import Split
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def listed(play: Play) -> str:
     play.where = "the source's split all and its descriptions of tasks"
     source = play.shared.source
     tasks = play.tasks
-    every = source.ids("all")
+    every = Split(play.shared, "all")
     ids = list(islice(tasks, LISTED))
     repair = "ids lists every task once, and all tasks for the split all"
     for task_id, times in Counter(ids).items():

@@ -7,6 +7,7 @@ The rest of a file is requested on the condition that the remote file has not ch
 from __future__ import annotations
 
 import time
+from time import monotonic
 from typing import IO, TYPE_CHECKING, Final
 
 import httpx
@@ -15,7 +16,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact, register_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     Progress = Callable[[int, int | None], object]
@@ -27,6 +28,8 @@ FIRST_TRIES: Final = 2
 """The number of tries after which it fails if no connection could be made: there is probably no network."""
 LONGEST_PAUSE: Final = 60.0
 """The maximum pause between two tries in seconds."""
+SLOWEST: Final = 1024
+"""The fewest bytes a second with which a try goes on."""
 LARGEST: Final = 64 << 30
 """The maximum size of a file in bytes. All data sets of this project are smaller."""
 _RETRY_STATUS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -38,6 +41,10 @@ class NoConnection(InputError):  # noqa: N818 (a condition of the network)
 
 class _TryAgain(Exception):  # noqa: N818 (handled internally)
     """A failed try that may be repeated."""
+
+
+class _TooSlow(_TryAgain):
+    """A try whose bytes are too few to count as progress."""
 
 
 def download(
@@ -56,7 +63,7 @@ def download(
         path: The file to write, usually one of `hgpo_envs.files.atomic.new_path`.
         tries: The number of consecutive tries without progress after which the download fails.
         pause: Seconds before the second try. The pause doubles with each try, up to `LONGEST_PAUSE`.
-        timeout: Seconds without data after which a try fails.
+        timeout: Seconds without data, or with fewer than `SLOWEST` bytes a second, after which a try fails.
         progress: Called after each chunk.
 
     Raises:
@@ -78,9 +85,10 @@ def download(
         while True:
             before = file.tell()
             try:
-                return _receive(client, url, file, unchanged, progress)
+                return _receive(client, url, file, unchanged, timeout, progress)
             except (httpx.TransportError, _TryAgain) as error:
-                failures = 1 if file.tell() > before else failures + 1
+                has_more = file.tell() > before and not isinstance(error, _TooSlow)
+                failures = 1 if has_more else failures + 1
                 if (
                     isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                     and failures >= FIRST_TRIES
@@ -104,6 +112,7 @@ def _receive(
     url: str,
     file: IO[bytes],
     unchanged: dict[str, str],
+    timeout: float,
     progress: Progress | None,
 ) -> None:
     """Send one request and append the received bytes to the file, or start over if the server sends all of them."""
@@ -135,7 +144,7 @@ def _receive(
                 unchanged["If-Range"] = validator
         length = answer.headers.get("Content-Length", "")
         total = file.tell() + int(length) if length.isdecimal() else None
-        for piece in answer.iter_raw():
+        for piece in _pieces(answer, timeout):
             if file.tell() + len(piece) > LARGEST:
                 raise InputError(
                     f"{redact(url)}: expected at most {LARGEST:,} bytes, received more"
@@ -143,6 +152,21 @@ def _receive(
             file.write(piece)
             if progress is not None:
                 progress(file.tell(), total)
+
+
+def _pieces(answer: httpx.Response, timeout: float) -> Iterator[bytes]:
+    """Yield what arrives; a byte now and then would keep a try alive for ever."""
+    since = monotonic()
+    received = 0
+    for piece in answer.iter_raw():
+        yield piece
+        received += len(piece)
+        seconds = monotonic() - since
+        if seconds > timeout:
+            if received < seconds * SLOWEST:
+                raise _TooSlow(f"fewer than {SLOWEST:,} bytes a second arrive")
+            since += seconds
+            received = 0
 
 
 def _validator(answer: httpx.Response) -> str:

@@ -91,7 +91,7 @@ def open_zip(file: io.BufferedIOBase) -> zipfile.ZipFile:
             in the file, links, devices, encrypted members, or unusual compressions.
         zipfile.BadZipFile: If it is damaged, or another exception of `BROKEN`.
     """
-    reader = _Reader(file)
+    reader = ListReader(file)
     if not zipfile.is_zipfile(reader):
         raise InputError(
             "expected a zip archive, received another format or a truncated file"
@@ -120,10 +120,11 @@ def open_zip(file: io.BufferedIOBase) -> zipfile.ZipFile:
     return packed
 
 
-class _Reader(io.BufferedReader):
+class ListReader(io.BufferedReader):
     """A file whose parts are limited, because `zipfile` reads the list of files in one piece."""
 
     def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes. Raises InputError if they are more than `LARGEST_LIST`."""
         whole = size is None or size < 0
         data = super().read(LARGEST_LIST + 1 if whole else min(size, LARGEST_LIST + 1))  # type: ignore[type-var]
         if len(data) > LARGEST_LIST:

@@ -23,6 +23,7 @@ from hgpo_datasets import manifest, remote
 from hgpo_datasets.partitions import map_partitions
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.row_tables import path_of, readable_files
+from hgpo_datasets.shards import POLARS_ERRORS
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import making_folder, new_path
@@ -178,7 +179,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """
     try:
         metadata = pl.read_parquet_metadata(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except (OSError, *POLARS_ERRORS) as error:
         raise InputError(
             f"{path}: expected an advantage table of `hgpo advantages` ({one_line(error)})"
         ) from error
@@ -206,7 +207,7 @@ def trained_advantages(run: Path, iteration: int | None = None) -> pl.LazyFrame 
     try:
         steps = pl.scan_parquet(files, missing_columns="insert", extra_columns="ignore")
         steps.collect_schema()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except (OSError, *POLARS_ERRORS) as error:
         raise InputError(
             f"{run / FOLDER}: expected advantage tables ({one_line(error)})"
         ) from error

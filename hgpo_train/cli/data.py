@@ -352,8 +352,8 @@ def import_rollouts(
         counted(report.groups, "group"),
     )
     print(f"{report.format}: {', '.join(counts)}")
-    if report.missing:
-        print(f"missing: {'; '.join(report.missing)}")
+    for each in report.missing:
+        print(f"missing: {each}")
     if report.skipped:
         print(
             f"skipped, of no known format: {', '.join(report.skipped[:5])}{' …' * (len(report.skipped) > 5)}"

@@ -23,7 +23,7 @@ def view(
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
     tasks: int | None = None,
     task: list[str] | None = None,
-    max_mb: float = 25.0,
+    max_mb: float = 8.0,
     overwrite: options.Overwrite = False,
     estimator: Annotated[list[str] | None, Parameter(alias="-e")] = None,
     terminal: bool = False,

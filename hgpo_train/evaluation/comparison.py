@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_train.evaluation.report import MEASURES
-from hgpo_train.measures import measure_by_task
+from hgpo_train.measures import counts_successes, measure_by_task
 from hgpo_train.proportions import paired_interval
 from hgpo_train.resampling import ratio_interval
 
 if TYPE_CHECKING:
-    import polars as pl
     from numpy.typing import NDArray
 
 TASK: Final = ("env_id", "task_id", "task")
@@ -29,8 +29,8 @@ class Comparison:
         measure: The measure that is compared.
         tasks: Number of tasks in both evaluations.
         difference: Mean over tasks of (first - second), where each is the measure of all rollouts of the task.
-        low: Lower bound of the difference's 95% confidence interval, of success by `hgpo_train.proportions`, otherwise
-            by `hgpo_train.resampling`; None if there is none.
+        low: Lower bound of the difference's 95% confidence interval, of success and of scores of 0 and 1 by
+            `hgpo_train.proportions`, otherwise by `hgpo_train.resampling`; None if there is none.
         high: Upper bound of this interval.
         better: Number of tasks on which the first evaluation is better.
         worse: Number of tasks on which the first evaluation is worse.
@@ -86,7 +86,8 @@ def compare(
         )
     differences = (both[name] - both[f"{name} of second"]).to_numpy()
     difference, low, high = ratio_interval(differences, np.ones(len(both)), "real")
-    if measure == "success":
+    tables = [table.filter(~pl.col("aborted")) for table in (first, second)]
+    if all(table.select(counts_successes(name)).item() for table in tables):
         low, high = paired_interval(differences.tolist())
     return Comparison(
         measure=measure,

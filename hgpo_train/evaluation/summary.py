@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NAME: Final = "summary.json"
 FORMAT: Final = "hgpo summary 2"
 INTERVALS: Final = {
-    "success": "95%, Wilson's score interval with tasks as trials",
+    "success": "95%, Wilson's with tasks as trials, also of scores of 0 and 1",
     "others": "95%, jackknife over tasks",
 }
 

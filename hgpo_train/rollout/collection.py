@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +32,6 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
-from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.sources import Split
 from hgpo_envs.task_sampling import SORTED
 from hgpo_train.measures import measure
@@ -93,12 +93,12 @@ class CollectedRun:
         """All steps of the run, one per row (docs/step_table.md)."""
         return scan_steps(self.path)
 
-    @property
+    @cached_property
     def rollouts(self) -> pl.DataFrame:
         """The trajectories without branches, which are no independent rollouts."""
         return self.trajectories.filter(~pl.col("branch")).drop("branch")
 
-    @property
+    @cached_property
     def success(self) -> Success:
         """The share of solved tasks, and its bounds if rollouts failed."""
         return success(self.rollouts)
@@ -276,19 +276,17 @@ def collect(
             slots=execution.slots or 0,
             workers=workers,
         )
-        config = redact_json(
-            {
-                **handle.identity(stored_options),
-                "policy": identity,
-                "group_size": group_size,
-                # further seeds can be added
-                **({"evaluation": True} if several_seeds else {"seed": seed}),
-                "order": order,
-                "dynamic": dynamic is not None,
-                **branch_rules.identity(branch, width),
-                **metadata,
-            }
-        )
+        config = {
+            **handle.identity(stored_options),
+            "policy": identity,
+            "group_size": group_size,
+            # further seeds can be added
+            **({"evaluation": True} if several_seeds else {"seed": seed}),
+            "order": order,
+            "dynamic": dynamic is not None,
+            **branch_rules.identity(branch, width),
+            **metadata,
+        }
         columns = [without] if isinstance(without, str) else list(without)
         with (
             removed_if_unused(folder),

@@ -190,7 +190,7 @@ class Trainer:
 
     def run(self) -> TrainingState:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
-        with closing(self):
+        with self._resources:
             evaluation = self.config.evaluation
             if (
                 self.state.iteration == 0
@@ -352,11 +352,9 @@ def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
     """Load the model and its learner, as the newest checkpoint of a run's folder left them."""
     with memory_advice(config):
         model = load_model(config.model, config.seed)
-    check_context(
-        model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    )
-    learner = Learner(model, config, temperature=config.rollout.temperature)
-    with memory_advice(config):
+        rollout = config.rollout
+        check_context(model, rollout.max_prompt_tokens + rollout.max_response_tokens)
+        learner = Learner(model, config, temperature=rollout.temperature)
         state = resume_checkpoint(
             folder / CHECKPOINTS, model, learner.optimiser, config.checkpoint
         )

@@ -1,13 +1,15 @@
 """One file that shows a selection of a run's tasks, in any browser, without a server or a network.
 
 It contains the page's script and style and the same documents that the server would send, by the addresses at which the
-page asks for them.
+page asks for them. Prompts repeat states and lists of actions, so the documents are compressed, to less than a tenth.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -45,6 +47,12 @@ if TYPE_CHECKING:
 
 
 MB: Final = 1 << 20
+_LEVEL: Final = 6
+"""How well documents are compressed."""
+_BASE64: Final = 4 / 3
+"""Letters of a byte."""
+_LARGEST: Final = 20
+"""Documents of so many bytes count as one at least: a browser must hold them, also where all texts are alike."""
 STATIC: Final = Path(__file__).parent / "static"
 """The built page; `viewer/README.md` says how it is built."""
 
@@ -65,7 +73,7 @@ def write_page(
     tasks: int | None = None,
     task_ids: Sequence[str] = (),
     estimators: Sequence[str] = (),
-    max_mb: float = 25.0,
+    max_mb: float = 8.0,
     progress: Callable[[int, int], object] = lambda _done, _all: None,
 ) -> Page:
     """Write a page.
@@ -89,7 +97,7 @@ def write_page(
             raise InputError(
                 f"{option}: expected a positive number, received {value:g}"
             )
-    answers: dict[str, Any] = {}
+    answers: dict[str, bytes] = {}
     problems: list[str] = []
     runs = _open(sources, answers, problems)
     known = {task for run in runs for task in run.index.groups["task_id"]}
@@ -107,25 +115,29 @@ def write_page(
     wanted = [_tasks(run.index, tasks, task_ids) for run in runs]
     all_tasks = sum(map(len, wanted))
 
-    # Tasks are added in turns, until the next one would exceed the size.
+    # Tasks are added in turns, until the next one would exceed the size: what it adds to the others, compressed.
     head = {
         "runs": [run.document for run in runs],
         "estimators": estimator_documents(names),
         "opened": [*estimators],
         "definitions": definitions_document(),
     }
-    size = len(_page(head, answers))
+    size = float(len(_page(head, answers)))
+    compressor = zlib.compressobj(_LEVEL)
     kept: list[list[int]] = [[] for _ in runs]
     damaged = 0
     for number, groups in _in_turns(wanted):
-        added: dict[str, Any] = {}
+        added: dict[str, bytes] = {}
         with _noting(runs[number].source, problems):
             added = _answers(f"runs/{number}", runs[number], groups, specs[number])
         if not added:
             damaged += 1
             continue
-        size += len(_data(rollouts_document(runs[number].index, groups)))
-        size += sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
+        listed = encode_redacted(rollouts_document(runs[number].index, groups))
+        documents = b"".join([listed, *added.values()])
+        packed = compressor.compress(documents)
+        packed += compressor.flush(zlib.Z_SYNC_FLUSH)
+        size += max(len(packed) * _BASE64, len(documents) / _LARGEST)
         if size > max_mb * MB:
             break
         answers |= added
@@ -139,7 +151,9 @@ def write_page(
         )
         raise InputError(problems[0] if problems else too_large)
     for number, run in enumerate(runs):
-        answers[f"runs/{number}/rollouts"] = rollouts_document(run.index, kept[number])
+        answers[f"runs/{number}/rollouts"] = encode_redacted(
+            rollouts_document(run.index, kept[number])
+        )
     page = _page(head, answers)
     write_file(path, page)
     return Page(
@@ -160,7 +174,7 @@ class _Run:
 
 
 def _open(
-    sources: Sequence[Source], answers: dict[str, Any], problems: list[str]
+    sources: Sequence[Source], answers: dict[str, bytes], problems: list[str]
 ) -> list[_Run]:
     """Return the runs that can be read, and add the documents of the whole runs."""
     runs: list[_Run] = []
@@ -170,12 +184,14 @@ def _open(
         with _noting(source, problems):
             index = source.index()
             overview = overview_document(source, index)
-            answers |= {
-                f"{address}/overview": overview,
-                f"{address}/curves": curves_document(source, index),
-                f"{address}/levels": levels_document(index, chance=True),
-                f"{address}/notes": notes_document(source.notes),
+            found = {
+                "overview": overview,
+                "curves": curves_document(source, index),
+                "levels": levels_document(index, chance=True),
+                "notes": notes_document(source.notes),
             }
+            for name, value in found.items():
+                answers[f"{address}/{name}"] = encode_redacted(value)
             selection = {"tasks": 0, "of": overview["total"]["tasks"]}
             document = {
                 **documents[place],
@@ -233,32 +249,40 @@ def _answers(
     run: _Run,
     groups: Sequence[int],
     specs: Mapping[str, Estimator | None],
-) -> dict[str, Any]:
-    """Return the documents of groups and of their steps by their addresses."""
-    answers: dict[str, Any] = {}
+) -> dict[str, bytes]:
+    """Return the documents of groups and of their steps by their addresses, as JSON without secrets."""
+    answers: dict[str, bytes] = {}
     index = run.index
     tokenizer = run.source.tokenizer()
     for number in groups:
         group = f"{address}/groups/{number}"
-        answers[group] = document = group_document(index, number)
+        document = group_document(index, number)
+        answers[group] = encode_redacted(document)
         for name, spec in specs.items():
-            answers[f"{group}/estimates/{name}"] = estimate(index, number, spec)
+            estimated = estimate(index, number, spec)
+            answers[f"{group}/estimates/{name}"] = encode_redacted(estimated)
         for trajectory in document["trajectories"]:
             end = trajectory["row"] + trajectory["length"]
             for row in range(trajectory["row"], end, STEPS):
                 steps = min(STEPS, end - row)
-                answers[f"{address}/steps/{row}/{steps}"] = step_documents(
-                    index, row, steps, tokenizer
+                answers[f"{address}/steps/{row}/{steps}"] = encode_redacted(
+                    step_documents(index, row, steps, tokenizer)
                 )
     return answers
 
 
-def _data(value: object) -> bytes:
-    r"""Return JSON without secrets that can stand inside a script element: no `<`, which could end it."""
-    return encode_redacted(value).replace(b"<", b"\\u003c")
+def _packed(answers: Mapping[str, bytes], head: Mapping[str, Any] = {}) -> bytes:
+    """Return documents as one, compressed by gzip, in base64: nothing in it can end a script element."""
+    pairs = [
+        encode_redacted(address) + b":" + document
+        for address, document in answers.items()
+    ]
+    start = encode_redacted({**head, "answers": {}}).removesuffix(b"}}")
+    document = start + b",".join(pairs) + b"}}"
+    return base64.b64encode(gzip.compress(document, _LEVEL, mtime=0))
 
 
-def _page(head: dict[str, Any], answers: dict[str, Any]) -> bytes:
+def _page(head: dict[str, Any], answers: Mapping[str, bytes]) -> bytes:
     script = (STATIC / "app.js").read_bytes()
     style = (STATIC / "app.css").read_bytes()
     policy = (
@@ -272,8 +296,8 @@ def _page(head: dict[str, Any], answers: dict[str, Any]) -> bytes:
         b'<meta name="referrer" content="no-referrer">',
         b"<title>HGPO viewer</title><style>",
         style,
-        b'</style></head><body><div id="app"></div><script type="application/json" id="data">',
-        _data({**head, "answers": answers}),
+        b'</style></head><body><div id="app"></div><script type="text/plain" id="data">',
+        _packed(answers, head),
         b"</script><script>",
         script,
         b"</script></body></html>\n",

@@ -275,6 +275,13 @@ def test_the_command_advises_on_a_run_alone(tmp_path, monkeypatch):
     assert document["groups"] == 12
     assert document["verdict"] in " ".join(printed.split())
     assert {row["estimator"] for row in document["estimators"]} == {"grpo", "hgpo"}
+    # By default, none over trees; branches are left out, as they are no independent rollouts.
+    invoke("branch", "run", "--budget", 100)
+    branched = orjson.loads(invoke("advise", "run-branched", "--json"))
+    gains = {row["estimator"]: row["gain"] for row in branched["estimators"]}
+    assert not gains.keys() & {"carl", "tree_grpo", "tree_hgpo", "tree_loo"}
+    for row in document["estimators"]:
+        assert gains[row["estimator"]] == pytest.approx(row["gain"], rel=1e-12)
     weights = orjson.loads(
         invoke("advise", "run", "-e", "grpo,hgpo", "--model", "softmax", "--json")
     )
@@ -287,7 +294,7 @@ def test_the_command_advises_on_a_run_alone(tmp_path, monkeypatch):
     for options, line in (
         (["-e", "grpo"], "-e: expected at least two estimators, received grpo"),
         (["-e", "grpo,hppo"], "unknown estimator 'hppo'"),
-        (["--iteration", 3], "--iteration: expected one of 0 to 0, received 3"),
+        (["--iteration", 3], "--iteration: expected 0, which run has, received 3"),
         (["--kl", 0], "--kl: expected a number above 0 and at most 1, received 0"),
         (
             ["--kl", 1e308],

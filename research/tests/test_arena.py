@@ -143,6 +143,16 @@ def test_wrong_names_are_found_before_anything_runs(tmp_path):
         read(tmp_path)
 
 
+def test_the_next_command_measures_nothing_again(tmp_path, monkeypatch, capsys):
+    """With other seeds, it would replace what was measured."""
+    monkeypatch.setattr(running, "arena", lambda *_, **__: None)
+    command("add", "mine:own", worlds=TINY, seeds=4, out=tmp_path)
+    words = f"arena add mine:own -w signs --seeds 4 --out {tmp_path} -o arena.html"
+    assert words in capsys.readouterr().out
+    with pytest.raises(InputError, match="expected a file that ends in"):
+        command(page=tmp_path / "arena.txt", worlds=TINY)
+
+
 def test_files_of_all_estimators_differ():
     assert len({file_name(name) for name in running.ESTIMATORS}) == len(
         running.ESTIMATORS

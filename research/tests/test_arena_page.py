@@ -233,6 +233,7 @@ def test_the_page_is_one_file_with_its_rows(tmp_path):
         "the verdict comes first"
     )
     assert main.count("<svg") == 6
+    assert ">missing<" not in main, "questions that need other results are left out"
     assert 'href="results/world%200/a%26b.parquet"' in text
     (query,) = set(re.findall(r"data-query=\"(pl[^\"]*bepo[^\"]*area[^\"]*)\"", text))
     query = query.replace("&#34;", '"').replace("results/", f"{tmp_path}/results/")

@@ -284,6 +284,15 @@ def test_what_estimators_miss_is_named(tmp_path) -> None:
     assert imported(path, tmp_path / "c")["reward"].to_list() == [0.5]
 
 
+def test_a_file_of_no_known_format_says_what_is_in_it(tmp_path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"conversation": [], "reward": 1})
+    with pytest.raises(InputError, match="received the fields conversation, reward;"):
+        import_rollouts(path, tmp_path / "run")
+    path.write_text('{"messages": [')
+    with pytest.raises(InputError, match="line 1: expected JSON"):
+        import_rollouts(path, tmp_path / "run")
+
+
 def test_outputs_of_verl_are_in_the_order_of_their_numbers(tmp_path) -> None:
     uids = ["a_0_1", "a_1_0", "a_0_0", "a_0_10", "a_0_2"]
     records = [
@@ -357,6 +366,14 @@ def test_hostile_files_are_refused(tmp_path) -> None:
     ):
         with pytest.raises(InputError):
             import_rollouts(path, tmp_path / "run", format=name)
+    # its list of files, which is read in one piece, has more than 16 MB
+    with zipfile.ZipFile(tmp_path / "names.eval", "w") as archive:
+        for number in range(300):
+            entry = zipfile.ZipInfo(f"samples/{number:060000}.json")
+            archive.writestr(entry, b"{}")
+    with pytest.raises(InputError, match="a list of files of at most 16,777,216") as it:
+        import_rollouts(tmp_path / "names.eval", tmp_path / "run")
+    assert len(str(it.value)) < 500
     cut = tmp_path / "cut.eval"
     cut.write_bytes((SAMPLES / "inspect/tools.eval").read_bytes()[:9000])
     with pytest.raises(InputError, match="expected a log of Inspect"):

@@ -222,7 +222,7 @@ def test_records_without_whole_prompts_are_in_the_order_of_the_file(
 
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     for text, line in (
-        ("not JSON\n", "line 1: JSON is malformed"),
+        ("not JSON\n", "line 1: expected JSON"),
         (
             '{"input": "x", "score": 0}\n',
             "line 1: Object missing required field `traj_uid`",

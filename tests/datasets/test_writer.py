@@ -210,6 +210,17 @@ def test_resuming_goes_on_after_what_is_committed(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
 
 
+def test_a_writer_scans_what_it_has_committed(tmp_path: Path) -> None:
+    with StepWriter(tmp_path, depth=2) as writer:
+        writer.add_group(group("t"))
+        accepted = writer.scan().collect()
+        assert (accepted.height, accepted.schema) == (0, schema.polars_schema(2))
+        writer.commit()
+        committed = writer.scan().collect()
+    assert committed.height == 6
+    assert_frame_equal(committed, scan_steps(tmp_path).collect())
+
+
 def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
     with StepWriter(tmp_path / "full") as writer:
         writer.add_group(group("t", prompt="p", policy_s=1.0))

@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -31,7 +32,7 @@ from hgpo_envs.env_checks import replays, states, task_lists
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.responses import tool_calls
-from hgpo_envs.sources import SharedSource
+from hgpo_envs.sources import SharedSource, Split
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +118,9 @@ def test_a_sound_environment_passes():
         ("negative score", "values", "fail", "score -1: expected a number in [0, 1]"),
         ("terminated and truncated", "values", "fail", "expected one of them"),
         ("nan", "values", "fail", "expected finite numbers"),
+        ("huge", "values", "fail", "reward 1e+39: expected at most 1e+30"),
+        ("prints", "process", "warning", "playing prints 'moved\\n"),
+        ("changes folder", "process", "fail", "changed the working directory to /"),
         ("reward at start", "values", "warning", "the first state has the reward 5"),
         ("won without reward", "success", "warning", "won with return 0"),
         ("never won", "success", "warning", "ended with score 1, but not won"),
@@ -145,12 +149,14 @@ def test_a_sound_environment_passes():
 def test_faults_are_named_with_their_repair(
     engine, check, verdict, message, monkeypatch
 ):
+    before = Path.cwd()
     monkeypatch.setattr(checking, "ANSWER_SECONDS", 0.3 if engine == "hangs" else 60)
     found = findings(partial(Faulty, engine) if isinstance(engine, str) else engine)[
         check
     ]
     assert found.verdict == verdict
     assert message in found.message
+    assert Path.cwd() == before
 
 
 class EndlessSource(Source):
@@ -434,6 +440,18 @@ def test_nothing_is_played_with_tools_that_no_call_fits():
 
 def test_turns_that_run_out_are_no_outcome_of_a_command():
     assert findings(Timed)["repeated states"].verdict == "pass"
+
+
+class Generates(Source):
+    def ids(self, split):
+        return iter(super().ids(split))
+
+
+def test_ids_that_are_read_once_are_refused():
+    """A generator has no length, and the second reader would find nothing."""
+    line = r"ids\('all'\) of Corridor: expected a list of texts, received list_iterator; return list"
+    with pytest.raises(InputError, match=line):
+        Split(SharedSource(Generates(Corridor)), "all")
 
 
 class OtherSplit(Source):

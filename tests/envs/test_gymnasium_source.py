@@ -323,6 +323,7 @@ def test_a_foreign_environment(tmp_path, keyed):
         (GUESS, {"limt": 3}, "unexpected keyword argument 'limt'"),
         (GUESS, {"split": "test"}, "unknown split 'test'. Known: train, all"),
         ("Nobody/Knows-v0", {}, "unknown environment 'Nobody/Knows-v0'"),
+        ("HGPO/ALFWorld-v0", {"sampling": "sweep"}, "unknown argument 'sampling'"),
         (
             GUESS,
             {"history_length": -1},

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,9 +106,23 @@ def test_mean_and_std_equal_those_of_the_statistics_module():
     assert success.std == pytest.approx(statistics.stdev([2 / 3, 1 / 3]))
     # more seeds of a task are not more trials
     assert (success.low, success.high) == wilson_interval(success.mean, 3)
-    score = everything.measures["score"]
-    assert (score.low, score.high) == (None, None)  # of three tasks
+    length = everything.measures["length"]
+    assert (length.low, length.high) == (None, None)  # of three tasks
     assert evaluation_reports(table([(1, "a", 1.0)]))[0].measures["success"].std is None
+
+
+def test_a_score_that_is_success_has_its_intervals():
+    """Two of 36 tasks are lost: by the jackknife two decide, and the interval would be .20 to .999."""
+    lost = table([(1, f"t{task}", float(task > 1)) for task in range(36)])
+    (all_tasks, _) = evaluation_reports(lost)
+    assert all_tasks.measures["score"] == all_tasks.measures["success"]
+    won = lost.with_columns(success=1.0, score=1.0)
+    by_success, by_score = (compare(lost, won, name) for name in ("success", "score"))
+    assert by_score == replace(by_success, measure="score")
+    # a score between 0 and 1 has the jackknife's
+    partly = lost.with_columns(score=pl.col("score") / 2)
+    score = evaluation_reports(partly)[0].measures["score"]
+    assert (score.low, score.high) != wilson_interval(score.mean, 36)
 
 
 def test_the_interval_holds_where_no_task_was_solved():

@@ -2,6 +2,7 @@
 
 import random
 import time
+from itertools import count
 
 import pytest
 from local_server import QuietHandler, serving
@@ -144,6 +145,16 @@ def test_a_server_without_ranges_or_validators_or_with_another_file_sends_the_wh
     server.validators = True
     server.faults = ["cut 100000"]
     assert fetch(server.url, tmp_path, progress=change) == OTHER
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
+    server, tmp_path, monkeypatch
+):
+    hours = count(0, 3600)  # between two pieces of the file
+    monkeypatch.setattr("hgpo_envs.files.download.monotonic", lambda: next(hours))
+    line = "fewer than 1,024 bytes a second arrive; stopped after 2 tries"
+    with pytest.raises(InputError, match=line):
+        fetch(server.url, tmp_path, tries=2)
 
 
 def test_a_file_that_is_missing_or_too_large_is_not_requested_again(

@@ -163,7 +163,7 @@ def test_replies_of_vllm_keep_special_tokens(tokenizer, reason):
     from hgpo_train.policies.vllm import VLLMPolicy
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
-    policy._tokenizer = tokenizer
+    policy.tokenizer = tokenizer
     policy._ends = end_tokens(tokenizer)
     last = (
         [reason]

@@ -14,7 +14,7 @@ from viewed import HOSTILE, data_of
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
-from hgpo_train.view.page import MB, write_page
+from hgpo_train.view.page import MB, STATIC, write_page
 from hgpo_train.view.sources import open_sources
 
 
@@ -50,6 +50,9 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
     )
     assert answers["runs/0/groups/1/estimates/rloo"]["parameters"]["reward_scale"] == 10
     assert data_of(file)["opened"] == ["hgpo", "rloo"], "the pair that is shown first"
+    # prompts repeat states, and are stored compressed
+    code = sum((STATIC / name).stat().st_size for name in ("app.js", "app.css"))
+    assert file.stat().st_size - code < len(json.dumps(data_of(file))) / 3
 
 
 @pytest.mark.slow
@@ -109,7 +112,7 @@ def test_the_policy_of_a_page_allows_its_own_script_alone(
     file = tmp_path / "page.html"
     write_page(open_sources([str(hostile_run)]), file)
     page = file.read_text()
-    head, _, rest = page.partition('<script type="application/json" id="data">')
+    head, _, rest = page.partition('<script type="text/plain" id="data">')
     data, _, end = rest.partition("</script>")
     assert "<" not in data
     scripts = re.findall(r"<script>(.*?)</script>", end, re.DOTALL)

@@ -1,5 +1,6 @@
 """A corridor of three rooms for `hgpo check env`: a sound engine, engines with one fault each, and their findings."""
 
+import os
 import random
 import time
 from dataclasses import replace
@@ -135,6 +136,10 @@ class Faulty(Corridor):
 
     def act(self, command):
         self.left = True
+        if self.fault == "prints":
+            print("moved")
+        if self.fault == "changes folder":
+            os.chdir("/")
         if self.fault == "hangs":
             time.sleep(5)
         if self.fault in ERRORS:
@@ -175,6 +180,7 @@ class Faulty(Corridor):
             "surrogates": {"actions": [*state.actions, "\ud800"]},
             "silent": {"text": " "},
             "always valid": {"valid": True},
+            "huge": {"reward": 1e39 * ended},
             "nan": {"reward": float("nan") if ended else 0.0},
             "won early": {"won": self.place > 1},
             "tags in actions": {

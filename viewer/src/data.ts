@@ -8,10 +8,19 @@ export type Query = Record<string, string | string[] | undefined>;
 type Embedded = Head & { answers: Record<string, unknown> };
 
 const embedded = document.getElementById("data");
-const page: Embedded | null = embedded ? JSON.parse(embedded.textContent ?? "") : null;
+const page = embedded && unpacked(embedded.textContent ?? "");
 
 /** Whether this page is a file of its own, with a selection of tasks. */
-export const isFile = page !== null;
+export const isFile = embedded !== null;
+
+/** The documents in a file: JSON, compressed by gzip, in base64. */
+async function unpacked(text: string): Promise<Embedded> {
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < letters.length; at++) bytes[at] = letters.charCodeAt(at);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
 
 const MOST = 400;
 const cache = new Map<string, Promise<unknown>>();
@@ -44,7 +53,7 @@ export function get<T>(path: string, query: Query = {}): Promise<T> {
   const key = address(path, query);
   let found = cache.get(key);
   if (!found) {
-    found = page ? Promise.resolve().then(() => lookUp(page, path, query)) : request(path, query);
+    found = page ? page.then((documents) => lookUp(documents, path, query)) : request(path, query);
     found.catch(() => cache.delete(key));
     cache.set(key, found);
     if (cache.size > MOST) cache.delete(cache.keys().next().value as string);

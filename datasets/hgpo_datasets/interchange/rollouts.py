@@ -33,7 +33,7 @@ from hgpo_datasets.interchange.readers.verl_agent import read_verl_agent
 from hgpo_datasets.reader import scan_steps
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_datasets.writer import StepWriter
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.wording import counted, listed
@@ -196,9 +196,14 @@ def _files(paths: list[Path], name: str | None) -> tuple[str, list[Path], list[s
             found[name or format_of(file)].append(file)
     skipped = found.pop(None, [])
     if not found:
-        where = listed(list(map(str, paths)))
+        received = ""
+        if len(paths) == 1 and paths[0].suffix == ".jsonl":
+            # A line that is no JSON raises its own error.
+            fields = sorted(_fields(paths[0]))
+            received = f", received the fields {', '.join(fields) or '(none)'}"
         raise InputError(
-            f"{where}: expected rollouts in one of the formats {', '.join(FORMATS)}; name it with --format"
+            f"{listed(list(map(str, paths)))}: expected rollouts in one of the formats {', '.join(FORMATS)}{received}; "
+            "name it with --format"
         )
     if len(found) > 1:
         examples = [f"{files[0]} is of {known}" for known, files in found.items()]
@@ -224,7 +229,7 @@ def format_of(path: Path) -> str | None:
     """Return the name of a file's format; None if it is of no known one, or damaged."""
     try:
         fields = _fields(path)
-    except (InputError, OSError, pl.exceptions.PolarsError):
+    except (InputError, OSError):
         return None
     for name, known in FORMATS.items():
         if path.suffix in known.suffixes and (
@@ -237,8 +242,14 @@ def format_of(path: Path) -> str | None:
 def _fields(path: Path) -> set[str]:
     """Return the names of a file's columns, or of the fields of its first record."""
     if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         with open_regular(path) as file:
-            return set(pl.read_parquet_schema(file))
+            try:
+                return set(pq.read_schema(file).names)
+            except (ValueError, pa.ArrowException) as error:
+                raise InputError(f"{path}: {one_line(error)}") from None
     if path.suffix == ".json":
         return set(json_file(path))
     if path.suffix == ".jsonl":

@@ -114,3 +114,23 @@ def test_further_choices_of_a_call_are_kept_beside_the_first():
     ]
     answer = read_answer("chat/completions", json.dumps({"choices": choices}).encode())
     assert [choice["index"] for choice in answer.others] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "items"),
+    [
+        ('["a" ]', '["a", "b,]"]', ['"a"', '"b,]"']),
+        ("[1]", "[12]", ["12"]),
+        ('[["a"]]', '[["a","b"]]', ['["a","b"]']),
+        ('["a","b"]', '["a"]', ['"a"']),
+        ("[]", '["a"]', ['"a"']),
+        ('"a"', '["a"]', ['"a"']),
+        ('["a"]', '"a,"', ['"a,"']),
+    ],
+)
+def test_messages_are_the_same_whatever_was_asked_before(before, after, items):
+    first, second = (f'{{"messages": {raw}}}'.encode() for raw in (before, after))
+    begun = read_request("chat/completions", first)
+    request = read_request("chat/completions", second, begun)
+    assert [item.decode() for item in request.items] == items
+    assert request.prompt == after

@@ -93,7 +93,7 @@ def write_page(
     gaps = gaps_of(results)
     context = {
         "verdict": verdict(predicted),
-        "answers": answers(results),
+        "answers": [each for each in answers(results) if each.verdict != "missing"],
         "settings": {setting: SETTINGS[setting] for setting in gaps},
         "titles": titles(results, gaps),
         "main": main_of(results, gaps),

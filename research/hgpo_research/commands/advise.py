@@ -38,7 +38,7 @@ def advise(
     Args:
         run: A run, whose policy is known: random, softmax, a mixture, or a language model. It is not modified.
         estimators: Estimators, as hgpo,hgpo:history_length=4,module:function; may be repeated. Default: all
-            registered ones that need a table only, and whose columns the run has.
+            registered ones of rollouts that need a table only, and whose columns the run has.
         model: Gradients of these parameters instead of one logit for each state and action: the language model that
             played the run (a checkpoint, a model's folder or a training run), or softmax, the weights of its features.
         device: The torch device of --model. Default: auto.
@@ -112,9 +112,11 @@ def advise(
         }
         print_json(about | report.document(found))
         return
-    _print(found, command, gradients.title, unable)
+    _print(found, gradients.title, unable)
     if out is not None:
-        print(f"The picture: {out}")
+        print(f"The picture is {out}.")
+    if command is not None:
+        print(f"Next: {command}")
 
 
 def _check_picture(run: Path, out: Path) -> None:
@@ -127,13 +129,15 @@ def _check_picture(run: Path, out: Path) -> None:
 
 
 def _steps(run: Path, iteration: int | None) -> pl.LazyFrame:
-    """Return the steps of a run, or of one of its iterations."""
+    """Return the steps of a run's rollouts, or of those of one of its iterations."""
     import polars as pl
 
+    from hgpo_datasets.branches import roots
     from hgpo_envs.errors import InputError
     from hgpo_train.advantages.tables import step_table
 
-    steps = step_table(run)
+    # Branches are no independent rollouts: where a run branched, its outcomes would count more than elsewhere.
+    steps = roots(step_table(run))
     if iteration is None:
         return steps
     if "iteration" not in steps.collect_schema():
@@ -147,8 +151,9 @@ def _steps(run: Path, iteration: int | None) -> pl.LazyFrame:
         .to_list()
     )
     if iteration not in known:
+        ends = " to ".join(map(str, dict.fromkeys([known[0], known[-1]])))
         raise InputError(
-            f"--iteration: expected one of {known[0]} to {known[-1]}, received {iteration}"
+            f"--iteration: expected {ends}, which {run} has, received {iteration}"
         )
     return steps.filter(iteration=iteration)
 
@@ -176,6 +181,9 @@ def _variants(
     able = []
     unable = []
     for variant in read_variants(names(), settings=settings):
+        # Without branches, an estimator over trees repeats one of rollouts.
+        if variant.estimator.branches:
+            continue
         try:
             variant.estimator.columns(schema)
         except InputError:
@@ -189,23 +197,20 @@ def _variants(
     return able, unable
 
 
-def _print(
-    found: Advice, command: str | None, gradients: str, unable: Sequence[str]
-) -> None:
+def _print(found: Advice, gradients: str, unable: Sequence[str]) -> None:
     from hgpo_research.advice import report
     from hgpo_research.commands.names import folded
-    from hgpo_train.cli.display import print_table
+    from hgpo_train.cli.display import print_table, terminal
 
     print_table(
         ["estimator", "ranks", "gain", "95% interval", "from the first"],
         [[folded(name), *cells] for name, *cells in report.rows(found)],
         title=f"Gain in points of success, KL {found.gains.kl:g}; {gradients}",
     )
-    print()
-    print(report.verdict(found))
-    for line in report.notes(found):
-        print(f"• {line}")
+    lines = ["", report.verdict(found)]
+    lines += [f"• {line}" for line in report.notes(found)]
     if unable:
-        print(f"• Left out, as the run lacks columns: {', '.join(unable)}.")
-    if command is not None:
-        print(f"Next: {command}")
+        lines.append(f"• Left out, as the run lacks columns: {', '.join(unable)}.")
+    console = terminal(highlight=False, markup=False)
+    for line in lines:
+        console.print(line)

@@ -59,10 +59,8 @@ def arena(
             "expected hgpo arena add module:function, or hgpo arena -e ESTIMATORS"
         )
     if page is not None:
-        if page.is_dir():
-            raise InputError(
-                f"--page {page}: expected a file, received a folder; name a file in it"
-            )
+        if page.suffix != ".html":
+            raise InputError(f"--page {page}: expected a file that ends in .html")
         common.check_output_path(page, "--page")
     names = [
         name.strip()
@@ -100,8 +98,9 @@ def arena(
         print(f"The page is in {page}.")
     else:
         # The same words again: what was measured is kept, and nothing else is measured.
-        chosen_words = [] if not names else ["-e", ",".join(names)]
-        chosen_words = chosen_words if estimator is None else ["add", estimator]
-        world_words = [word for name in worlds or () for word in ("-w", name)]
-        words = ["arena", *chosen_words, *world_words, "--out", out, "-o", "arena.html"]
+        again = {"-e": estimators, "-w": worlds, "--seeds": seeds and [seeds]}
+        words: list[object] = ["arena", *([action, estimator] if estimator else [])]
+        for option, values in again.items():
+            words += [word for value in values or () for word in (option, value)]
+        words += ["--out", out, "-o", "arena.html"]
         print(f"Results are in {out}/results. {common.next_commands(words)}")

@@ -25,6 +25,7 @@ from hgpo_datasets.interchange.readers.json_records import (
     numbers,
     objects,
     text,
+    without,
 )
 from hgpo_datasets.interchange.readers.messages import (
     checked_messages,
@@ -33,6 +34,7 @@ from hgpo_datasets.interchange.readers.messages import (
 )
 from hgpo_datasets.interchange.readers.rollout_rows import MOST, limited, rollout_rows
 from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.unpack import ListReader
 from hgpo_envs.files.untrusted_files import open_regular
 
 if TYPE_CHECKING:
@@ -83,21 +85,26 @@ def read_inspect(path: Path) -> Iterator[Object]:
 def _archived_samples(path: Path) -> Iterator[tuple[object, Object]]:
     with open_regular(path, "log of Inspect") as file:
         try:
+            # first only its list, of limited size; names and comments can have gigabytes
+            reader = ListReader(file)
+            zipfile.ZipFile(reader)
+            reader.detach()
             archive = zipfile.ZipFile(file)
-        except _UNREADABLE as error:
+        except (InputError, *_UNREADABLE) as error:
             raise InputError(
                 f"{path}: expected a log of Inspect ({one_line(error)})"
             ) from None
         for entry in archive.infolist():
             if entry.filename.startswith("samples/"):
-                where = f"{path}, {entry.filename}"
+                name = one_line(entry.filename, 100)
+                where = f"{path}, {name}"
                 try:
                     data = _content(archive, file, entry)
                 except (*_UNREADABLE, pa.ArrowException) as error:
                     raise InputError(
                         f"{where} cannot be read ({one_line(error)}); copy the log again"
                     ) from None
-                yield entry.filename, json_records.parse_object(data, where)
+                yield name, json_records.parse_object(data, where)
 
 
 def _content(
@@ -140,7 +147,7 @@ def _rows(sample: Object, where: str) -> list[Object]:
         steps,
         reward=reward,
         named=numbers(values),
-        extra={name: value for name, value in sample.items() if name not in _NO_EXTRA},
+        extra=without(sample, _NO_EXTRA),
         truncated=bool(sample.get("limit")),
         error=None if error is None else one_line(error, 300),
         task_id=text(sample.get("id")) or "",

@@ -16,7 +16,7 @@ from hgpo_envs.responses import is_deep
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
     from pathlib import Path
 
 MOST_BYTES: Final = 256 << 20
@@ -112,6 +112,11 @@ def reward_of(value: object, where: str) -> float | None:
             f"{where}: expected a number as reward, received {one_line(repr(value), 60)}"
         )
     return number(value)
+
+
+def without(record: dict[str, Any], names: Container[str]) -> dict[str, Any]:
+    """Return the fields of an object but those with names."""
+    return {name: value for name, value in record.items() if name not in names}
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:

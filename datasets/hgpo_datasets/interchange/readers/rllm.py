@@ -16,6 +16,7 @@ from hgpo_datasets.interchange.readers.json_records import (
     objects,
     reward_of,
     text,
+    without,
 )
 from hgpo_datasets.interchange.readers.messages import checked_messages, step_row
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
@@ -57,7 +58,6 @@ def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
         steps = objects(trajectory.get("steps"), f"{path}, steps")
         role = trajectory.get("name")
         task_id = name.partition(":")[0]
-        step = episode.get("training_step")
         yield from rollout_rows(
             [_step(one, str(path)) for one in steps],
             reward=_reward(trajectory, steps, str(path)),
@@ -68,7 +68,7 @@ def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
             },
             truncated=reason in _LIMITS,
             error=reason if reason in _FAILURES else None,
-            iteration=step if isinstance(step, int) else 0,
+            iteration=episode.get("training_step"),
             task_id=task_id if role in _NO_NAME else f"{task_id}/{role}",
             task=text(trajectory.get("task") or episode.get("task")),
             trajectory=text(trajectory.get("uid")) or f"{name}_{place}",
@@ -89,9 +89,8 @@ def _step(step: dict[str, Any], where: str) -> dict[str, Any]:
     if step.get("action") is not None:
         row["action"] = text(step["action"])
     row |= {column: step[name] for name, column in _TOKENS.items() if step.get(name)}
-    row["extra"] = {
-        name: value for name, value in step.items() if value and name not in _COLUMNS
-    }
+    others = without(step, _COLUMNS)
+    row["extra"] = {name: value for name, value in others.items() if value}
     return row
 
 

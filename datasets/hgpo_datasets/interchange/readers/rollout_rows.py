@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from hgpo_datasets.interchange.readers.json_records import without
 from hgpo_datasets.schema import columns
 from hgpo_envs.errors import InputError
 
@@ -34,11 +35,10 @@ def limited(steps: Iterable[Row]) -> Iterator[Row]:
         yield step
 
 
-def add_columns(row: Row, given: Mapping[str, object]) -> None:
+def add_columns(row: Row, given: Row) -> None:
     """Add to a step what a file has for it: columns of the step table, and other fields to `extra`."""
     row |= {name: value for name, value in given.items() if name in _GIVEN}
-    others = {name: value for name, value in given.items() if name not in _GIVEN}
-    row["extra"] = {**row.get("extra", {}), **others}
+    row["extra"] = {**row.get("extra", {}), **without(given, _GIVEN)}
 
 
 def rollout_rows(
@@ -50,6 +50,7 @@ def rollout_rows(
     extra: Mapping[str, Any] | None = None,
     truncated: bool = False,
     error: str | None = None,
+    iteration: object = None,
     **equal: object,
 ) -> list[Row]:
     """Return the rows of a rollout.
@@ -62,8 +63,10 @@ def rollout_rows(
         extra: Fields of the rollout that are no columns.
         truncated: Whether a limit ended it.
         error: Why it was aborted; None if it was not.
+        iteration: The training iteration; 0 if it is no integer.
         equal: Columns that are equal in all rows, such as `task_id` and `trajectory`.
     """
+    equal["iteration"] = iteration if isinstance(iteration, int) else 0
     rows = [{"step": number, **equal, **step} for number, step in enumerate(steps)]
     if not rows:
         return rows

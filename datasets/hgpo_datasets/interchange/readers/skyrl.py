@@ -12,7 +12,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import json_lines, reward_of, text
+from hgpo_datasets.interchange.readers.json_records import (
+    json_lines,
+    reward_of,
+    text,
+    without,
+)
 from hgpo_datasets.interchange.readers.messages import task_of
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
 
@@ -47,7 +52,6 @@ def read_skyrl(path: Path) -> Iterator[dict[str, Any]]:
 def _step(
     record: dict[str, Any], state: str, prompt: str, response: str
 ) -> dict[str, Any]:
-    extra = {name: value for name, value in record.items() if name not in _OWN}
     finish = "length" if record.get("stop_reason") == "length" else "stop"
     columns = {
         "state": state,
@@ -55,6 +59,7 @@ def _step(
         "response": response,
         "action": response,
     }
+    extra = without(record, _OWN)
     return {**columns, "finish_reason": finish, "extra": extra}
 
 

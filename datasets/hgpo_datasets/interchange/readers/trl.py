@@ -12,9 +12,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-import polars as pl
-
-from hgpo_datasets.interchange.readers.json_records import numbers
+from hgpo_datasets.interchange.readers.json_records import numbers, without
 from hgpo_datasets.interchange.readers.messages import (
     checked_messages,
     conversation_rows,
@@ -34,23 +32,40 @@ _NO_REWARD: Final = ("step", "advantage")
 
 def read_trl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the steps of each row: one if the completion is a text, else one for each message of the assistant."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     with open_regular(path, "Parquet file of TRL") as file:
         try:
-            table = pl.read_parquet(file)
-        except (OSError, pl.exceptions.PolarsError) as error:
+            # Some damaged files end the process of Polars, and none that of pyarrow.
+            table = pq.read_table(file)
+            table.validate(full=True)
+            records = table.to_pylist()
+        except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
             raise InputError(
                 f"{path}: expected a Parquet file of TRL ({one_line(error)})"
             ) from None
-    schema = table.schema
+    types = dict(zip(table.column_names, table.schema.types, strict=True))
+    for name in ("prompt", "completion"):
+        if name not in types or "binary" in str(types[name]):
+            raise InputError(
+                f"{path}: expected texts or messages in the column {name}, received {types.get(name, 'none')}"
+            )
     numeric = [
-        name for name in schema if schema[name].is_numeric() and name not in _NO_REWARD
+        name
+        for name, kind in types.items()
+        if (pa.types.is_integer(kind) or pa.types.is_floating(kind))
+        and name not in _NO_REWARD
     ]
     # Columns of integers, and floats behind them, were logged beside the rewards.
-    following = list(schema)[table.get_column_index("completion") + 1 :]
+    following = list(types)[list(types).index("completion") + 1 :]
     rewards = list(
-        itertools.takewhile(lambda name: _is_reward(name, schema[name]), following)
+        itertools.takewhile(
+            lambda name: pa.types.is_floating(types[name]) and name in numeric,
+            following,
+        )
     )
-    for place, record in enumerate(table.iter_rows(named=True)):
+    for place, record in enumerate(records):
         where = f"{path}, row {place}"
         prompt = _messages(record["prompt"], "user", where)
         completion = _messages(record["completion"], "assistant", where)
@@ -67,20 +82,12 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
             reward=sum(summed) if summed else None,
             named=values,
             summed=rewards,
-            extra={
-                name: value
-                for name, value in record.items()
-                if name not in ("step", "prompt", "completion")
-            },
-            iteration=step if isinstance(step, int) else 0,
+            extra=without(record, ("step", "prompt", "completion")),
+            iteration=step,
             task_id=task_of(task["prompt"]),
             task=task["state"],
             trajectory=f"{step}_{place}",
         )
-
-
-def _is_reward(name: str, dtype: pl.DataType) -> bool:
-    return dtype.is_float() and name not in _NO_REWARD
 
 
 def _messages(value: object, role: str, where: str) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from hgpo_datasets.interchange.readers.json_records import (
     objects,
     reward_of,
     text,
+    without,
 )
 from hgpo_datasets.interchange.readers.messages import checked_messages, step_row
 from hgpo_datasets.interchange.readers.rollout_rows import (
@@ -92,11 +93,10 @@ def _rows(
         steps,
         reward=of_steps if known else whole,
         named=rewards,
-        extra={name: value for name, value in trace.items() if name not in _NO_EXTRA}
-        | info,
+        extra=without(trace, _NO_EXTRA) | info,
         truncated=trace.get("stop_condition") in _LIMITS,
         error=None if trace.get("ok") else text(error or "the rollout failed"),
-        iteration=iteration if isinstance(iteration, int) else 0,
+        iteration=iteration,
         task_id=key if agent in (None, "agent") else f"{key}/{agent}",
         task=prompt if isinstance(prompt, str) else steps and steps[0]["state"],
         trajectory=text(trace.get("id")) or where,

@@ -19,6 +19,7 @@ from hgpo_datasets.interchange.readers.json_records import (
     numbers,
     reward_of,
     text,
+    without,
 )
 from hgpo_datasets.interchange.readers.messages import task_of
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
@@ -53,7 +54,7 @@ def read_verl(path: Path) -> Iterator[dict[str, Any]]:
             steps,
             reward=last["score"],
             named=numbers(last),
-            iteration=iteration if isinstance(iteration, int) else 0,
+            iteration=iteration,
             task_id=parts[1] if parts else task_of(steps[0]["prompt"]),
             trajectory=name if parts else f"{iteration}_{name}",
         )
@@ -75,11 +76,10 @@ def _step(record: dict[str, Any], path: Path) -> dict[str, Any]:
             f"{path}: expected the field input in every line, received none"
         )
     output = text(record.get("output"))
-    extra = {name: value for name, value in record.items() if name not in _OWN}
     return {
         "state": prompt,
         "prompt": prompt,
         "response": output,
         "action": output,
-        "extra": extra,
+        "extra": without(record, _OWN),
     }

@@ -13,7 +13,6 @@ agent_system/environments/prompts/{alfworld,webshop}.py, and the projections tha
 
 from __future__ import annotations
 
-import codecs
 import math
 import re
 import warnings
@@ -23,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from hgpo_datasets.interchange.readers.json_records import json_lines
 from hgpo_datasets.reader import StepTableWarning
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.responses import parse
 from hgpo_envs.wording import counted
 
@@ -116,41 +115,35 @@ def read_verl_agent(
 
 def _trajectories(file: Path) -> tuple[list[list[_Step]], int]:
     """Return the complete trajectories of a file, and the number of records that are left out."""
-    decoder = msgspec.json.Decoder(Record)
-    numbered: dict[str, dict[int, _Step]] = defaultdict(dict)
-    with open_regular(file, "JSONL file") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                record = decoder.decode(line.removeprefix(codecs.BOM_UTF8))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise InputError(
-                    f"{file}, line {number}: {error} (docs/bring_your_own_rollouts.md)"
-                ) from error
-            parsed = read_prompt(record.input) if record.input else None
-            numbered[str(record.traj_uid)][number] = (record, parsed)
-    trajectories = [_in_order(steps, file) for steps in numbered.values()]
-    left_out = sum(map(len, numbered.values())) - sum(map(len, trajectories))
+    found: dict[str, dict[str, _Step]] = defaultdict(dict)
+    for where, fields in json_lines(file):
+        try:
+            record = msgspec.convert(fields, Record)
+        except msgspec.ValidationError as error:
+            raise InputError(
+                f"{where}: {error} (docs/bring_your_own_rollouts.md)"
+            ) from error
+        parsed = read_prompt(record.input) if record.input else None
+        found[str(record.traj_uid)][where] = (record, parsed)
+    trajectories = [_in_order(steps) for steps in found.values()]
+    left_out = sum(map(len, found.values())) - sum(map(len, trajectories))
     return [steps for steps in trajectories if steps], left_out
 
 
-def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
-    """Return a trajectory's steps, which have the numbers of lines, by the numbers in their prompts, without copies.
+def _in_order(found: dict[str, _Step]) -> list[_Step]:
+    """Return a trajectory's steps, which have their lines as keys, by the numbers in their prompts, without copies.
 
     If no prompt has a step number, the order is unchanged. If a number is missing, the result is empty.
     """
     # 1. Without step numbers, or with gaps in an order that is right, the file's order is all there is.
-    steps = list(numbered.values())
+    steps = list(found.values())
     known = [parsed.step for _, parsed in steps if parsed is not None]
     if not any(known) or (len(known) < len(steps) and known == sorted(set(known))):
         return steps
     if len(known) < len(steps):
-        line = next(
-            number for number, (_, parsed) in numbered.items() if parsed is None
-        )
+        line = next(where for where, (_, parsed) in found.items() if parsed is None)
         raise InputError(
-            f"{file}, line {line}: expected a complete prompt, because the steps of its trajectory are out of order"
+            f"{line}: expected a complete prompt, because the steps of its trajectory are out of order"
         )
     # 2. Otherwise the numbers are the order. A number that is missing makes the trajectory incomplete.
     # reversed: the first copy is kept

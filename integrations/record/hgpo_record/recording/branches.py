@@ -9,18 +9,19 @@ of its own (a sub-agent). So no step is ever put into a conversation that its mo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import orjson
-import xxhash
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.responses import is_deep, message_calls
 from hgpo_record.recording.calls import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hgpo_record.recording.calls import Answer, Request
 
@@ -42,6 +43,21 @@ class Branch:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(eq=False, slots=True)
+class _Prefix:
+    """Messages with which conversations begin.
+
+    Attributes:
+        longer: Those with one more message, by its JSON.
+        ended: The steps whose messages are these.
+        last: The last step whose messages begin with these; None before the first.
+    """
+
+    longer: dict[bytes, _Prefix] = field(default_factory=dict)
+    ended: list[int] = field(default_factory=list)
+    last: int | None = None
+
+
 class Branches:
     """The branches of one rollout, by their numbers.
 
@@ -52,10 +68,7 @@ class Branches:
     def __init__(self) -> None:
         self.found: list[Branch] = []
         self._branch_of: list[int] = []  # of each step
-        # the steps whose messages are all of a prefix
-        self._ended: dict[bytes, list[int]] = {}
-        # the last step whose messages begin with a prefix
-        self._seen: dict[bytes, int] = {}
+        self._empty = _Prefix()
         # of each step, what its continuation sends back
         self._replies: list[list[object]] = []
         # the steps by the server's ids of their answers
@@ -73,18 +86,11 @@ class Branches:
         """
         # 1. What may fail comes first. Nearly every call has the fields of the call before.
         if request.settings != self._decoded[0]:
-            fields = {
-                name: msgspec.json.decode(value)
-                for name, value in request.settings.items()
-            }
-            if is_deep(fields):
-                raise InputError(
-                    "expected fields of a request without hundreds of levels"
-                )
+            fields = _fields(tuple(request.settings.items()))
             self._decoded = request.settings, fields
         reply = [key for item in answer.items if (key := _key(item)) is not None]
-        digests = list(_prefixes(request.items))
-        number = self._branch(request, digests)
+        prefixes = self._prefixes(request.items)
+        number = self._branch(request, prefixes)
         # 2. The step, and the other fields of its request if they are not those of the step before.
         step = len(self._branch_of)
         branch = self.found[number]
@@ -97,25 +103,37 @@ class Branches:
         self._settings[number] = request.settings
         # 3. What later calls are compared with. A prompt that the server continues is not whole: its id stands for it.
         if request.previous is None:
-            self._ended.setdefault(digests[-1] if digests else b"", []).append(step)
-            self._seen.update(dict.fromkeys(digests, step))
+            prefixes[-1].ended.append(step)
+            for prefix in prefixes:
+                prefix.last = step
         if answer.id:
             self._answers[answer.id] = step
         self._replies.append(reply)
 
-    def _branch(self, request: Request, digests: Sequence[bytes]) -> int:
+    def _prefixes(self, items: Sequence[bytes]) -> list[_Prefix]:
+        """Return the prefixes of messages, by their lengths from 0."""
+        found = [self._empty]
+        for item in items:
+            longer = found[-1].longer.get(item)
+            if longer is None:
+                longer = _Prefix()
+                found[-1].longer[item] = longer
+            found.append(longer)
+        return found
+
+    def _branch(self, request: Request, prefixes: Sequence[_Prefix]) -> int:
         """Return the number of the branch of a call, which is a new one unless it continues a last step."""
         if request.previous is not None:
             return self._after(self._answers.get(request.previous), 0)
         # The longest conversation that it continues, its reply included.
-        for length in range(len(digests) - 1, 0, -1):
-            for step in reversed(self._ended.get(digests[length - 1], ())):
+        for length in range(len(request.items) - 1, 0, -1):
+            for step in reversed(prefixes[length].ended):
                 if _follows(request.items[length:], self._replies[step]):
                     return self._after(step, length + len(self._replies[step]))
         # Or the call with which it shares the most messages.
-        for length in range(len(digests), 0, -1):
-            if digests[length - 1] in self._seen:
-                return self._new(self._seen[digests[length - 1]], length)
+        for length in range(len(request.items), 0, -1):
+            if prefixes[length].last is not None:
+                return self._new(prefixes[length].last, length)
         return self._new(None, 0)
 
     def _after(self, step: int | None, shared: int) -> int:
@@ -130,16 +148,16 @@ class Branches:
         return len(self.found) - 1
 
 
-def _prefixes(items: Sequence[bytes | msgspec.Raw]) -> Iterator[bytes]:
-    """Yield a digest of the first item, of the first two, and so on."""
-    digest = xxhash.xxh3_128()
-    for item in items:
-        digest.update(item)
-        digest.update(b"\0")  # is in no JSON, so that other items have another digest
-        yield digest.digest()
+@lru_cache(maxsize=16)
+def _fields(written: tuple[tuple[str, bytes], ...]) -> dict[str, Any]:
+    """Return fields of a request without secrets. Rollouts of one program have the same, with long lists of tools."""
+    fields = {name: msgspec.json.decode(value) for name, value in written}
+    if is_deep(fields):
+        raise InputError("expected fields of a request without hundreds of levels")
+    return redact_json(fields)  # type: ignore[no-any-return]  # a mapping stays one
 
 
-def _follows(items: Sequence[bytes | msgspec.Raw], reply: Sequence[object]) -> bool:
+def _follows(items: Sequence[bytes], reply: Sequence[object]) -> bool:
     """Return whether items begin with a reply, from which a program may have left out thoughts."""
     found: list[object] = []
     for item in items:

@@ -49,15 +49,15 @@ class Request:
     """The request of a call.
 
     Attributes:
-        interface: A key of `PROMPTS`.
         prompt: The JSON of its messages (or of its input) exactly as it was sent.
+        raw: The same in UTF-8, without lone surrogates.
         items: The JSON of each message.
         settings: All other fields of the request, as JSON by name: model, tools, temperature.
     """
 
-    interface: str
     prompt: str
-    items: Sequence[bytes | msgspec.Raw]
+    raw: bytes
+    items: Sequence[bytes]
     settings: Mapping[str, bytes]
 
     @property
@@ -76,7 +76,7 @@ class Answer:
         id: The server's id of the answer; empty without one.
         reply: The reply, as the step table stores it.
         action: The tool calls, or else the text without thoughts.
-        items: What a conversation sends back: the message, or the items of the output.
+        items: What a conversation sends back: the message, or the items of the output of a response.
         others: Further choices of the same call (``n`` above 1).
     """
 
@@ -87,8 +87,13 @@ class Answer:
     others: Sequence[Mapping[str, Any]] = ()
 
 
-def read_request(interface: str, body: bytes) -> Request:
+def read_request(interface: str, body: bytes, before: Request | None = None) -> Request:
     """Read the body of a request.
+
+    Args:
+        interface: A key of `PROMPTS`.
+        body: The body.
+        before: The request before it, whose messages are not read again if this one begins with them.
 
     Raises:
         UnreadableError: It is not JSON with a prompt.
@@ -103,7 +108,7 @@ def read_request(interface: str, body: bytes) -> Request:
             whole = _SURROGATE.sub(rb"\\ufffd", body)
             fields = _FIELDS.decode(whole)
         raw = bytes(fields.pop(name))
-        items = [raw] if raw.startswith(b'"') else _ITEMS.decode(raw)
+        items = _items(raw, before)
     except (msgspec.DecodeError, KeyError) as error:
         raise UnreadableError(f"the request is not JSON with {name}: {error}") from None
     prompt = raw
@@ -111,7 +116,20 @@ def read_request(interface: str, body: bytes) -> Request:
         start = whole.find(raw)
         prompt = body[start : start + len(raw)]
     settings = {name: bytes(value) for name, value in fields.items()}
-    return Request(interface, prompt.decode("utf-8", "replace"), items, settings)
+    return Request(prompt.decode("utf-8", "replace"), raw, items, settings)
+
+
+def _items(raw: bytes, before: Request | None) -> list[bytes]:
+    """Return the messages of a prompt, each as its JSON; a text is one."""
+    if raw.startswith(b'"'):
+        return [raw]
+    # After the last message of the request before, a comma and more messages follow in nearly every request.
+    if before is not None:
+        begun = before.raw[:-1].rstrip()
+        more = raw[len(begun) :].lstrip() if raw.startswith(begun) else b""
+        if more.startswith(b","):
+            return [*before.items, *map(bytes, _ITEMS.decode(b"[" + more[1:]))]
+    return list(map(bytes, _ITEMS.decode(raw)))
 
 
 def last_input(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -163,7 +181,7 @@ def state_of(request: Request, state_key: Callable[[Sequence[Any]], object]) -> 
     return state
 
 
-def _message(item: bytes | msgspec.Raw) -> dict[str, Any]:
+def _message(item: bytes) -> dict[str, Any]:
     """Return a message; a text of the interface of responses is one of the user."""
     value = msgspec.json.decode(item)
     return value if isinstance(value, dict) else {"role": "user", "content": value}
@@ -176,16 +194,10 @@ def read_answer(interface: str, body: bytes) -> Answer:
         RequestError: It reports an error, or contains no reply: the server failed.
         UnreadableError: The reply has values that a step cannot have.
     """
-    completion = (
-        read_completion(body)
-        if interface == "chat/completions"
-        else _as_completion(body)
-    )
+    read = read_completion if interface == "chat/completions" else _as_completion
+    completion = read(body)
     (choice,) = completion["choices"]
     message = choice["message"]
-    others = (
-        [] if interface == "responses" else _choices_besides(choice.get("index"), body)
-    )
     reply = completion_reply(completion, with_logprobs=True)
     logprobs = reply.response_logprobs
     tokens = reply.response_token_ids
@@ -202,18 +214,13 @@ def read_answer(interface: str, body: bytes) -> Answer:
         thought=False,
         cut_off=answer.finish_reason == "length",
     )
-    items = (
-        message.get("output")
-        if interface == "responses"
-        else [{"role": "assistant", **message}]
-    )
     identifier = completion.get("id")
     return Answer(
-        identifier if isinstance(identifier, str) else "",
-        answer,
-        action,
-        items or [],
-        others,
+        id=identifier if isinstance(identifier, str) else "",
+        reply=answer,
+        action=action,
+        items=message.get("output", [{"role": "assistant", **message}]),
+        others=_choices_besides(choice.get("index"), body),
     )
 
 
@@ -221,11 +228,11 @@ def _choices_besides(number: object, body: bytes) -> list[Any]:
     """Return the choices of a chat completion but the one with a number."""
     try:
         choices = _CHOICES.decode(body).choices
-    except msgspec.DecodeError:  # NaN, which is read more leniently
+    except msgspec.DecodeError:  # a response, or NaN, which is read more leniently
         return []
-    decoded = (
-        [msgspec.json.decode(choice) for choice in choices] if len(choices) > 1 else []
-    )
+    if len(choices) == 1:
+        return []
+    decoded = map(msgspec.json.decode, choices)
     return [
         choice
         for choice in decoded
@@ -264,9 +271,9 @@ def _as_completion(body: bytes) -> dict[str, Any]:
             for item in thoughts
             for part in item.get("summary") or item.get("content") or ()
         ],
-        "output": output,
     }
     message = {name: value for name, value in fields.items() if value}
+    message["output"] = output
     details = answer.get("incomplete_details") or {}
     reason = "stop" if answer.get("status") != "incomplete" else details.get("reason")
     if reason in (None, "max_output_tokens"):

@@ -14,7 +14,6 @@ import asyncio
 import io
 import re
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -30,7 +29,7 @@ from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import register
 from hgpo_record.recording.calls import PROMPTS, with_token_ids
 from hgpo_record.recording.rollouts import Call, RefusedError, Reward
-from hgpo_record.recording.streams import EVENTS, LONGEST_END, may_end, whole_answer
+from hgpo_record.recording.streams import EVENTS, may_end, whole_answer
 from hgpo_train.local_server import is_known_host, known_hosts
 from hgpo_train.policies.http_client import LARGEST_ANSWER, environment_proxy
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
 
-    from hgpo_record.recording.rollouts import Recording, Rollout
+    from hgpo_record.recording.rollouts import Recording
 
 _PATH: Final = re.compile(
     r"/v1(?:/t/(?P<task>[^/]*))?(?:/r/(?P<rollout>[^/]*))?(?:/(?P<rest>.*))?"
@@ -68,24 +67,6 @@ _AUTOMATIC: Final = ("User-Agent", "Accept", "Content-Type")
 _LARGE: Final = 1 << 20
 _CONNECT_S: Final = 30.0
 _REWARD: Final = msgspec.json.Decoder(Reward)
-
-
-@dataclass
-class _Call:
-    """A request that goes on.
-
-    Attributes:
-        rollout: Its rollout; None if it is not recorded.
-        interface: A key of `PROMPTS`.
-        body: The request.
-        settled: Whether it is recorded, or counted as failed, or neither is wanted.
-    """
-
-    rollout: Rollout | None
-    interface: str
-    body: bytes
-    began: float = field(default_factory=monotonic)
-    settled: bool = False
 
 
 class Gateway:
@@ -118,12 +99,11 @@ class Gateway:
             timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            skip_auto_headers=_AUTOMATIC,
             proxy=environment_proxy(self._upstream),
         ) as self._session:
             # A call that the program does not wait for is not paid for either.
             runner = web.ServerRunner(
-                web.Server(self._answer, handler_cancellation=True),
+                web.Server(self._answer, handler_cancellation=True, access_log=None),
                 shutdown_timeout=0.5,
             )
             await runner.setup()
@@ -172,22 +152,24 @@ class Gateway:
         if rest not in PROMPTS or not is_post:
             return await self._pass_on(request, path, body)
         self._register_key(headers.get("Authorization", "").partition(" ")[2])
-        call = _Call(self._recording.rollout(task, name), rest, body)
+        call = Call(self._recording.rollout(task, name), rest, body)
         is_changed = self._token_ids and rest == "chat/completions"
         return await self._forward(
             request, path, with_token_ids(body) if is_changed else body, call
         )
 
     async def _body(self, request: web.BaseRequest) -> bytes:
-        body = bytearray()
-        async for part in request.content.iter_any():
-            body += part
-            if len(body) > self._most_body:
-                raise RefusedError(
-                    413,
-                    f"expected at most {self._most_body:,} bytes; raise --max-body-mb",
-                )
-        return bytes(body)
+        # Nearly every request has arrived whole, and is one part.
+        parts = [await request.content.readany()]
+        size = len(parts[0])
+        while size <= self._most_body and not request.content.at_eof():
+            parts.append(await request.content.readany())
+            size += len(parts[-1])
+        if size > self._most_body:
+            raise RefusedError(
+                413, f"expected at most {self._most_body:,} bytes; raise --max-body-mb"
+            )
+        return b"".join(parts)
 
     def _register_key(self, key: str) -> None:
         """Keep a key out of messages: servers repeat it in errors and replies."""
@@ -222,7 +204,7 @@ class Gateway:
         """Forward a request that is no recorded call."""
         self._recording.passed[f"{request.method} {request.rel_url.raw_path}"] += 1
         return await self._forward(
-            request, path, body, _Call(None, "", body, settled=True)
+            request, path, body, Call(None, "", body, settled=True)
         )
 
     async def _forward(
@@ -230,13 +212,14 @@ class Gateway:
         request: web.BaseRequest,
         path: str,
         body: bytes,
-        call: _Call,
+        call: Call,
     ) -> web.StreamResponse:
         queries = [self._upstream.raw_query_string, request.rel_url.raw_query_string]
         query = "&".join(filter(None, queries))
         address = f"{self._upstream.origin()}{path}{'?' if query else ''}{query}"
         headers = _forwarded(request.headers, _OWN)
         headers["Accept-Encoding"] = "identity"  # the answer is read here, too
+        missing = [name for name in _AUTOMATIC if name not in headers]
         data: Any = io.BytesIO(body) if len(body) > _LARGE else body or None
         try:
             async with self._session.request(
@@ -244,6 +227,7 @@ class Gateway:
                 URL(address, encoded=True),
                 data=data,
                 headers=headers,
+                skip_auto_headers=missing or None,
                 allow_redirects=False,
             ) as upstream:
                 if not 200 <= upstream.status < 300:
@@ -270,7 +254,7 @@ class Gateway:
             raise
 
     async def _whole(
-        self, upstream: aiohttp.ClientResponse, call: _Call
+        self, upstream: aiohttp.ClientResponse, call: Call
     ) -> web.StreamResponse:
         answer = await upstream.read()
         self._record(call, answer, streamed=False)
@@ -285,7 +269,7 @@ class Gateway:
         self,
         request: web.BaseRequest,
         upstream: aiohttp.ClientResponse,
-        call: _Call,
+        call: Call,
     ) -> web.StreamResponse:
         """Forward an answer as it comes. A call is recorded before its last part is sent."""
         headers = _forwarded(upstream.headers, _HOP)
@@ -299,8 +283,7 @@ class Gateway:
             async for chunk in upstream.content.iter_any():
                 if not call.settled:
                     stream += chunk
-                    # The mark of the end may be in two chunks.
-                    if is_events and may_end(stream[-len(chunk) - LONGEST_END :]):
+                    if is_events and may_end(call.interface, stream, len(chunk)):
                         self._record(call, stream, streamed=True)
                     if len(stream) > LARGEST_ANSWER:
                         self._lost(
@@ -323,19 +306,15 @@ class Gateway:
                 raise
         return response
 
-    def _record(
-        self, call: _Call, answer: bytes | bytearray, *, streamed: bool
-    ) -> None:
+    def _record(self, call: Call, answer: bytes | bytearray, *, streamed: bool) -> None:
         """Record an answer if it is complete. Whatever it is, the program gets it."""
         if call.settled or call.rollout is None:
             return
-        seconds = monotonic() - call.began
+        call.seconds = monotonic() - call.began
+        whole: bytes | None = bytes(answer)
         try:
-            whole = (
-                whole_answer(call.interface, bytes(answer))
-                if streamed
-                else bytes(answer)
-            )
+            if streamed:
+                whole = whole_answer(call.interface, bytes(answer))
         except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
             self._lost(
                 call, f"a stream could not be read: {type(error).__name__}: {error}"
@@ -343,17 +322,16 @@ class Gateway:
             return
         if whole is not None:
             call.settled = True
-            self._recording.add(
-                call.rollout, Call(call.interface, call.body, whole, seconds)
-            )
+            call.answer = whole
+            self._recording.add(call.rollout, call)
 
-    def _failed(self, call: _Call, reason: str) -> None:
+    def _failed(self, call: Call, reason: str) -> None:
         """Count a call that has no answer, which is no step."""
         if not call.settled:
             call.settled = True
             self._recording.failed[reason] += 1
 
-    def _lost(self, call: _Call, reason: str) -> None:
+    def _lost(self, call: Call, reason: str) -> None:
         """Note that a rollout lacks a call that the server answered."""
         if not call.settled and call.rollout is not None:
             call.settled = True
@@ -367,12 +345,8 @@ def _named(part: str | None, header: str | None) -> str | None:
 
 def _forwarded(headers: Any, without: frozenset[str]) -> CIMultiDict[str]:  # noqa: ANN401 - a mapping of aiohttp
     """Return headers without those of the connection, and those that it names."""
-    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    dropped = without | named
-    return CIMultiDict(
-        [
-            (name, value)
-            for name, value in headers.items()
-            if name.lower() not in dropped
-        ]
-    )
+    kept = CIMultiDict(headers)
+    named = headers.get("Connection", "").split(",")
+    for name in (*without, *named):
+        kept.popall(name.strip(), None)
+    return kept

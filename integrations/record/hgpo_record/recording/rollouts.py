@@ -18,7 +18,7 @@ import msgspec
 
 from hgpo_envs.errors import one_line
 from hgpo_envs.files import atomic
-from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.files.secrets import has_secret, redact_json
 from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.unicode_text import clean_text
 from hgpo_record.recording.branches import Branch, Branches
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hgpo_datasets import StepWriter
+    from hgpo_record.recording.calls import Request
 
 BRANCHES: Final = "branches.jsonl"
 LONGEST_NAME: Final = 1000
@@ -57,21 +58,27 @@ class RefusedError(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Call:
-    """A call that was answered, and is not read yet.
+    """A request of the program, and its answer.
 
     Attributes:
+        rollout: Its rollout; None if it is not recorded.
         interface: A key of `PROMPTS`.
         body: The request.
-        answer: The body of the answer, as it is without streaming.
+        began: When it arrived.
         seconds: The time until the answer.
+        answer: The body of the answer, as it is without streaming.
+        settled: Whether it is recorded, or counted as failed, or neither is wanted.
     """
 
+    rollout: Rollout | None
     interface: str
     body: bytes
-    answer: bytes
-    seconds: float
+    began: float = field(default_factory=monotonic)
+    seconds: float = 0.0
+    answer: bytes = b""
+    settled: bool = False
 
 
 @dataclass(eq=False)
@@ -83,6 +90,7 @@ class Rollout:
         name: Its name among the rollouts of the task.
         calls: Its last calls, which are not read yet.
         rows: One row per call.
+        last: The request of the last row.
         branches: The branches of its calls.
         others: Further choices of a call, by its step.
         problem: Why it lacks a step; empty if it does not.
@@ -94,6 +102,7 @@ class Rollout:
     name: str
     calls: list[Call] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    last: Request | None = None
     branches: Branches = field(default_factory=Branches)
     others: dict[int, Sequence[Any]] = field(default_factory=dict)
     problem: str = ""
@@ -112,11 +121,16 @@ class Rollout:
             "branches": [vars(branch) for branch in self.branches.found],
         }
         if self.others:
-            values["other_choices"] = [
+            choices = [
                 {"step": step, "choices": others}
                 for step, others in self.others.items()
             ]
-        return json.dumps(redact_json(values)).encode() + b"\n"
+            values["other_choices"] = redact_json(choices)
+        written = _JSON(values)
+        # A key may have come after the fields of a request that repeat it.
+        if has_secret(written):
+            written = _JSON(redact_json(values))
+        return written.encode("utf-8", "replace") + b"\n"
 
 
 class Reward(msgspec.Struct, forbid_unknown_fields=True):
@@ -271,7 +285,7 @@ class Recording:
                 )
 
     def _add_step(self, rollout: Rollout, call: Call) -> None:
-        request = read_request(call.interface, call.body)
+        request = read_request(call.interface, call.body, rollout.last)
         answer = read_answer(call.interface, call.answer)
         reply = answer.reply
         step = len(rollout.rows)
@@ -295,6 +309,7 @@ class Recording:
         )
         rollout.branches.add(request, answer)
         rollout.rows.append(row)
+        rollout.last = request
         if answer.others:
             rollout.others[step] = answer.others
 

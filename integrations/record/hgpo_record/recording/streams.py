@@ -11,28 +11,39 @@ if TYPE_CHECKING:
 
 EVENTS: Final = "text/event-stream"
 """The media type of server-sent events."""
-LONGEST_END: Final = 32
-"""The length of the longest mark of the end, in bytes, or more."""
 _DONE: Final = b"[DONE]"
-_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
+_LAST: Final = ("response.completed", "response.incomplete", "response.failed")
 """The last events of the interface of responses, which contain the whole answer."""
-_FIXED: Final = ("id", "index", "role", "type", "name", "format")
+_MARKS: Final = {
+    "chat/completions": (_DONE,),
+    "responses": tuple(name.encode() for name in _LAST),
+}
+"""What is in the end of a stream."""
+_LONGEST_MARK: Final = 32
+_FIXED: Final = frozenset(["id", "index", "role", "type", "name", "format"])
 """Texts that are whole in one part, which other parts repeat or leave empty."""
 
 
-def may_end(chunk: bytes | bytearray) -> bool:
-    """Return whether bytes of a stream may contain its last event: then the call is recorded before they are sent."""
-    return _DONE in chunk or any(name.encode() in chunk for name in _ENDS)
+def may_end(interface: str, stream: bytearray, added: int) -> bool:
+    """Return whether the last bytes of a stream may contain its last event: the call is recorded before they go on.
+
+    Args:
+        interface: A key of `PROMPTS`.
+        stream: The stream until now.
+        added: The number of bytes that were added; a mark may have begun before them.
+    """
+    start = max(len(stream) - added - _LONGEST_MARK, 0)
+    return any(stream.find(mark, start) >= 0 for mark in _MARKS[interface])
 
 
 def whole_answer(interface: str, stream: bytes) -> bytes | None:
     """Return the answer that was streamed, as the body without streaming; None if the stream is not complete."""
     events = list(_events(stream))
     if interface == "chat/completions":
-        return _completion(events, ended=_DONE in stream[-LONGEST_END:])
+        return _completion(events, ended=_DONE in stream[-_LONGEST_MARK:])
     # The last event has the whole answer. An error that a server reports is one, too.
     for event in reversed(events):
-        if event.get("type") in _ENDS:
+        if event.get("type") in _LAST:
             response = event.get("response") or {}
             # Some gateways leave the whole answer empty, although they have sent its items.
             output = response.get("output") or [
@@ -49,13 +60,13 @@ def whole_answer(interface: str, stream: bytes) -> bytes | None:
 def _events(stream: bytes) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of the events; the data of one event may take several lines."""
     for block in stream.replace(b"\r\n", b"\n").split(b"\n\n"):
-        lines = [
-            line[5:].lstrip()
-            for line in block.split(b"\n")
-            if line.startswith(b"data:")
-        ]
+        data = block[5:]
+        # Nearly every event is one line.
+        if b"\n" in block or not block.startswith(b"data:"):
+            lines = [line for line in block.split(b"\n") if line.startswith(b"data:")]
+            data = b"\n".join([line[5:] for line in lines])
         try:
-            value = orjson.loads(b"\n".join(lines))
+            value = orjson.loads(data)
         except orjson.JSONDecodeError:
             # [DONE], a comment, or the start of an event that did not arrive
             continue
@@ -67,21 +78,16 @@ def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
     whole: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for event in events:
-        for part in event.get("choices") or ():
-            choice = choices.setdefault(
-                part.get("index", 0), {"delta": {"role": "assistant"}}
-            )
-            for name, value in part.items():
-                # Servers repeat why a choice ended; the last reason is the one of the whole answer.
-                if isinstance(value, str):
-                    choice[name] = value
-                else:
-                    _merge(choice, {name: value})
-        whole |= {
-            name: value
-            for name, value in event.items()
-            if name != "choices" and value is not None
-        }
+        for part in event.pop("choices", None) or ():
+            number = part.get("index", 0)
+            if number not in choices:
+                choices[number] = {"delta": {"role": "assistant"}}
+            _merge(choices[number], part)
+            # Servers repeat why a choice ended; the last reason is the one of the whole answer.
+            choices[number] |= {
+                name: value for name, value in part.items() if isinstance(value, str)
+            }
+        whole |= {name: value for name, value in event.items() if value is not None}
         # as vLLM reports what fails after the first token
         if event.get("object") == "error":
             whole["error"] = event
@@ -104,36 +110,41 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     """Add a part to an object: texts and lists are continued, numbered entries of lists are those of one number."""
     for name, value in part.items():
         before = whole.get(name)
-        if value is None or (name in _FIXED and before and isinstance(before, str)):
+        is_fixed = name in _FIXED and before and isinstance(before, str)
+        if value is None or is_fixed:
             whole.setdefault(name, None)
         elif isinstance(value, dict) and isinstance(before, dict):
             _merge(before, value)
+        elif isinstance(value, list):
+            # A list grows in place: a long answer has a log-probability for each of its tokens.
+            whole[name] = before or []
+            _extend(whole[name], value, name)
         elif isinstance(value, str) and isinstance(before, str):
             whole[name] = before + value
-        elif isinstance(value, list):
-            whole[name] = _merged_list(name, before or [], value)
         else:
             whole[name] = value
 
 
-def _merged_list(name: str, before: list[Any], parts: list[Any]) -> list[Any]:
-    merged = list(before)
+def _extend(entries: list[Any], parts: list[Any], name: str) -> None:
     for part in parts:
-        entry = _call(merged, part) if name == "tool_calls" else _numbered(merged, part)
+        entry = None
+        if isinstance(part, dict):
+            find = _call if name == "tool_calls" else _numbered
+            entry = find(entries, part)
         if entry is None:
-            merged.append(part)
+            entries.append(part)
         else:
             _merge(entry, part)
-    return merged
 
 
-def _numbered(entries: list[Any], part: Any) -> dict[str, Any] | None:  # noqa: ANN401 - any JSON
-    number = part.get("index") if isinstance(part, dict) else None
-    same = [
-        entry
-        for entry in entries
-        if number is not None and entry.get("index") == number
-    ]
+def _numbered(
+    entries: list[dict[str, Any]], part: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the entry with the number of a part; None if it has none, or is the first one."""
+    number = part.get("index")
+    if number is None:
+        return None
+    same = [entry for entry in entries if entry.get("index") == number]
     return same[0] if same else None
 
 
