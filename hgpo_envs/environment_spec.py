@@ -293,6 +293,12 @@ def environment_ids() -> list[str]:
     return list(dict.fromkeys([*_OWN, *_APART, *_installed_ids(), *_added]))
 
 
+def unknown_environment(env_id: str) -> str:
+    """Return the error line for an unknown id."""
+    message = unknown("environment", env_id, environment_ids())
+    return f"{message}; your own is module:object"
+
+
 def environment_spec(env_id: str) -> EnvironmentSpec:
     """Return the benchmark with this Gymnasium id.
 
@@ -311,7 +317,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
                 f"hgpo-{folder}",
                 install_command(folder=f"integrations/{folder}"),
             )
-        raise InputError(unknown("environment", env_id, environment_ids()))
+        raise InputError(unknown_environment(env_id))
     point = installed(ENTRY_POINTS)[env_id]
     spec = load(point)
     origin = f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"

@@ -118,6 +118,9 @@ def import_object(text: str, expected: str) -> object:
         return getattr(import_module(module), name)
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {one_line(error, 200)}"
+        if module.endswith(".py"):
+            path = module.removesuffix(".py").replace("/", ".")
+            reason = f"modules are named without .py, as in {path}:{name}"
         raise InputError(
             f"expected {expected} as module:object, received {text!r}: {reason}"
         ) from error

@@ -113,9 +113,9 @@ def chooser(
 
         def draw(state: State) -> str:
             if state.actions:
-                return str(
-                    _OPEN.sub(rng.choice(words), rng.choice(list(state.actions)))
-                )
+                # WebShop reads queries in lower case
+                word = rng.choice(words).lower()
+                return str(_OPEN.sub(word, rng.choice(list(state.actions))))
             if spec.tools and rng.random() < _CALLING:
                 return random_call(
                     spec.tools, rng, [*words, *_WORD.findall(state.text)]

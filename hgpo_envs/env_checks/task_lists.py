@@ -110,9 +110,15 @@ def distinct(play: Play) -> str:
     # 3. Tasks that have reacted alike may differ in what was not tried: they are played further.
     owners = {reactions[task_id]: task_id for task_id in splits[here]}
     count = len(splits[here])
-    if len(owners) == 1 < count and (tried := _alike(play, splits[here])):
+    of_reaction = Counter(reactions[task_id] for task_id in splits[here])
+    (most, size), *_ = of_reaction.most_common(1)
+    twins = [task_id for task_id in splits[here] if reactions[task_id] == most]
+    if size > 1 and (tried := _alike(play, twins)):
+        which = (
+            "all" if size == count else f"{size} (such as {twins[0]}, {twins[1]}) of"
+        )
         raise Doubt(
-            f"all {count} tasks that were compared are one: they start alike, and react alike to {tried} commands; "
+            f"{which} {count} tasks that were compared are one: they start alike, and react alike to {tried} commands; "
             "list each once, because intervals count tasks as independent"
         )
     del splits[here]

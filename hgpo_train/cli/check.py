@@ -157,5 +157,8 @@ def _report(
             print(describe(finding))
     if as_json:
         print_json([asdict(finding) for finding in findings])
-    if any(finding.verdict == "fail" for finding in findings):
+    failed = [finding for finding in findings if finding.verdict == "fail"]
+    if len(failed) > 1 and not as_json:
+        print(f"Repair {failed[0].check!r} first: other failures can follow from it.")
+    if failed:
         sys.exit(1)

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import gymnasium
 
 from hgpo_envs.env import TextEnv
-from hgpo_envs.environment_spec import environment_ids, environment_spec
+from hgpo_envs.environment_spec import (
+    environment_ids,
+    environment_spec,
+    unknown_environment,
+)
 from hgpo_envs.episode import Settings, check_template, settings_for
 from hgpo_envs.episode_options import EpisodeOptions
-from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.plugins import name_of
 from hgpo_envs.registration import open_source, resolve_id
@@ -116,9 +120,7 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
         )
         # the names that Gymnasium proposes are mostly no text environments
         if is_unknown and ":" not in env_id:
-            raise InputError(
-                unknown("environment", env_id, environment_ids())
-            ) from error
+            raise InputError(unknown_environment(env_id)) from error
         raise InputError(
             f"unknown environment {env_id!r} ({error}). Known: {', '.join(environment_ids())}"
         ) from error
@@ -164,7 +166,7 @@ def evaluation_split(env_id: str) -> str:
         else None
     )
     if env_id not in gymnasium.registry and ":" not in env_id:
-        raise InputError(unknown("environment", env_id, environment_ids()))
+        raise InputError(unknown_environment(env_id))
     if split is None:
         raise InputError(
             f"{env_id} has no default split for evaluation; give one with --split"

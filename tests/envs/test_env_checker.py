@@ -388,6 +388,27 @@ class Twins(Safe):
         return state
 
 
+def test_some_tasks_of_a_split_are_one():
+    """Of 0 to 9, which their starts show, 3 is listed twice."""
+
+    class Open(Twins):
+        def start(self, task_id):
+            state = super().start(task_id)
+            return replace(state, text=f"Safe {self.number}.")
+
+    class Doubled(TwoSplits):
+        def ids(self, split):
+            twin = ["twin 3"] if split in ("train", "all") else []
+            return [*super().ids(split), *twin]
+
+    changes = {"players": {"expert": Opener}, "tools": [walk], **UNLISTED}
+    found = checked(Open, Doubled, **changes)["distinct tasks"]
+    assert found.verdict == "warning"
+    assert "2 (such as 3, twin 3) of 11 tasks that were compared are one" in (
+        found.message
+    )
+
+
 def test_tasks_are_called_one_only_after_enough_commands():
     """One rollout tells few tasks apart: the others are played with their own solutions before they are called one."""
     changes = {"players": {"expert": Opener}, "tools": [walk], **UNLISTED}
@@ -561,6 +582,6 @@ def test_functions_and_tasks_that_fail_are_named():
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
 def test_the_own_environments_pass(env):
-    printed = invoke("check", "env", env, "--episodes", 8, "--split", "train")
+    printed = invoke("check", "env", env)
     assert "FAIL" not in printed
     assert "!" not in printed
