@@ -95,7 +95,7 @@ COMMANDS = {
     "data export delta run --out file": "file: expected a folder, received a file",
     "data build alfworld /no/folder --out x": "no ALFWorld data at /no/folder",
     "data build webshop --out x": "--items is missing: items_shuffle.json or",
-    "data import file --format verl-agent --out x": "file, line 1: JSON is malformed",
+    "data import file --format verl-agent --out x": "file, line 1: expected JSON (",
 }
 
 

@@ -126,26 +126,18 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 
 def _extend(entries: list[Any], parts: list[Any], name: str) -> None:
+    """Add parts to a list: each continues the entry to which it belongs, or is a new one."""
     for part in parts:
         entry = None
-        if isinstance(part, dict):
-            find = _call if name == "tool_calls" else _numbered
-            entry = find(entries, part)
+        if name == "tool_calls":
+            entry = _call(entries, part)
+        elif isinstance(part, dict) and part.get("index") is not None:
+            same = (one for one in entries if one.get("index") == part["index"])
+            entry = next(same, None)
         if entry is None:
             entries.append(part)
         else:
             _merge(entry, part)
-
-
-def _numbered(
-    entries: list[dict[str, Any]], part: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return the entry with the number of a part; None if it has none, or is the first one."""
-    number = part.get("index")
-    if number is None:
-        return None
-    same = [entry for entry in entries if entry.get("index") == number]
-    return same[0] if same else None
 
 
 def _call(
