@@ -45,9 +45,9 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: The ratio of the sums over all rollouts.
-        low: Lower bound of its 95% interval: of success, and of a score that is 0 or 1 in every rollout, Wilson's with
-            tasks as trials (`hgpo_train.proportions.wilson_interval`), otherwise by the jackknife over tasks
-            (`hgpo_train.resampling`); None where too few tasks decide.
+        low: Lower bound of its 95% interval: of success, and of a score or a return that is 0 or 1 in every rollout,
+            Wilson's with tasks as trials (`hgpo_train.proportions.wilson_interval`), otherwise by the jackknife over
+            tasks (`hgpo_train.resampling`); None where too few tasks decide.
         high: Upper bound of this interval.
     """
 
@@ -62,10 +62,11 @@ class Estimate(NamedTuple):
 
 
 def counts_successes(name: str) -> pl.Expr:
-    """Return whether a measure of rollouts is a share of successes: `success`, or a score that is always 0 or 1."""
-    if name != "score":
+    """Return whether a measure is a share of successes: `success`, or a score or return that is always 0 or 1."""
+    if name not in ("score", "mean_return"):
         return pl.lit(name == "success")
-    return (pl.col("score").is_in([0.0, 1.0]) | pl.col("score").is_null()).all()
+    value, known = MEASURES[name]
+    return (value.is_in([0.0, 1.0]) | ~known).all()
 
 
 def measure_by_task(

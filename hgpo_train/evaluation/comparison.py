@@ -29,7 +29,7 @@ class Comparison:
         measure: The measure that is compared.
         tasks: Number of tasks in both evaluations.
         difference: Mean over tasks of (first - second), where each is the measure of all rollouts of the task.
-        low: Lower bound of the difference's 95% confidence interval, of success and of scores of 0 and 1 by
+        low: Lower bound of the difference's 95% confidence interval, of success and of scores and returns of 0 and 1 by
             `hgpo_train.proportions`, otherwise by `hgpo_train.resampling`; None if there is none.
         high: Upper bound of this interval.
         better: Number of tasks on which the first evaluation is better.

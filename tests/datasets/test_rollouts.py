@@ -1,6 +1,7 @@
 """Rollouts of other programs become step tables: each of samples/ was written by the program itself."""
 
 import json
+import math
 import struct
 import zipfile
 from pathlib import Path
@@ -162,6 +163,26 @@ def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path) -> None:
     assert dict(steps.select("task_id", "reward").rows()) == given
     assert steps.filter("aborted")["task_id"].to_list() == ["maybe"]
     assert report.missing[0].startswith("rewards of 1 rollout, aborted")
+
+
+def test_a_score_of_inspect_without_its_first_value_is_unknown(tmp_path) -> None:
+    """Not the next one's, which is another measure. A NaN becomes null in a log that was read and written again."""
+    values = {"both": [0.25, 1.0], "null": [None, 1.0], "nan": [math.nan, 1.0]}
+    samples = [
+        {
+            "id": name,
+            "epoch": 1,
+            "messages": _TALK,
+            "scores": {"s": {"value": {"first": first, "second": second}}},
+        }
+        for name, (first, second) in values.items()
+    ]
+    lines(tmp_path / "a.json", {"eval": {}, "samples": samples})
+    import_rollouts(tmp_path / "a.json", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect()
+    assert steps.filter(~pl.col("aborted")).select("task_id", "reward").rows() == [
+        ("both", 0.25)
+    ]
 
 
 def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path) -> None:

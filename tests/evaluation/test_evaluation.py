@@ -17,6 +17,7 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.evaluation import compare, evaluate
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
+from hgpo_train.measures import measure
 from hgpo_train.proportions import Z, by_length, paired_interval, wilson_interval
 from hgpo_train.rollout.env_handle import open_env
 
@@ -116,6 +117,9 @@ def test_a_score_that_is_success_has_its_intervals():
     lost = table([(1, f"t{task}", float(task > 1)) for task in range(36)])
     (all_tasks, _) = evaluation_reports(lost)
     assert all_tasks.measures["score"] == all_tasks.measures["success"]
+    returns = measure(lost.with_columns(episode_return="success"), ["mean_return"])
+    low, high = wilson_interval(34 / 36, 36)
+    assert returns[None]["mean_return"] == (34 / 36, low, high)
     won = lost.with_columns(success=1.0, score=1.0)
     by_success, by_score = (compare(lost, won, name) for name in ("success", "score"))
     assert by_score == replace(by_success, measure="score")

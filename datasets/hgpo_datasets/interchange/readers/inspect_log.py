@@ -221,9 +221,10 @@ def _values(scores: Object) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for scorer, score in scores.items():
         value = fields(score).get("value")
-        found |= {
-            f"{scorer}/{name}": one for name, one in numbers(fields(value)).items()
-        }
+        # A part without a value (NaN, which logs can hold as null) keeps its place: the next one is another measure.
+        for name, one in fields(value).items():
+            if one is None or isinstance(one, int | float):
+                found[f"{scorer}/{name}"] = number(one)
         if not isinstance(value, dict):
             found[scorer] = _value(value)
     return found
