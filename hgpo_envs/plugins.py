@@ -119,8 +119,8 @@ def import_object(text: str, expected: str) -> object:
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {one_line(error, 200)}"
         if module.endswith(".py"):
-            path = module.removesuffix(".py").replace("/", ".")
-            reason = f"modules are named without .py, as in {path}:{name}"
+            own = f"{Path(module).stem}:{name}"
+            reason = f"modules are named without .py, such as {own} in the folder of its file"
         raise InputError(
             f"expected {expected} as module:object, received {text!r}: {reason}"
         ) from error

@@ -191,13 +191,15 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
             ), argument
         except InputError as error:
             # otherwise there is no such module: a misspelt name
-            if getattr(error.__cause__, "name", None) != name:
+            is_file = name.endswith(".py")
+            if is_file or getattr(error.__cause__, "name", None) != name:
                 raise
     if "/" in name:
         raise InputError(
             f"unknown policy {name!r}; a model is named with its engine: vllm:{name} or transformers:{name}"
         )
-    raise InputError(unknown("policy", name, policy_names()))
+    message = unknown("policy", name, policy_names())
+    raise InputError(f"{message}; your own is module:object")
 
 
 def _as_spec(policy: object, origin: str) -> PolicySpec:
