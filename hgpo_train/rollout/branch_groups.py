@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from hgpo_datasets import scan_steps
 from hgpo_datasets.branches import roots, with_prefixes
 from hgpo_datasets.partitions import partitions
 from hgpo_datasets.rows import frame as frame_of
@@ -111,7 +110,7 @@ def branch_rollouts(
     """
     assert spec.branch is not None
     is_here = pl.col("iteration") == spec.iteration
-    rollouts = roots(scan_steps(writer.folder).filter(is_here))
+    rollouts = roots(writer.scan().filter(is_here))
     raise_if_too_many(
         failures_of_steps(rollouts),
         execution.max_failed,
@@ -263,7 +262,7 @@ class Branches:
     @property
     def played(self) -> pl.DataFrame:
         """The branches of the run, one per row: `trajectory`, `aborted` and `error`."""
-        rollouts = rollout_table(scan_steps(self.writer.folder), branches=True)
+        rollouts = rollout_table(self.writer.scan(), branches=True)
         return (
             rollouts.filter("branch").select("trajectory", "aborted", "error").collect()
         )
