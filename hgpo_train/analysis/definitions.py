@@ -125,7 +125,8 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
         ),
         "variance": Definition(
             "variance of returns in a group",
-            "Variance of R within a group of two or more, on average over groups.",
+            "Variance of R, the discounted return of rewards × 10, within a group of two or more, on average over "
+            "groups.",
             "mean of Σ (R − R̄)² / n",
         ),
         "flat": Definition(

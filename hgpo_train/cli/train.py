@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +69,12 @@ def train(
                 .removeprefix("#")
                 .strip()
             )
-            console.print(f"[bold]{name}[/]  {about}", highlight=False, soft_wrap=True)
+            console.print(f"[bold]{name}[/]", highlight=False)
+            lines = textwrap.wrap(
+                about, console.width, initial_indent="    ", subsequent_indent="    "
+            )
+            console.print("\n".join(lines), highlight=False, markup=False)
+        print(common.next_commands(("train", "tiny-alfworld")))
         return
     folder = (
         out

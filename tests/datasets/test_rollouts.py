@@ -12,6 +12,7 @@ import pytest
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_datasets.interchange.openai import to_openai
 from hgpo_datasets.interchange.rollouts import FORMATS, format_of, import_rollouts
+from hgpo_datasets.reader import StepTableWarning
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 
@@ -420,6 +421,19 @@ def test_formats_differ(tmp_path) -> None:
     with pytest.raises(InputError, match="unknown reward 'acc1'; did you mean 'acc'"):
         import_rollouts(SAMPLES / "verl", tmp_path / "run", reward={"acc1": 1.0})
     assert set(FORMATS) >= {name for name, *_ in COUNTS.values()}
+
+
+def test_a_conversation_without_a_reply_is_skipped_and_counted(tmp_path) -> None:
+    asked = message("user", "Where is the lamp?")
+    answered = [asked, message("assistant", "on the desk")]
+    path = lines(
+        tmp_path / "mine.jsonl",
+        {"messages": [asked], "reward": 1},
+        {"messages": answered, "reward": 1},
+    )
+    with pytest.warns(StepTableWarning, match="1 conversation skipped"):
+        report = import_rollouts(path, tmp_path / "run")
+    assert report.steps == 1
 
 
 @pytest.mark.parametrize("style", ["memory", "chat"])

@@ -7,6 +7,7 @@ Fields that are columns of the step table are taken as such, for all steps of th
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets.interchange.readers.json_records import (
@@ -26,6 +27,8 @@ from hgpo_datasets.interchange.readers.rollout_rows import (
     limited,
     rollout_rows,
 )
+from hgpo_datasets.reader import StepTableWarning
+from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +40,12 @@ _NUMBERS: Final = ("iteration", "policy_version", "group")
 
 def read_openai(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the steps of each conversation: one for each message of the assistant."""
+    empty = 0
     for place, (where, record) in enumerate(json_lines(path)):
         messages = checked_messages(record.pop("messages", None), where)
         steps = list(limited(conversation_rows(messages)))
         if not steps:
+            empty += 1
             continue
         for row, given in zip(
             steps, objects(record.pop("steps", None), f"{where}, steps"), strict=False
@@ -75,4 +80,10 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
                 "task_id": task_id,
                 "trajectory": trajectory,
             },
+        )
+    if empty:
+        warnings.warn(
+            f"{path}: {counted(empty, 'conversation')} skipped (no message of the assistant)",
+            StepTableWarning,
+            stacklevel=2,
         )
