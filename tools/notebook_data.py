@@ -6,7 +6,7 @@
 The files in the repository were made of these runs:
 
     python -m benchmarks learning --world webshop --estimators hgpo --seeds 0     its run runs/learning/webshop/hgpo-0
-    hgpo rollout --policy hgpo_train.cli.quickstart_run:PLAYER --tasks 144 --action-format command --out RUN
+    hgpo rollout --policy forgetful --tasks 144 --action-format command --out RUN
 """
 
 from __future__ import annotations

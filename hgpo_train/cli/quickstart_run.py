@@ -1,11 +1,4 @@
-"""The work of `hgpo quickstart`: rollouts of bundled games, advantages for several K, and their comparison.
-
-Its policy wins about half of the games, and fails in different ways. It is the explorer, which acts on what it
-observes, with the weaknesses of small models: it makes mistakes, of which most can be undone; and at some step of many
-rollouts it loses track of the task, and makes nothing but mistakes. Both follow habits, which depend on the game and
-the state alone, so that rollouts of a game share states and histories, as those of a trained model do. Whether it has
-lost track is seen in the history and not in the state.
-"""
+"""The work of `hgpo quickstart`: rollouts of bundled games, advantages for several K, and their comparison."""
 
 from __future__ import annotations
 
@@ -14,40 +7,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.hashing import text_hash
 from hgpo_train.advantages import get
 from hgpo_train.advantages.advantage_tables import write_advantages
 from hgpo_train.analysis.statistics import statistics
-from hgpo_train.policies.base import BatchPolicy, Failure, Reply
-from hgpo_train.policies.registry import PolicySpec, make_policy
 from hgpo_train.rollout.collection import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from hgpo_train.policies.base import Request
-    from hgpo_train.policies.registry import PolicyContext
     from hgpo_train.rollout.tally import Tally
 
 DEPTHS: Final = (0, 1, 2, 4)
 """The values of K for which advantages are computed."""
 
-POLICY: Final = "hgpo_train.cli.quickstart_run:PLAYER"
+POLICY: Final = "forgetful"
 
 MAX_STEPS: Final = 30
 """The step limit of its episodes, so that they take seconds."""
-
-MISTAKE: Final = 0.2
-"""The probability of a mistake."""
-STALE: Final = 0.02
-"""The probability of an action that was admissible one step before, and may not be any more."""
-LOST: Final = 0.06
-"""The probability of losing track of the task, at each step."""
-HABITS: Final = 2
-"""The number of mistakes that it makes in a state."""
-IDLE: Final = ("look", "inventory", "examine", "help")
-"""Actions that change nothing."""
 
 
 class QuickstartResult(NamedTuple):
@@ -136,65 +112,3 @@ def _compare_depths(levels: pl.DataFrame, advantages: pl.DataFrame) -> pl.DataFr
         )
         rows.append({"K": k} | level.row(0, named=True) | changes.row(0, named=True))
     return pl.DataFrame(rows)
-
-
-class QuickstartPlayer(BatchPolicy):
-    """The explorer with mistakes; a rollout's later actions are habits once it has lost track."""
-
-    name = POLICY
-    reproducible = True
-
-    def __init__(self, context: PolicyContext) -> None:
-        super().__init__()
-        explorer = make_policy("explorer", context)
-        assert isinstance(explorer, BatchPolicy)
-        self._explorer = explorer
-        self._lost: set[int] = set()  # the slots of rollouts that have lost track
-        # by slot: what was admissible one step before
-        self._before: dict[int, list[str]] = {}
-
-    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
-        """See `Policy`."""
-        # The explorer sees every state, so that it can continue after a mistake.
-        answers = self._explorer.respond(requests)
-        return [
-            self._act(request, answer)
-            for request, answer in zip(requests, answers, strict=True)
-        ]
-
-    def _act(
-        self, request: Request, answer: str | Reply | Failure
-    ) -> str | Reply | Failure:
-        slot = request.slot
-        draw = request.rng
-        if request.is_first:
-            self._lost.discard(slot)
-            self._before[slot] = []
-        if draw.random() < LOST:
-            self._lost.add(slot)
-        stale = [
-            action
-            for action in self._before[slot]
-            if action not in request.admissible_actions
-        ]
-        self._before[slot] = request.admissible_actions
-        if stale and draw.random() < STALE:
-            return draw.choice(stale)
-        if slot not in self._lost and draw.random() >= MISTAKE:
-            return answer
-        # the mistakes in a state are always the same of a game
-        actions = [
-            action
-            for action in request.admissible_actions
-            if not action.startswith(IDLE)
-        ]
-        order = {
-            action: text_hash(f"{request.task.id} {request.state.text} {action}")
-            for action in actions
-        }
-        return draw.choice(sorted(actions, key=order.__getitem__)[:HABITS])
-
-
-PLAYER = PolicySpec(
-    lambda _, context: QuickstartPlayer(context), action_format="command"
-)

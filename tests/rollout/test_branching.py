@@ -41,6 +41,31 @@ def rows_of(run):
     )
 
 
+@pytest.mark.parametrize("action_format", ["command", "response"])
+@pytest.mark.parametrize("env", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+def test_the_quickstarts_policy_plays_every_benchmark_and_its_branches(
+    tmp_path, env, action_format
+):
+    run = collect(
+        env,
+        "forgetful",
+        tmp_path / "saved",
+        tasks=4,
+        group_size=4,
+        max_steps=15,
+        action_format=action_format,
+        **QUIET,
+    )
+    assert run.tally.aborted == 0
+    # It makes mistakes: rollouts of a task, which the explorer plays alike, differ.
+    actions = run.steps.group_by("task_id", "trajectory").agg("action").collect()
+    different = actions.group_by("task_id").agg(pl.col("action").n_unique())
+    assert (different["action"] > 1).all()
+    branched = branch_run(run, **QUIET)
+    assert branched.branches > 0
+    assert branched.tally.aborted == 0
+
+
 def test_a_branch_continues_its_parent_in_a_run_that_stands_alone(saved):
     run = branch_run(saved, width=3, budget=60, seed=5, **QUIET)
     rows = rows_of(run)
