@@ -48,9 +48,6 @@ def test_checks_of_environments_pass(game):
     )
     faults = {each.check: each.message for each in findings if each.verdict != "pass"}
     faults.pop("odd commands", None)  # two invalid actions lose the game
-    if game == "TowerOfHanoi-v0-medium":
-        # Random moves reach the game's limit of turns, which ends it at a board that is not an end elsewhere.
-        assert "leads to" in faults.pop("repeated states")
     assert faults == {}
 
 
@@ -96,8 +93,8 @@ def test_from_rollouts_to_a_page(tmp_path):
     expert = rolled_out(tmp_path / "expert", *four, "--policy", "expert")
     assert expert["episode_won"].all()
     assert_advantages_are_numbers(tmp_path / "random")
-    invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
-    assert "GuessTheNumber" in (tmp_path / "page.html").read_text("utf-8")
+    shown = invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
+    assert "page.html: 4 tasks" in shown
     # a tenth of 20 numbers
     assert success_of_the_expert(tmp_path / "eval", *env) == (2, 1.0)
 
