@@ -16,6 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import orjson
 import polars as pl
 
 from hgpo_datasets.reader import errors
@@ -271,14 +272,10 @@ def _answers(
     return answers
 
 
-def _packed(answers: Mapping[str, bytes], head: Mapping[str, Any] = {}) -> bytes:
+def _packed(head: Mapping[str, Any], answers: Mapping[str, bytes]) -> bytes:
     """Return documents as one, compressed by gzip, in base64: nothing in it can end a script element."""
-    pairs = [
-        encode_redacted(address) + b":" + document
-        for address, document in answers.items()
-    ]
-    start = encode_redacted({**head, "answers": {}}).removesuffix(b"}}")
-    document = start + b",".join(pairs) + b"}}"
+    encoded = {address: orjson.Fragment(json) for address, json in answers.items()}
+    document = encode_redacted({**head, "answers": encoded})
     return base64.b64encode(gzip.compress(document, _LEVEL, mtime=0))
 
 
@@ -297,7 +294,7 @@ def _page(head: dict[str, Any], answers: Mapping[str, bytes]) -> bytes:
         b"<title>HGPO viewer</title><style>",
         style,
         b'</style></head><body><div id="app"></div><script type="text/plain" id="data">',
-        _packed(answers, head),
+        _packed(head, answers),
         b"</script><script>",
         script,
         b"</script></body></html>\n",
