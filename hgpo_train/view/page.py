@@ -24,7 +24,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
-from hgpo_train.advantages import registry
+from hgpo_train.advantages.variants import read_variants
 from hgpo_train.measures import TASK
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
@@ -234,15 +234,8 @@ def _specs(source: Source, names: Sequence[str]) -> dict[str, Estimator | None]:
     """Return estimators with those parameters of a run's training that they have, and the advantages of training."""
     _, parameters = source.trained() or ("", {})
     specs: dict[str, Estimator | None] = {AS_TRAINED: None} if source.stored() else {}
-    for name in names:
-        estimator = registry.get(name)
-        own = {
-            key: value
-            for key, value in parameters.items()
-            if hasattr(estimator.parameters, key)
-        }
-        specs[name] = estimator.with_parameters(**own)
-    return specs
+    variants = read_variants(names, parameters)
+    return specs | {variant.name: variant.estimator for variant in variants}
 
 
 def _answers(
