@@ -312,7 +312,7 @@ Cell: TypeAlias = str | Definition
 
 
 class Table(NamedTuple):
-    """A table of statistics: its title, the heads of its columns, its rows, and how many of its first columns are texts."""
+    """A table of statistics: its title, the heads of its columns, its rows, and the number of columns that are texts."""
 
     title: str
     head: list[Cell]
