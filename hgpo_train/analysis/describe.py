@@ -312,7 +312,7 @@ Cell: TypeAlias = str | Definition
 
 
 class Table(NamedTuple):
-    """A table of statistics: its title, the heads of its columns, its rows, and the number of columns that are texts."""
+    """A table: its title, the heads of its columns, its rows, and the number of columns that are texts."""
 
     title: str
     head: list[Cell]
