@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import Progress, TaskID, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -20,8 +20,6 @@ from hgpo_train.rollout.progress_line import spaced
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import ConsoleOptions, RenderableType
-    from rich.progress import TaskID
 
 _GAP: Final = 2
 _LABEL: Final = 24

@@ -35,7 +35,7 @@ from hgpo_train.evaluation.panel_evaluation import SAMPLING
 from hgpo_train.panels.data import find_data
 from hgpo_train.panels.loading import load_panel
 from hgpo_train.panels.panel import Panel
-from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from hgpo_train.rollout.env_handle import EnvHandle
 
 MOST_BYTES: Final = 256 << 20
 """The largest certificate that is read, in bytes: about half a million episodes."""

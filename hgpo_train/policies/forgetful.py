@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.registry import (
+    PolicyContext,
     PolicySpec,
     check_admissible_actions,
     make_policy,
@@ -21,7 +22,6 @@ from hgpo_train.policies.scripted import OPEN_QUERY, ActionPolicy
 
 if TYPE_CHECKING:
     from hgpo_train.policies.base import Failure, Request
-    from hgpo_train.policies.registry import PolicyContext
 
 MISTAKE: Final = 0.2
 """The probability of a mistake."""

@@ -12,8 +12,9 @@ from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.tools import random_call
-from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.base import Answer, BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import (
+    PolicyContext,
     PolicySpec,
     check_admissible_actions,
     make_policy,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Player
-    from hgpo_train.policies.base import Answer
-    from hgpo_train.policies.registry import PolicyContext
 
 OPEN_QUERY: Final = "<your query>"
 """The part of an admissible action that stands for any text."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import polars as pl
 from rich.text import Text
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
 from textual.content import Content
@@ -24,7 +24,6 @@ from hgpo_train.view.terminal.texts import block, line, number, outcome, signed,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from textual.app import ComposeResult
     from textual.widgets.tree import TreeNode
 
     from hgpo_train.advantages.registry import Estimator
