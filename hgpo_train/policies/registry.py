@@ -104,7 +104,7 @@ _SPECS: Final = {
     "expert": "hgpo_train.policies.scripted:EXPERT",
     "explorer": "hgpo_train.policies.scripted:EXPLORER",
     "outdated": "hgpo_train.policies.scripted:OUTDATED",
-    "forgetful": "hgpo_train.policies.forgetful:FORGETFUL",
+    "forgetful": "hgpo_train.policies.scripted:FORGETFUL",
     "mixture": "hgpo_train.policies.scripted:MIXTURE",
     "openai": "hgpo_train.policies.server:OPENAI",
     "vllm": "hgpo_train.policies.vllm:VLLM",
