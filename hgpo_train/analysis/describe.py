@@ -281,7 +281,7 @@ def percent(value: float, digits: int = 0) -> str:
     >>> percent(-0.0001, 1), percent(-0.048, 1)
     ('0.0%', '-4.8%')
     """
-    return f"{round(value, digits + 2) + 0.0:.{digits}%}"
+    return f"{value:z.{digits}%}"
 
 
 def beginning(text: str, most: int = 60) -> str:

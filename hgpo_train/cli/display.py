@@ -54,6 +54,11 @@ def terminal(*, stderr: bool = False, **options: Any) -> Console:
     return _CleanConsole(file=stream, **options)
 
 
+def shown(value: float | None, form: str, unknown: str = "–") -> str:
+    """Return a number in a form of `format`, or what stands for one that is not known."""
+    return unknown if value is None else format(value, form)
+
+
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -92,12 +97,12 @@ def print_table(
             parts.append([])
         parts[-1].append(place)
     for part in parts:
-        shown = (
+        heading = (
             Text(f"\n{title}", style="table.title")
             if title and part is parts[0]
             else None
         )
-        table = Table(title=shown, title_justify="left", box=None, pad_edge=False)
+        table = Table(title=heading, title_justify="left", box=None, pad_edge=False)
         table.show_header = any(columns)
         table.padding = (0, _GAP, 0, 0)
         for name, width in zip(columns, labels, strict=False):
