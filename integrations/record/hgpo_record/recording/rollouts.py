@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import orjson
 
 from hgpo_envs.errors import one_line
 from hgpo_envs.files import atomic
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 BRANCHES: Final = "branches.jsonl"
 LONGEST_NAME: Final = 1000
-_JSON: Final = json.JSONEncoder(ensure_ascii=False).encode
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
 _LONGEST_PAUSE_S: Final = 1.0
@@ -126,10 +126,10 @@ class Rollout:
                 for step, others in self.others.items()
             ]
             values["other_choices"] = redact_json(choices)
-        written = _JSON(values)
+        written = _json(values)
         # A key may have come after the fields of a request that repeat it.
         if has_secret(written):
-            written = _JSON(redact_json(values))
+            written = _json(redact_json(values))
         return written.encode("utf-8", "replace") + b"\n"
 
 
@@ -298,7 +298,7 @@ class Recording:
             state=clean_text(state_of(request, self._state_key)),
             prompt=request.prompt,
             response=reply.response,
-            message=None if reply.message is None else _JSON(dict(reply.message)),
+            message=None if reply.message is None else _json(reply.message),
             action=clean_text(answer.action),
             prompt_token_ids=reply.prompt_token_ids,
             response_token_ids=reply.response_token_ids,
@@ -442,6 +442,15 @@ class Recording:
         """Let `commit` end after the rollouts that wait."""
         self._closing = True
         self._wake.set()
+
+
+def _json(value: object) -> str:
+    """Return a value as JSON in a line, with a space after each comma and colon."""
+    try:
+        written = orjson.dumps(value)
+    except TypeError:  # integers of more than 64 bits
+        return json.dumps(value, ensure_ascii=False)
+    return msgspec.json.format(written, indent=0).decode()
 
 
 def _name(what: str, name: str) -> str:
