@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
+
+if TYPE_CHECKING:
+    from hgpo_datasets import VerifyReport
 
 
 def verify(
@@ -29,7 +33,7 @@ def verify(
     from hgpo_train.cli.display import print_json, print_table
     from hgpo_train.training.verify_run import verify_run
 
-    reports = []
+    reports: list[VerifyReport] = []
     refused = None
     for path in run:
         try:
