@@ -82,7 +82,7 @@ def fetch_release(
         for url, path in archives.items():
             progress = downloading(url.rsplit("/", 1)[-1]) if downloading else None
             try:
-                download(url, path, progress=progress)
+                download(url, path, progress)
             except NoConnection as error:
                 raise NoConnection(f"{error}. {_offline(urls)}") from None
         counts = _install(folder, archives, sha256, unpacking)
