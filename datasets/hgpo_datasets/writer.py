@@ -188,7 +188,7 @@ class StepWriter:
         ):
             self.commit()
 
-    def extend(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
+    def extend(self, steps: rows.Rows) -> list[Shard]:
         """Add complete rollouts to groups, of which some may be committed already, and commit them.
 
         The file of a committed group is written again as in `replace`; the others get a file of their own. Accepted
@@ -197,7 +197,6 @@ class StepWriter:
 
         Args:
             steps: Rows of new trajectories, as in `add_group`.
-            checked: As in `add_group`.
 
         Raises:
             RowError: Rows violate the schema or belong to another run, or a trajectory is already in the run. Nothing
@@ -206,7 +205,7 @@ class StepWriter:
         """
         self.commit()
         self._check_open()
-        frame = self._completed(steps, checked=checked)
+        frame = self._completed(steps, checked=False)
         self._refuse_known(frame)
         keys = frame.select(schema.GROUP_KEY).iter_rows()
         new = frame.filter([key not in self.committed for key in keys])
