@@ -252,6 +252,7 @@ _APART: Final = {
 """Benchmarks of the project's own distributions, by their folders in `integrations`; listed also if not installed."""
 
 _added: dict[str, EnvironmentSpec] = {}
+"""The benchmarks of this process by id: those that were asked for, and those without an entry point."""
 
 
 def add_spec(spec: EnvironmentSpec) -> None:
@@ -308,7 +309,8 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        return _own_spec(env_id)
+        _added[env_id] = resolve_name(_OWN[env_id])
+        return _added[env_id]
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
             raise NotInstalled(
@@ -329,12 +331,6 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
             f"{origin}: received the id {spec.id!r}; the entry point must have it as its name"
         )
     add_spec(spec)
-    return spec
-
-
-@cache
-def _own_spec(env_id: str) -> EnvironmentSpec:
-    spec: EnvironmentSpec = resolve_name(_OWN[env_id])
     return spec
 
 

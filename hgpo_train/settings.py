@@ -199,16 +199,14 @@ class Settings:
     __post_init__ = check
 
 
-def types_of(cls: type) -> dict[str, Any]:
+def _types_of(cls: type) -> dict[str, Any]:
     """Return the annotation of each field of a dataclass."""
-    return _types_of(cls)  # a cached function takes no classes, for type checkers
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 # bounded: each use of an estimator that is a function creates a new class
-@lru_cache(64)
-def _types_of(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+types_of: Callable[[type], dict[str, Any]] = lru_cache(64)(_types_of)
 
 
 def annotation_of(cls: type, name: str) -> object:

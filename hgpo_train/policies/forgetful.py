@@ -11,19 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.hashing import text_hash
-from hgpo_train.policies.base import BatchPolicy, Reply
 from hgpo_train.policies.registry import (
     PolicySpec,
     check_admissible_actions,
     make_policy,
     refuse_settings,
 )
-from hgpo_train.policies.scripted import OPEN_QUERY, format_action
+from hgpo_train.policies.scripted import OPEN_QUERY, ActionPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hgpo_train.policies.base import Answer, Request
+    from hgpo_train.policies.base import Failure, Request
     from hgpo_train.policies.registry import PolicyContext
 
 MISTAKE: Final = 0.2
@@ -38,36 +35,29 @@ IDLE: Final = ("look", "inventory", "examine", "help")
 """Actions that change nothing."""
 
 
-class ForgetfulPolicy(BatchPolicy):
+class ForgetfulPolicy(ActionPolicy):
     """The explorer with mistakes; a rollout's later actions are habits once it has lost track.
 
     Args:
-        context: The benchmark and the format of actions.
+        explorer: The explorer, which sees every state, so that it can continue after a mistake.
+        action_format: As of `ActionPolicy`.
+        benchmark: Likewise.
     """
 
     name = "forgetful"
-    reproducible = True
 
-    def __init__(self, context: PolicyContext) -> None:
-        super().__init__()
-        explorer = make_policy("explorer", context)
-        assert isinstance(explorer, BatchPolicy)
+    def __init__(
+        self, explorer: ActionPolicy, action_format: str, benchmark: str
+    ) -> None:
+        super().__init__(action_format, benchmark)
         self._explorer = explorer
-        self._context = context
         self._lost: set[int] = set()  # the slots of rollouts that have lost track
         # by slot: what was admissible one step before
         self._before: dict[int, list[str]] = {}
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
-        """See `Policy`."""
-        # The explorer sees every state, so that it can continue after a mistake.
-        answers = self._explorer.respond(requests)
-        return [
-            self._act(request, answer)
-            for request, answer in zip(requests, answers, strict=True)
-        ]
-
-    def _act(self, request: Request, answer: Answer) -> Answer:
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
+        best = self._explorer.choose(request)
         slot = request.slot
         draw = request.rng
         if request.is_first:
@@ -79,32 +69,27 @@ class ForgetfulPolicy(BatchPolicy):
         stale = [action for action in self._before[slot] if action not in now]
         self._before[slot] = now
         if stale and draw.random() < STALE:
-            return self._reply(request, draw.choice(stale))
+            return draw.choice(stale)
         if slot not in self._lost and draw.random() >= MISTAKE:
-            return answer
+            return best
         # the mistakes in a state are always the same of a task
         actions = [action for action in now if not action.startswith(IDLE)]
         if not actions:
-            return answer
+            return best
         order = {
             action: text_hash(f"{request.task.id} {request.state.text} {action}")
             for action in actions
         }
         habits = sorted(actions, key=order.__getitem__)[:HABITS]
-        return self._reply(request, draw.choice(habits))
-
-    def _reply(self, request: Request, action: str) -> Reply:
-        context = self._context
-        actions = request.state.actions
-        return Reply(
-            format_action(action, context.action_format, actions, context.benchmark)
-        )
+        return draw.choice(habits)
 
 
 def _make(argument: str, context: PolicyContext) -> ForgetfulPolicy:
     refuse_settings(ForgetfulPolicy.name, argument, context)
     check_admissible_actions(ForgetfulPolicy.name, context)
-    return ForgetfulPolicy(context)
+    explorer = make_policy("explorer", context)
+    assert isinstance(explorer, ActionPolicy)
+    return ForgetfulPolicy(explorer, context.action_format, context.benchmark)
 
 
 FORGETFUL = PolicySpec(_make)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -35,18 +36,14 @@ MOST_WORDS: Final = 3
 _WORD: Final = re.compile(r"[^\W_]+")
 
 
-class RandomPolicy(BatchPolicy):
-    """A policy that draws uniformly from the admissible actions, by the request's seed.
-
-    An open search query is filled with one to three words of the instruction. Where the state lists no actions and
-    there are tools, it calls one with random arguments.
+class ActionPolicy(BatchPolicy):
+    """A policy that chooses an action for each request, and writes it in the form that a run expects.
 
     Args:
         action_format: The format of the action: ``command``, ``response`` or ``number``.
         benchmark: The benchmark's name, whose form responses have.
     """
 
-    name = "random"
     reproducible = True
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
@@ -54,33 +51,58 @@ class RandomPolicy(BatchPolicy):
         self._action_format = action_format
         self._benchmark = benchmark
 
+    @abstractmethod
+    def choose(self, request: Request) -> str | Failure:
+        """Return the action."""
+
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
-        replies: list[Reply | Failure] = []
-        for request in requests:
-            action = self._choose(request)
-            if action is None:
-                message = f"{self.name} draws from the admissible actions, and the state lists none"
-                replies.append(Failure("PolicyFailed", message))
-                continue
-            replies.append(
-                Reply(
-                    format_action(
-                        action,
-                        self._action_format,
-                        request.state.actions,
-                        self._benchmark,
-                    )
-                )
-            )
-        return replies
+        return [self._reply(request) for request in requests]
 
-    def _choose(self, request: Request) -> str | None:
+    def _reply(self, request: Request) -> Reply | Failure:
+        action = self.choose(request)
+        if isinstance(action, Failure):
+            return action
+        actions = request.state.actions
+        return Reply(
+            format_action(action, self._action_format, actions, self._benchmark)
+        )
+
+
+class RandomPolicy(ActionPolicy):
+    """A policy that draws uniformly from the admissible actions, by the request's seed.
+
+    An open search query is filled with one to three words of the instruction. Where the state lists no actions and
+    there are tools, it calls one with random arguments.
+    """
+
+    name = "random"
+
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
         if request.tools and not request.state.actions:
             return random_call(
                 request.tools, request.rng, instruction_words(request.task.instruction)
             )
-        return _draw(request, "action", request.state.actions)
+        return self._draw(request, "action", request.state.actions)
+
+    def _draw(
+        self, request: Request, purpose: str, actions: Sequence[str]
+    ) -> str | Failure:
+        """Return a random action, with words of the instruction in an open query."""
+        if not actions:
+            message = f"{self.name} draws from the admissible actions, and the state lists none"
+            return Failure("PolicyFailed", message)
+        action = actions[_seeded_choice(request.seed, purpose, len(actions))]
+        if OPEN_QUERY not in action:
+            return action
+        words = instruction_words(request.task.instruction)
+        count = 1 + _seeded_choice(request.seed, "words", MOST_WORDS)
+        chosen = [
+            words[_seeded_choice(request.seed, f"word {number}", len(words))]
+            for number in range(count)
+        ]
+        return action.replace(OPEN_QUERY, " ".join(chosen))
 
 
 class OutdatedActionPolicy(RandomPolicy):
@@ -97,17 +119,18 @@ class OutdatedActionPolicy(RandomPolicy):
         super().__init__(action_format, benchmark)
         self._seen: dict[int, dict[str, None]] = {}
 
-    def _choose(self, request: Request) -> str | None:
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
         if request.is_first:
             self._seen[request.slot] = {}
         seen = self._seen[request.slot]
         now = request.state.actions
         outdated = [action for action in seen if action not in now]
         seen.update(dict.fromkeys(now))
-        return _draw(request, "stale action", outdated or now)
+        return self._draw(request, "stale action", outdated or now)
 
 
-class ScriptedPolicy(BatchPolicy):
+class ScriptedPolicy(ActionPolicy):
     """A scripted player, one instance per trajectory.
 
     A player's `reset` is called with the first state that it acts in: the task's initial state, or in a branch
@@ -116,11 +139,9 @@ class ScriptedPolicy(BatchPolicy):
     Args:
         name: The player's name.
         make: Creates the player of a trajectory.
-        action_format: The format of the action: ``command``, ``response`` or ``number``.
-        benchmark: The benchmark's name, whose form responses have.
+        action_format: As of `ActionPolicy`.
+        benchmark: Likewise.
     """
-
-    reproducible = True
 
     def __init__(
         self,
@@ -129,18 +150,13 @@ class ScriptedPolicy(BatchPolicy):
         action_format: str,
         benchmark: str = "",
     ) -> None:
-        super().__init__()
+        super().__init__(action_format, benchmark)
         self.name = name
         self._make = make
-        self._action_format = action_format
-        self._benchmark = benchmark
         self._players: dict[int, Player] = {}  # by slot
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
-        """See `Policy`."""
-        return [self._play(request) for request in requests]
-
-    def _play(self, request: Request) -> Reply | Failure:
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
         try:
             if request.is_first:
                 self._players.pop(request.slot, None)
@@ -150,14 +166,9 @@ class ScriptedPolicy(BatchPolicy):
             # in a mixture, it is asked again at later steps
             if request.slot not in self._players:
                 return Failure("PolicyFailed", f"{self.name} could not start the task")
-            action = self._players[request.slot].act(request.state)
+            return self._players[request.slot].act(request.state)
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
-        return Reply(
-            format_action(
-                action, self._action_format, request.state.actions, self._benchmark
-            )
-        )
 
 
 class MixturePolicy(BatchPolicy):
@@ -260,22 +271,6 @@ def format_action(
 def instruction_words(instruction: str) -> list[str]:
     """Return the words that queries consist of."""
     return _WORD.findall(instruction) or [""]
-
-
-def _draw(request: Request, purpose: str, actions: Sequence[str]) -> str | None:
-    """Return a random action, with words of the instruction in an open query; None if there is none."""
-    if not actions:
-        return None
-    action = actions[_seeded_choice(request.seed, purpose, len(actions))]
-    if OPEN_QUERY not in action:
-        return action
-    words = instruction_words(request.task.instruction)
-    count = 1 + _seeded_choice(request.seed, "words", MOST_WORDS)
-    chosen = [
-        words[_seeded_choice(request.seed, f"word {number}", len(words))]
-        for number in range(count)
-    ]
-    return action.replace(OPEN_QUERY, " ".join(chosen))
 
 
 def _seeded_choice(seed: int, purpose: str, choices: int) -> int:

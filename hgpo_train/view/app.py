@@ -195,9 +195,8 @@ def serve(
     port: int = 0,
     open_browser: bool = True,
     estimators: Sequence[str] = (),
-    say: Callable[[str], object] = print,
 ) -> None:
-    """Serve a viewer until it is interrupted, and say the address of the page.
+    """Serve a viewer until it is interrupted, and print the address of the page.
 
     Other machines reach it only if `host` is not an address of loopback.
 
@@ -218,7 +217,7 @@ def serve(
     config = uvicorn.Config(app, http=Connection, ws="none", backlog=BACKLOG, **quiet)
     # from here on the page can be requested; it is answered as soon as the server runs
     listener.listen()
-    say(
+    print(
         f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop."
     )
     if open_browser:
