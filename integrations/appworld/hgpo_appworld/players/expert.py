@@ -42,7 +42,8 @@ class ExpertPlayer:
         del state
         reading = "AppWorld's expert reads the world"
         self._engine = engine_to_read(engine, AppWorldEngine, reading)
-        self._steps = split_solution(engine.ground_truth_solution(), task.id)
+        solution = self._engine.ground_truth_solution()
+        self._steps = split_solution(solution, task.id)
 
     def fork(self, engine: Engine | None) -> ExpertPlayer:
         """Return an independent copy for another engine in the same state."""
