@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from command import invoke
@@ -208,7 +209,7 @@ class Walker:
         return next(self.next)
 
 
-def walk(where):
+def walk(where: Literal["go on", "go back", "Look"]) -> str:
     """Walk, or look.
 
     Args:
