@@ -221,9 +221,7 @@ class StepWriter:
         frame = self._completed(steps, checked=checked)
         self._refuse_known(_batch(frame), self._trajectories)
         written = []
-        # Only the files with groups of the rows are read, so that the cost does not grow with the run.
-        files = {self._files[group] for group in self.committed & _batch(frame).groups}
-        for shard in [self._run.manifest.shards[file] for file in sorted(files)]:
+        for shard in self._shards_of(frame):
             kept = self._read(shard)
             members = frame.join(kept, schema.GROUP_KEY, "semi", maintain_order="left")
             written.append(
@@ -270,7 +268,7 @@ class StepWriter:
         wanted = frame.select(*TRAJECTORY_KEY, "parent").unique()
         names = {}
         missing = wanted.filter(pl.col("parent").is_null())
-        for shard in self._run.manifest.shards.values():
+        for shard in self._shards_of(frame):
             path = self._run.steps / shard.file
             stored = pl.scan_parquet(path, glob=False)
             known = stored.select(TRAJECTORY_KEY).unique().collect()
@@ -281,22 +279,19 @@ class StepWriter:
             raise InputError(
                 f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run"
             )
-        return [
-            self._replace_in(shard, some, frame)
-            for shard, some in names.items()
-            if not some.is_empty()
-        ]
+        written = []
+        for shard, some in names.items():
+            kept = self._read(shard).join(some, "trajectory", "anti")
+            new = frame.join(some, "trajectory", "semi", maintain_order="left")
+            written.append(
+                self._write_shard([_Batch(kept), _batch(new)], replaces=shard.file)
+            )
+        return written
 
-    def _replace_in(
-        self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame
-    ) -> Shard:
-        kept = self._read(shard).join(
-            names,
-            on="trajectory",
-            how="anti",
-        )
-        new = frame.join(names, on="trajectory", how="semi")
-        return self._write_shard([_Batch(kept), _batch(new)], replaces=shard.file)
+    def _shards_of(self, frame: pl.DataFrame) -> list[Shard]:
+        """Return the committed shards with groups of the rows."""
+        files = {self._files[group] for group in self.committed & _batch(frame).groups}
+        return [self._run.manifest.shards[file] for file in sorted(files)]
 
     def _read(self, shard: Shard) -> pl.DataFrame:
         """Read a committed shard."""

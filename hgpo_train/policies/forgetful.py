@@ -18,7 +18,7 @@ from hgpo_train.policies.registry import (
     make_policy,
     refuse_settings,
 )
-from hgpo_train.policies.scripted import OPEN_QUERY, format_action
+from hgpo_train.policies.scripted import OPEN_QUERY, SLOTS, format_action
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,7 @@ class ForgetfulPolicy(BatchPolicy):
 
     name = "forgetful"
     reproducible = True
+    slots = SLOTS
 
     def __init__(self, context: PolicyContext) -> None:
         super().__init__()

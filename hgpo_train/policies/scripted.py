@@ -32,6 +32,10 @@ OPEN_QUERY: Final = "<your query>"
 MOST_WORDS: Final = 3
 """The largest number of words of a query."""
 
+SLOTS: Final = 32
+"""The number of concurrent environments by default. A batch saves these policies nothing, and with more environments
+what a step needs is no longer in the processor's caches."""
+
 _WORD: Final = re.compile(r"[^\W_]+")
 
 
@@ -48,6 +52,7 @@ class RandomPolicy(BatchPolicy):
 
     name = "random"
     reproducible = True
+    slots = SLOTS
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
         super().__init__()
@@ -121,6 +126,7 @@ class ScriptedPolicy(BatchPolicy):
     """
 
     reproducible = True
+    slots = SLOTS
 
     def __init__(
         self,
@@ -175,6 +181,7 @@ class MixturePolicy(BatchPolicy):
             f"{policy.name}={weight:g}" for policy, weight in self._parts
         )
         self.reproducible = all(policy.reproducible for policy, _ in parts)
+        self.slots = SLOTS if all(policy.slots for policy, _ in parts) else None
         self.raise_errors = any(policy.raise_errors for policy, _ in parts)
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
