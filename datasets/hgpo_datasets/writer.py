@@ -248,9 +248,11 @@ class StepWriter:
         self.commit()
         self._check_open()
         frame = self._completed(steps, checked=checked)
-        known = self.scan().select(TRAJECTORY_KEY).unique().collect()
-        wanted = frame.filter(pl.col("parent").is_null()).select(TRAJECTORY_KEY)
-        missing = wanted.join(known, on=TRAJECTORY_KEY, how="anti")
+        missing = frame.filter(pl.col("parent").is_null()).select(TRAJECTORY_KEY)
+        for shard in self._shards_of(frame):
+            stored = pl.scan_parquet(self._run.steps / shard.file, glob=False)
+            known = stored.select(TRAJECTORY_KEY).unique().collect()
+            missing = missing.join(known, on=TRAJECTORY_KEY, how="anti")
         if not missing.is_empty():
             *group, name = missing.row(0)
             raise InputError(
@@ -259,18 +261,19 @@ class StepWriter:
         return self._write_again(frame)
 
     def _write_again(self, frame: pl.DataFrame) -> list[Shard]:
-        """Write each file with a group of some rows again, with these rows instead of its trajectories of their names.
-
-        Only these files are read, so that the cost does not grow with the run.
-        """
+        """Write each file with a group of these rows again, with them instead of its trajectories of these names."""
         written = []
-        files = {self._files[group] for group in _groups(frame) & self.committed}
-        for shard in [self._run.manifest.shards[file] for file in sorted(files)]:
+        for shard in self._shards_of(frame):
             stored = self._read(shard)
             kept = stored.join(frame, on="trajectory", how="anti")
             new = frame.join(stored, on=schema.GROUP_KEY, how="semi")
             written.append(self._write_shard([kept, new], replaces=shard.file))
         return written
+
+    def _shards_of(self, frame: pl.DataFrame) -> list[Shard]:
+        """Return the files with groups of some rows, so that the cost of reading does not grow with the run."""
+        files = {self._files[group] for group in _groups(frame) & self.committed}
+        return [self._run.manifest.shards[file] for file in sorted(files)]
 
     def _read(self, shard: Shard) -> pl.DataFrame:
         """Read a committed shard."""

@@ -267,10 +267,12 @@ class BatchPolicy(Policy):
         batch_size: Maximum number of requests per call of `respond`; None for all waiting ones.
         raise_errors: Whether an exception of the policy ends the collection and is raised, instead of failing the
             rollout (`is_bug`). None means True for a user's own policy, otherwise False.
+        slots: The number of concurrent environments by default; None for many, as large batches require.
     """
 
     raise_errors: bool | None = None
     batch_size: int | None = None
+    slots: int | None = None
 
     def __init__(self) -> None:
         self._waiting: deque[Request] = deque()

@@ -42,6 +42,9 @@ HABITS: Final = 2
 """The number of mistakes that it makes in a state."""
 IDLE: Final = ("look", "inventory", "examine", "help")
 """Actions that change nothing, which are no mistakes of it."""
+SLOTS: Final = 32
+"""The number of concurrent environments by default. A batch saves these policies nothing, and with more environments
+what a step needs is no longer in the processor's caches."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 
@@ -55,6 +58,7 @@ class ActionPolicy(BatchPolicy):
     """
 
     reproducible = True
+    slots = SLOTS
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
         super().__init__()
@@ -250,6 +254,7 @@ class MixturePolicy(BatchPolicy):
             f"{policy.name}={weight:g}" for policy, weight in self._parts
         )
         self.reproducible = all(policy.reproducible for policy, _ in parts)
+        self.slots = SLOTS if all(policy.slots for policy, _ in parts) else None
         self.raise_errors = any(policy.raise_errors for policy, _ in parts)
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 ROWS: Final = 10_000
 """About how many rows of the branched run are read at a time."""
 
-_RARER: Final = 2
+_RARER: Final = 4
 """How many times as many groups are committed together if their files are written again, so that few are twice."""
 
 _POINT: Final = (

@@ -192,8 +192,8 @@ def collect(
             of their own, and their branches take as many steps as the others would, on average.
         width: Number of branches at each step where rollouts branch.
         policy_options: Options of a policy that is selected by name, such as ``{"temperature": 0.7}``.
-        slots: Number of concurrent environments; affects only the speed. Default: 256, or one per processor with
-            `workers`.
+        slots: Number of concurrent environments; affects only the speed. Default: 256, 32 for scripted policies, or
+            one per processor with `workers`.
         workers: Whether each environment runs in its own process.
         retry_failed: Whether rollouts that failed in an earlier call are played again.
         max_failed: The largest share of failed rollouts without an error, in [0, 1].
@@ -276,7 +276,7 @@ def collect(
             policy_options={
                 key: value for key, value in options.items() if key in unstored
             },
-            slots=execution.slots or 0,
+            slots=execution.slots_for(player),
             workers=workers,
         )
         config = {

@@ -354,7 +354,7 @@ def play_groups(
     The other arguments and the errors are those of `hgpo_train.rollout.run.collect_groups`.
     """
     # More slots than rollouts would only cost memory.
-    count = min(execution.slots or 1, spec.rollouts)
+    count = min(execution.slots_for(policy), spec.rollouts)
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
     slots: Slots
     if execution.workers:

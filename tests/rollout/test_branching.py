@@ -171,6 +171,21 @@ def test_rollouts_branch_in_their_own_run(saved, tmp_path, after):
     assert run.rollouts.height == 12
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [DOORS_ID, "HGPO/ALFWorld-v0"])
+def test_rollouts_branch_in_processes(tmp_path, env):
+    """Engines in processes repeat the stored actions, where those in this process can be copied."""
+    wanted = {"tasks": 3, "group_size": 4, "max_steps": 7, "branch": "uniform"}
+    runs = [
+        collect(env, "random", tmp_path / str(workers) / "run", **wanted, **more)
+        for workers in (False, True)
+        for more in [{"workers": workers, "slots": 2, **QUIET}]
+    ]
+    here, apart = map(rows_of, runs)
+    assert here.filter(IS_BRANCH).height
+    assert apart.equals(here)
+
+
 def test_too_many_failures_are_repeated_before_rollouts_branch(tmp_path):
     broken = {1}
 
@@ -311,7 +326,6 @@ def test_wrong_input_is_named(saved, tmp_path):
     for arguments, line in (
         ({"branch": "entropy"}, "expected one that reads no scores"),
         ({"branch": "uniform", "group_size": 1}, "expected at least 2 with branches"),
-        ({"branch": "uniform", "workers": True}, "leave workers out"),
     ):
         with refused(line):
             collect(DOORS_ID, "random", tmp_path / "new", tasks=1, **arguments, **QUIET)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import random
 
 import polars as pl
@@ -13,7 +14,7 @@ from hgpo_datasets import StepWriter
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_train.policies.base import AsyncPolicy, Reply
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.scripted import RandomPolicy
+from hgpo_train.policies.scripted import MixturePolicy, RandomPolicy
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
@@ -63,6 +64,23 @@ def test_the_same_rows_from_any_number_of_environments_and_in_any_order_of_repli
         == runs.content("slow")
     )
     assert slow.most_at_once > 8
+
+
+def test_policies_without_batches_play_fewer_environments_by_default():
+    def of(name):
+        return make_policy(name, PolicyContext("ALFWorld", "response"))
+
+    class Own(RandomPolicy):
+        slots = None
+
+    scripted = of("mixture:expert=0.5,random=0.5")
+    mixed = MixturePolicy([(of("random"), 1.0), (Own("response"), 1.0)])
+    default = ExecutionOptions()
+    assert [default.slots_for(each) for each in (scripted, mixed)] == [32, 256]
+    assert default.slots_for(of("forgetful")) == 32
+    assert ExecutionOptions(slots=5).slots_for(scripted) == 5
+    workers = ExecutionOptions(workers=True)
+    assert workers.slots_for(scripted) == max(2, os.cpu_count() or 1)
 
 
 def test_finished_groups_are_committed_while_another_hangs(runs):
