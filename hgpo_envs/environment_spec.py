@@ -16,7 +16,6 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
-from itertools import chain
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
@@ -350,8 +349,8 @@ def spec_named(name: str) -> EnvironmentSpec | None:
     Raises:
         InputError: If the package that declares it is broken.
     """
-    known = chain(_OWN, _added, _APART, _installed_ids())
-    match = next((env_id for env_id in known if name_in(env_id) == name), None)
+    ids = (env_id for env_id in environment_ids() if name_in(env_id) == name)
+    match = next(ids, None)
     return None if match is None else environment_spec(match)
 
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import polars as pl
 
 from hgpo_train.proportions import wilson_interval
-from hgpo_train.resampling import ratio_interval
+from hgpo_train.resampling import Scale, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hgpo_train.resampling import Scale
 
 TASK: Final = ("env_id", "task_id")
 

@@ -18,7 +18,7 @@ import sys
 import textwrap
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import date, time
 from functools import cache, lru_cache
@@ -43,8 +43,6 @@ from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.field_docs import fields_in_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")

@@ -177,9 +177,10 @@ class StepWriter:
         if again := groups & self._known_groups:
             name = preview(tuple(min(again)), 200)
             raise InputError(f"group {name} (iteration, task, group) {self._already}")
-        self._refuse_known(frame)
+        trajectories = _trajectories(frame)
+        self._refuse_known(trajectories)
         self._known_groups |= groups
-        self._known_trajectories.update(frame["trajectory"].unique())
+        self._known_trajectories |= trajectories
         self._ready.append(frame)
         shard_rows, shard_bytes = self._limits
         if (
@@ -188,7 +189,7 @@ class StepWriter:
         ):
             self.commit()
 
-    def extend(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
+    def extend(self, steps: rows.Rows) -> list[Shard]:
         """Add complete rollouts to groups, of which some may be committed already, and commit them.
 
         The file of a committed group is written again as in `replace`; the others get a file of their own. Accepted
@@ -197,7 +198,6 @@ class StepWriter:
 
         Args:
             steps: Rows of new trajectories, as in `add_group`.
-            checked: As in `add_group`.
 
         Raises:
             RowError: Rows violate the schema or belong to another run, or a trajectory is already in the run. Nothing
@@ -206,8 +206,8 @@ class StepWriter:
         """
         self.commit()
         self._check_open()
-        frame = self._completed(steps, checked=checked)
-        self._refuse_known(frame)
+        frame = self._completed(steps, checked=False)
+        self._refuse_known(_trajectories(frame))
         keys = frame.select(schema.GROUP_KEY).iter_rows()
         new = frame.filter([key not in self.committed for key in keys])
         written = self._write_again(frame)
@@ -326,8 +326,8 @@ class StepWriter:
     def _already(self) -> str:
         return f"is already in run {self.header.run!r}"
 
-    def _refuse_known(self, frame: pl.DataFrame) -> None:
-        if names := sorted(self._known_trajectories.intersection(frame["trajectory"])):
+    def _refuse_known(self, trajectories: set[str]) -> None:
+        if names := sorted(trajectories & self._known_trajectories):
             raise RowError(
                 (name, f"trajectory {preview(name, 200)} {self._already}")
                 for name in names
@@ -403,11 +403,11 @@ class StepWriter:
         shard, frame, ready = self._writing
         if shard.file in self._run.manifest.shards or self._run.settle(shard):
             groups = _groups(frame)
-            trajectories = frame["trajectory"].unique()
+            trajectories = _trajectories(frame)
             self._files.update(dict.fromkeys(groups, shard.file))
-            self._trajectories.update(trajectories)
+            self._trajectories |= trajectories
             self._known_groups |= groups
-            self._known_trajectories.update(trajectories)
+            self._known_trajectories |= trajectories
             del self._ready[:ready]
         self._writing = None
 
@@ -415,6 +415,11 @@ class StepWriter:
 def _groups(frame: pl.DataFrame) -> set[GroupKey]:
     """Return the groups of some rows."""
     return {GroupKey(*key) for key in frame.select(schema.GROUP_KEY).unique().rows()}
+
+
+def _trajectories(frame: pl.DataFrame) -> set[str]:
+    """Return the names of the trajectories of some rows."""
+    return set(frame["trajectory"].unique())
 
 
 def _header(run: object, depth: object, config: object) -> Header:

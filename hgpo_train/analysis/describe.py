@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import polars as pl
 
@@ -281,7 +281,7 @@ def percent(value: float, digits: int = 0) -> str:
     >>> percent(-0.0001, 1), percent(-0.048, 1)
     ('0.0%', '-4.8%')
     """
-    return f"{round(value, digits + 2) + 0.0:.{digits}%}"
+    return f"{value:z.{digits}%}"
 
 
 def beginning(text: str, most: int = 60) -> str:
@@ -307,15 +307,16 @@ def cell(name: str, value: object) -> str:
     )
 
 
-class Table(NamedTuple):
-    """A table of statistics: its title, the heads of its columns, its rows, and how many columns are texts, the first.
+Cell: TypeAlias = str | Definition
+"""A text, or a statistic, which is named by its definition."""
 
-    Statistics are named by their definitions, in the head of a column or in the first cell of a row.
-    """
+
+class Table(NamedTuple):
+    """A table: its title, the heads of its columns, its rows, and the number of columns that are texts."""
 
     title: str
-    head: list[str | Definition]
-    rows: list[list[str | Definition]]
+    head: list[Cell]
+    rows: list[list[Cell]]
     texts: int = 1
 
 
@@ -337,7 +338,9 @@ def tables(found: Statistics, changed: Statistics | None = None) -> list[Table]:
         shown = [_from_frame("Rollouts", found.summary, by, columns)]
     else:
         run = found.summary.row(0, named=True)
-        rows = [[of, cell(name, run[name])] for name, of in columns.items()]
+        rows: list[list[Cell]] = [
+            [of, cell(name, run[name])] for name, of in columns.items()
+        ]
         shown = [Table("", ["", ""], rows)]
     if has_aborted:
         title = "Rollouts by their number of steps"
@@ -379,7 +382,7 @@ def _from_frame(
 ) -> Table:
     """Return columns of a frame, the texts before those that are defined."""
     names = [*texts, *columns]
-    rows: list[list[str | Definition]] = [
+    rows: list[list[Cell]] = [
         [cell(name, row[name]) for name in names] for row in frame.iter_rows(named=True)
     ]
     heads = [name.replace("_", " ") for name in texts]
@@ -400,7 +403,7 @@ def html_tables(found: Statistics) -> str:
     return "\n".join(parts)
 
 
-def _html(part: str | Definition) -> str:
+def _html(part: Cell) -> str:
     if isinstance(part, str):
         return escape(part)
     return f'<span title="{escape(part.text)}">{escape(part.label)}</span>'

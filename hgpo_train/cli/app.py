@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cyclopts import App, CoercionError, Parameter, convert
+from cyclopts import App, CoercionError, Parameter, Token, convert
 
 from hgpo_train.cli import card, certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
@@ -43,7 +43,6 @@ from hgpo_train.cli.view import view
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cyclopts import Token
 
 LIBRARIES: Final = (
     "gymnasium", "numpy", "polars", "pyarrow", "torch", "transformers", "tokenizers", "peft", "vllm", "aiohttp"

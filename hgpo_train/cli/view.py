@@ -103,7 +103,7 @@ def view(
 def _show(sources: list[Source], estimators: Sequence[str]) -> None:
     """Show runs in this terminal until the viewer is left."""
     from hgpo_envs.errors import InputError
-    from hgpo_train.view.terminal.app import TerminalViewer
+    from hgpo_train.view.terminal import TerminalViewer
 
     app = TerminalViewer(sources, estimators)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -25,7 +25,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
-from hgpo_train.evaluation.report import SHARES, episode_table, evaluation_reports
+from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.evaluation.reporting_rules import success_by_rule
 from hgpo_train.evaluation.summary import INTERVALS, expense
 from hgpo_train.models.checkpoint_files import BUNDLED, file_checksums
@@ -148,7 +148,6 @@ def as_table(episodes: Sequence[Mapping[str, Any]], env_id: str) -> pl.DataFrame
     return table.with_columns(
         pl.lit(env_id).alias("env_id"),
         pl.col("won").cast(pl.Float64).alias("success"),
-        *SHARES,
     )
 
 

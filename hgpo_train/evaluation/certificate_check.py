@@ -31,11 +31,11 @@ from hgpo_train.evaluation.certificate import (
     figures,
 )
 from hgpo_train.evaluation.json_difference import differences
-from hgpo_train.evaluation.panel_evaluation import SAMPLING
+from hgpo_train.evaluation.play import FIXED
 from hgpo_train.panels.data import find_data
 from hgpo_train.panels.loading import load_panel
 from hgpo_train.panels.panel import Panel
-from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from hgpo_train.rollout.env_handle import EnvHandle
 
 MOST_BYTES: Final = 256 << 20
 """The largest certificate that is read, in bytes: about half a million episodes."""
@@ -330,7 +329,7 @@ def _wrong_settings(run: Path, panel: Panel) -> list[str]:
     policy = {} if header is None else header.section("policy")
     found = {} if header is None else dict(header.section("env"))
     # A policy that samples from no model has no such options.
-    found |= {name: policy[name] for name in SAMPLING if name in policy}
+    found |= {name: policy[name] for name in FIXED if name in policy}
     expected = {name: settings[name] for name in settings if name in found}
     return _named(
         f"settings of {run}", expected, {name: found[name] for name in expected}

@@ -230,8 +230,11 @@ def best_checkpoint(reference: Reference) -> Effect:
 def paired_difference(first: Reference, second: Reference) -> Effect:
     """Return the difference of two evaluations on the tasks with the same ids."""
     try:
-        sides = [each.rollouts.with_columns(success="won") for each in (first, second)]
-        found = compare(*sides, on=TASK)
+        found = compare(
+            first.rollouts.with_columns(success="won"),
+            second.rollouts.with_columns(success="won"),
+            on=TASK,
+        )
     except InputError:
         return not_known("no task was played without failure in both")
     return Effect("shift", found.difference, found.low, found.high)

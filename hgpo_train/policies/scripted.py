@@ -1,4 +1,4 @@
-"""Policies without a model: ``random``, ``outdated``, a benchmark's players ``expert`` and ``explorer``, mixtures."""
+"""Policies without a model: ``random``, ``outdated``, ``forgetful``, a benchmark's players, and mixtures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.tools import random_call
-from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.base import Answer, BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import (
+    PolicyContext,
     PolicySpec,
     check_admissible_actions,
     make_policy,
@@ -25,13 +26,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Player
-    from hgpo_train.policies.base import Answer
-    from hgpo_train.policies.registry import PolicyContext
 
 OPEN_QUERY: Final = "<your query>"
 """The part of an admissible action that stands for any text."""
 MOST_WORDS: Final = 3
 """The largest number of words of a query."""
+
+MISTAKE: Final = 0.2
+"""The probability of a mistake of ``forgetful``."""
+STALE: Final = 0.02
+"""The probability of its actions that were admissible one step before, and may not be any more."""
+LOST: Final = 0.06
+"""The probability with which it loses track of the task, at each step."""
+HABITS: Final = 2
+"""The number of mistakes that it makes in a state."""
+IDLE: Final = ("look", "inventory", "examine", "help")
+"""Actions that change nothing, which are no mistakes of it."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 
@@ -171,6 +181,60 @@ class ScriptedPolicy(ActionPolicy):
             return Failure.of("PolicyFailed", error)
 
 
+class ForgetfulPolicy(ActionPolicy):
+    """A benchmark's explorer with the weaknesses of small models, which wins about half of ALFWorld's games.
+
+    It makes mistakes, of which most can be undone; and at some step of many rollouts it loses track of the task, and
+    makes nothing but mistakes. Both follow habits, which depend on the task and the state alone, so that rollouts of a
+    task share states and histories, as those of a trained model do. Whether it has lost track is seen in the history
+    and not in the state.
+
+    Args:
+        explorer: The explorer, which sees every state, so that it can continue after a mistake.
+        action_format: As of `ActionPolicy`.
+        benchmark: Likewise.
+    """
+
+    name = "forgetful"
+
+    def __init__(
+        self, explorer: ActionPolicy, action_format: str, benchmark: str
+    ) -> None:
+        super().__init__(action_format, benchmark)
+        self._explorer = explorer
+        self._lost: set[int] = set()  # the slots of rollouts that have lost track
+        # by slot: what was admissible one step before
+        self._before: dict[int, list[str]] = {}
+
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
+        best = self._explorer.choose(request)
+        slot = request.slot
+        draw = request.rng
+        if request.is_first:
+            self._lost.discard(slot)
+            self._before[slot] = []
+        if draw.random() < LOST:
+            self._lost.add(slot)
+        now = [each for each in request.admissible_actions if OPEN_QUERY not in each]
+        stale = [action for action in self._before[slot] if action not in now]
+        self._before[slot] = now
+        if stale and draw.random() < STALE:
+            return draw.choice(stale)
+        if slot not in self._lost and draw.random() >= MISTAKE:
+            return best
+        # the mistakes in a state are always the same of a task
+        actions = [action for action in now if not action.startswith(IDLE)]
+        if not actions:
+            return best
+        order = {
+            action: text_hash(f"{request.task.id} {request.state.text} {action}")
+            for action in actions
+        }
+        habits = sorted(actions, key=order.__getitem__)[:HABITS]
+        return draw.choice(habits)
+
+
 class MixturePolicy(BatchPolicy):
     """A mixture of policies. Every policy receives every request; the request's seed draws whose reply is used.
 
@@ -295,6 +359,14 @@ def _make_player(name: str, argument: str, context: PolicyContext) -> ScriptedPo
     return ScriptedPolicy(name, make, context.action_format, context.benchmark)
 
 
+def _make_forgetful(argument: str, context: PolicyContext) -> ForgetfulPolicy:
+    """Create the policy of the benchmark's explorer with mistakes."""
+    refuse_settings(ForgetfulPolicy.name, argument, context)
+    check_admissible_actions(ForgetfulPolicy.name, context)
+    explorer = _make_player("explorer", "", context)
+    return ForgetfulPolicy(explorer, context.action_format, context.benchmark)
+
+
 def _make_mixture(argument: str, context: PolicyContext) -> MixturePolicy:
     """Create the policy `mixture:NAME=WEIGHT,NAME=WEIGHT`."""
     parts = []
@@ -312,4 +384,5 @@ RANDOM = PolicySpec(partial(_make_drawing, RandomPolicy))
 OUTDATED = PolicySpec(partial(_make_drawing, OutdatedActionPolicy))
 EXPERT = PolicySpec(partial(_make_player, "expert"))
 EXPLORER = PolicySpec(partial(_make_player, "explorer"))
+FORGETFUL = PolicySpec(_make_forgetful)
 MIXTURE = PolicySpec(_make_mixture)

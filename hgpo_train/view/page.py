@@ -37,14 +37,13 @@ from hgpo_train.view.overview import (
     overview_document,
 )
 from hgpo_train.view.rollouts import rollouts_document
-from hgpo_train.view.sources import ESTIMATORS, TREE_ESTIMATORS, run_documents
+from hgpo_train.view.sources import ESTIMATORS, TREE_ESTIMATORS, Source, run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.view.index import Index
-    from hgpo_train.view.sources import Source
 
 
 MB: Final = 1 << 20

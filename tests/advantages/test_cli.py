@@ -6,6 +6,7 @@ import pandas as pd
 import polars as pl
 import pytest
 from command import invoke
+from groups import write_run
 from refusals import refused
 
 from hgpo_datasets import StepWriter, scan_steps
@@ -53,8 +54,7 @@ def test_several_runs_in_a_folder_are_named(run, tmp_path):
     folder = tmp_path / "several"
     rows = scan_steps(run).drop("run").filter(task_id="task 4").collect()
     for name in ("one", "two"):
-        with StepWriter(folder / name, run=name) as writer:
-            writer.add_group(rows)
+        write_run(folder / name, rows, run=name)
     note = f"Note: 2 runs are read as one table: {folder / 'one'}, {folder / 'two'}."
     assert note in invoke("advantages", folder, "--out", tmp_path / "a.parquet")
     assert note in invoke("stats", folder)

@@ -8,9 +8,10 @@ from typing import get_type_hints
 import polars as pl
 import pytest
 from command import invoke
+from groups import write_run
 from refusals import refused
 
-from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets import scan_steps
 from hgpo_train import advantages
 from hgpo_train.advantages import compute, get, names
 from hgpo_train.advantages.advantage_tables import read_metadata
@@ -113,19 +114,19 @@ def test_results_are_the_same_wherever_they_are_asked(run):
         "state": "room 0",
         "action": "fly",
     }
-    with StepWriter(run) as writer:
-        writer.add_group(
-            [
-                {
-                    **lost,
-                    "action_valid": False,
-                    "reward": 0.5,
-                    "won": False,
-                    "aborted": True,
-                    "error": "-",
-                }
-            ]
-        )
+    write_run(
+        run,
+        [
+            {
+                **lost,
+                "action_valid": False,
+                "reward": 0.5,
+                "won": False,
+                "aborted": True,
+                "error": "-",
+            }
+        ],
+    )
     results = {"success": 0.5, "mean_return": 0.5, "mean_length": 4.0, "valid": 10 / 16}
     bounds = {"success_if_aborted_lost": 12 / 25, "success_if_aborted_won": 13 / 25}
     shown = json.loads(invoke("data", "show", run, "--json"))["total"]

@@ -212,8 +212,7 @@ def test_evaluations_without_common_tasks_cannot_be_compared():
 @pytest.mark.slow
 def test_the_command_resumes_compares_and_prints_json(tmp_path, hgpo):
     common = ["--seeds", "7", "--max-steps", "5"]
-    code, out, _ = hgpo("eval", "--policy", "expert", "--out", tmp_path / "a", *common)
-    assert code == 0
+    out = hgpo.output("eval", "--policy", "expert", "--out", tmp_path / "a", *common)
     assert "admis." in out
     assert "61.0–100.0" in out  # Wilson's interval of 6 of 6
     assert "wording: move … to … (alfworld 0.4 and later)" in out

@@ -12,9 +12,8 @@ from asked import ask, request
 from distribution import write_distribution
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refused_saying
 
-from hgpo_envs.errors import InputError
 from hgpo_envs.plugins import installed
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.policies import base
@@ -457,10 +456,8 @@ def test_scripted_players_have_one_instance_per_slot_and_fail_alone():
     ],
 )
 def test_bad_names(spec, line):
-    with pytest.raises(InputError) as caught:
+    with refused_saying(line):
         make_policy(spec, CONTEXT)
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_batches_are_as_large_as_the_policy_likes():
