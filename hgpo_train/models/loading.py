@@ -292,20 +292,6 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     return adapted
 
 
-def check_context(model: Model, longest: int) -> None:
-    """Check that sequences of `longest` tokens fit into the model's context.
-
-    Raises:
-        InputError: They are longer.
-    """
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and longest > positions:
-        raise InputError(
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model accepts at most "
-            f"{positions} tokens; reduce one of them"
-        )
-
-
 def vocabulary(model: Model) -> int:
     """Return the number of token ids of a model: the rows of its input embedding, which can exceed its tokenizer's."""
     rows: int = unwrap_peft(model).get_input_embeddings().weight.shape[0]

@@ -12,7 +12,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import compile_layers, compute_dtype
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import memory_advice
-from hgpo_train.training.update.batches import mini_batches
+from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
 from hgpo_train.training.update.rollout_correction import rollout_correction
@@ -239,7 +239,8 @@ class Learner(TokenScorer):
         tokens = int(samples.response_length[rows].sum())
         self.model.train()
         sums: dict[str, float] = {}
-        for micro in self.micro_batches(samples, rows):
+        limit = config.micro_batch_tokens
+        for micro in micro_batches(samples, rows, max_tokens=limit, layout=self.layout):
             logprob, entropy = self.forward(
                 self.model, micro, entropy_gradient=config.entropy_weight != 0
             )
