@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -251,14 +252,14 @@ def _statistics(
         ) from error
 
 
-def _check(name: str, number: int, least: int, most: int | None = None) -> None:
-    if number < least:
+def _check(name: str, number: object, least: int, most: int | None = None) -> None:
+    if not isinstance(number, Integral) or number < least:
         raise InputError(
-            f"{name}: expected an integer of at least {least}, received {number}"
+            f"{name}: expected an integer of at least {least}, received {number!r}"
         )
     if most is not None and number > most:
         raise InputError(
-            f"{name}: expected an integer of at most {most:,}, received {number:,}"
+            f"{name}: expected an integer of at most {most:,}, received {number}"
         )
 
 

@@ -168,4 +168,9 @@ def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_giv
         evaluation_result(config, found, 7)
         == "Iteration 7 was not evaluated on held-out tasks."
     )
+    # equal evaluations: none was chosen
+    lost = {iteration: evaluation_of(0, 12) for iteration in (0, 5)}
+    assert evaluation_result(config, lost, 5).endswith(
+        "on 12 tasks of split " + split + "."
+    )
     assert "highest" not in evaluation_result(config, {5: found[5]}, 5)

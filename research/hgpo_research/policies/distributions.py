@@ -321,7 +321,7 @@ class OwnPolicy(KnownPolicy):
             raise InputError(
                 f"policy {self.name}: expected a policy whose action probabilities are known: random, outdated, "
                 "expert, explorer, softmax, transformers, a mixture of these, or a policy of your own with "
-                "`distributions` and `fork`"
+                "`distributions` and `fork`; play the run with one: hgpo rollout --policy softmax"
             )
         self.memoryless = getattr(policy, "memoryless", False)
         self.history_read = getattr(policy, "history_read", None)
