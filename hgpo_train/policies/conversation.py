@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.responses import before_calls, call_of, message_calls, tool_calls
+from hgpo_envs.responses import before_calls, call_text, message_calls, tool_calls
 from hgpo_train.models.chat_format import RESPONSE
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _sendable(entry: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the serv
 
     Servers parse the arguments of past calls, and refuse the whole conversation if they are no object.
     """
-    if call_of(entry) is not None:
+    if call_text(entry) is not None:
         arguments = entry["function"].get("arguments") or "{}"
         return {
             **entry,
@@ -207,19 +208,13 @@ def encode_chats(
     arguments = dict(chat_template_options or {})
     if tools:
         arguments = {"tools": list(tools), **arguments}
-
-    def render(
-        rendered: Sequence[Sequence[Mapping[str, Any]]], arguments: Mapping[str, Any]
-    ) -> list[str]:
-        lists = [list(chat) for chat in rendered]
-        texts: list[str] = tokenizer.apply_chat_template(
-            lists, add_generation_prompt=True, tokenize=False, **arguments
-        )
-        return texts
-
-    texts = render(chats, arguments)
+    lists = [list(chat) for chat in chats]
+    render = partial(
+        tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
+    )
+    texts = render(lists, **arguments)
     if tools and texts:
-        (bare,) = render(chats[:1], {**arguments, "tools": None})
+        (bare,) = render(lists[:1], **{**arguments, "tools": None})
         missing = [
             tool for tool in tools if not _shows(tool["function"], texts[0], bare)
         ]

@@ -8,10 +8,10 @@ import random
 import polars as pl
 import pytest
 from asked import Failing
+from refusals import refused
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.episode import ACTION_FORMATS
-from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, Reply
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.scripted import MixturePolicy, RandomPolicy
@@ -421,9 +421,9 @@ def test_bad_collections():
             "unknown task order 'shufled'; did you mean 'shuffled'",
         ),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             RolloutSpec(**values)
-    with pytest.raises(InputError, match="slots: expected int >= 1, received 0"):
+    with refused("slots: expected int >= 1, received 0"):
         ExecutionOptions(slots=0)
 
 
