@@ -32,19 +32,34 @@ collect_ignore_glob = ["research/benchmarks/*", "integrations/*/benchmarks/*"]
 """Pytest would import them as `benchmarks`, in the place of the folder of that name here."""
 
 
-@pytest.fixture
-def hgpo(monkeypatch, capsys):
-    """Return a function that runs a command line in this process: exit code, output and errors."""
-    from hgpo_train.cli import main
+class Command:
+    """Runs command lines in this process."""
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
+    def __init__(self, monkeypatch, capsys):
+        self.monkeypatch = monkeypatch
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        """Run a command: its exit code, output and errors."""
+        from hgpo_train.cli import main
+
+        self.monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
-        shown = capsys.readouterr()
+        shown = self.capsys.readouterr()
         return end.value.code or 0, shown.out, shown.err
 
-    return run
+    def output(self, *arguments: object) -> str:
+        """Run a command that succeeds, and return its output."""
+        code, out, errors = self(*arguments)
+        assert code == 0, errors
+        return out
+
+
+@pytest.fixture
+def hgpo(monkeypatch, capsys):
+    """A function that runs a command line in this process."""
+    return Command(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -120,12 +120,13 @@ def collected(
             first.append((clock(), tally.steps))
 
     spec = RolloutSpec(tasks=40, group_size=8, seed=1)
+    slots = options.pop("slots", 256)
     tally = collect_groups(
         env,
         policy_for(env),
         writer,
         spec,
-        ExecutionOptions(**options),
+        ExecutionOptions(slots=slots, **options),
         progress=note,
     )  # type: ignore[arg-type]
     began, steps = first[0]

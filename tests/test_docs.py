@@ -26,7 +26,7 @@ PAGES = sorted(
 )
 
 
-def headings(page: Path) -> set[str]:
+def headings(page):
     """The anchors of a page's headings, by GitHub's rule."""
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
@@ -112,7 +112,7 @@ def test_the_named_extras_and_commands_exist():
     assert set(re.findall(r"`hgpo (\w[\w-]*)", README)) <= known
 
 
-def options(name: str) -> set[str]:
+def options(name):
     """The options of a benchmark: the parameters of its function `run`."""
     tree = ast.parse((ROOT / f"benchmarks/{name}.py").read_text("utf-8"))
     (run,) = [

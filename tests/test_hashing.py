@@ -10,13 +10,13 @@ WORD = 2**64
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-def mix(x: int) -> int:
+def mix(x):
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
     return x ^ (x >> 31)
 
 
-def link(a: int, b: int) -> int:
+def link(a, b):
     value = mix((a + 0x9E3779B97F4A7C15) % WORD) ^ (b % WORD)
     return value - WORD if value >= 2**63 else value
 

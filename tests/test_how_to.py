@@ -18,7 +18,7 @@ RUNS_HERE = ("rollout", "eval", "stats", "advantages", "data")
 """The commands that run; `train` and `view` have tests of their own."""
 
 
-def commands(section: str) -> list[list[str]]:
+def commands(section):
     """The words of a section's `hgpo` commands."""
     lines = (
         "".join(re.findall(r"```sh\n(.*?)```", section, re.DOTALL))
@@ -32,7 +32,7 @@ def commands(section: str) -> list[list[str]]:
     ]
 
 
-def lines_of(page: Path) -> list[str]:
+def lines_of(page):
     """The arguments of a page's `hgpo` commands, in code blocks; spaces, `#` or `>` end a command."""
     text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
     return re.findall(r"^(?: {4})?hgpo (.+?)(?: {3,}| [#>] |$)", text, re.MULTILINE)
@@ -94,7 +94,7 @@ def test_the_planned_runs_fit_their_cards():
         assert "fits on H100-80" in invoke(*words)
 
 
-def run(section: str) -> None:
+def run(section):
     for words in commands(section):
         if words[0] in RUNS_HERE:
             invoke(*words)

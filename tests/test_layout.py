@@ -24,7 +24,7 @@ ROOMS = {
     "hgpo_train": [
         {"field_docs"},  # read by help, which imports nothing else
         # shared by all layers
-        {"settings", "lazy_names", "local_server", "proportions"},
+        {"settings", "lazy_names", "local_server", "proportions", "registry"},
         {"resampling"},
         # panels know environments and settings, and nothing of how they are played
         {"measures", "models", "panels"},
@@ -60,12 +60,12 @@ ROOMS = {
 CODE = ["hgpo_envs", "datasets", "hgpo_train", "integrations", "research", "tests"]
 
 
-def imported(source: str) -> set[str]:
+def imported(source):
     """Return the packages that a module imports anywhere."""
     return {name.split(".")[0] for name in imported_modules(source)}
 
 
-def imported_modules(source: str) -> set[str]:
+def imported_modules(source):
     """Return the dotted names that a module imports at its top, in functions and for type checking."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -76,7 +76,7 @@ def imported_modules(source: str) -> set[str]:
     return names
 
 
-def rooms_of(package: str) -> set[str]:
+def rooms_of(package):
     folder = ROOT / package
     return {
         path.stem
@@ -158,7 +158,7 @@ def test_tuple_assignments_swap_or_unpack(folder):
     assert packed == []
 
 
-def swaps(target: ast.Tuple, value: ast.Tuple) -> bool:
+def swaps(target, value):
     """Return whether a later value reads what an earlier target replaces."""
     replaced = {ast.unparse(each) for each in target.elts}
     read = {ast.unparse(each) for item in value.elts for each in ast.walk(item)}

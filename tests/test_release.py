@@ -61,7 +61,7 @@ def test_the_address_and_the_version_are_nowhere_else():
         assert f"version: {PROJECT['version']}" not in text
 
 
-def locked(name: str) -> list[str]:
+def locked(name):
     """Return a lock file's requirements without hashes."""
     lines = [
         line.rstrip("\\").strip() for line in (ROOT / name).read_text().splitlines()

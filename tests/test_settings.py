@@ -6,8 +6,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_train.policies.registry import find_policy
 from hgpo_train.settings import read_assignments, read_value
 from hgpo_train.training.config import load_config
@@ -63,11 +63,8 @@ def test_values(text, annotation, value):
 
 @pytest.mark.parametrize("text", ["nonsense", "=3", " =3", ""])
 def test_anything_else_is_one_line(text):
-    with pytest.raises(
-        InputError, match=r"^--x: expected name=value, received "
-    ) as caught:
+    with refused(r"^--x: expected name=value, received "):
         read_assignments("--x", [text], {})
-    assert "\n" not in str(caught.value)
 
 
 def test_a_value_may_contain_equals_signs_and_surrounding_spaces():
@@ -107,5 +104,5 @@ def test_annotations_of_a_policys_options_decide(policy):
 
 
 def test_options_of_an_unknown_policy_are_refused_by_its_name():
-    with pytest.raises(InputError, match="unknown policy 'no_such_policy'"):
+    with refused("unknown policy 'no_such_policy'"):
         find_policy("no_such_policy:x")[0]

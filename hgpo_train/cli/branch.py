@@ -43,7 +43,7 @@ def branch(
         seed: Seed of the choice of steps and of every branch.
         policy: The policy that plays the branches. Default: the run's own.
         policy_option: An option of the policy, name=value; may be repeated.
-        slots: Number of concurrent environments. Default: 256.
+        slots: Number of concurrent environments. Default: 256, 32 for scripted policies.
         retry_failed: Retry branches that failed in an earlier run of this command.
         max_failed: Exit with code 1 if more than this share of the branches failed.
         allow: Code that files of the run may name.

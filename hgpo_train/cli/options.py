@@ -149,7 +149,7 @@ class RolloutOptions:
 
     policy_option: PolicyOption = None
     slots: int | None = None
-    """Number of concurrent environments. Default: 256."""
+    """Number of concurrent environments. Default: 256, 32 for scripted policies."""
     workers: PositiveInt | None = None
     """Run so many environments, instead of --slots, each in its own process."""
     retry_failed: Annotated[bool, Parameter(negative="--no-retry-failed")] = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -207,19 +208,13 @@ def encode_chats(
     arguments = dict(chat_template_options or {})
     if tools:
         arguments = {"tools": list(tools), **arguments}
-
-    def render(
-        rendered: Sequence[Sequence[Mapping[str, Any]]], arguments: Mapping[str, Any]
-    ) -> list[str]:
-        lists = [list(chat) for chat in rendered]
-        texts: list[str] = tokenizer.apply_chat_template(
-            lists, add_generation_prompt=True, tokenize=False, **arguments
-        )
-        return texts
-
-    texts = render(chats, arguments)
+    lists = [list(chat) for chat in chats]
+    render = partial(
+        tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
+    )
+    texts = render(lists, **arguments)
     if tools and texts:
-        (bare,) = render(chats[:1], {**arguments, "tools": None})
+        (bare,) = render(lists[:1], **{**arguments, "tools": None})
         missing = [
             tool for tool in tools if not _shows(tool["function"], texts[0], bare)
         ]

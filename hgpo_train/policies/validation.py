@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import NoneType
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -74,9 +75,9 @@ def _plain(kind: type[T], expected: str, checks: Sequence[Check], value: Any) ->
         raise BadValueError(f"expected {expected}, received {preview(value)}")
     # Nearly every value is valid as it is, so the same object is returned and nothing is copied.
     changed = {}
-    for field, name, check, optional in checks:
+    for field, name, check, valid in checks:
         present = getattr(value, field)
-        if present is None and optional:
+        if type(present) in valid:
             continue
         plain = check(name, present)
         if plain is not present:
@@ -180,8 +181,6 @@ def _texts(name: str, values: object) -> tuple[str, ...]:
 
 
 def _flag(name: str, value: object) -> bool:
-    if value is True or value is False:
-        return value
     if not isinstance(value, np.bool_):
         raise BadValueError(
             f"{name}: expected true or false, received {preview(value)}"
@@ -235,52 +234,54 @@ def _cleaned(value: Any) -> Any:  # noqa: ANN401 - any JSON
     )
 
 
-Check = tuple[str, str, Callable[[str, object], Any], bool]
-"""A field, its name in messages, its check, and whether it may be None."""
+Check = tuple[str, str, Callable[[str, object], Any], tuple[type, ...]]
+"""A field, its name in messages, its check, and the types of which every value is valid."""
+
+_NOTHING: Final = (NoneType,)
 
 _STATE: Final[Sequence[Check]] = (
-    ("text", "state text", checked_text, False),
-    ("actions", "admissible actions", _texts, False),
-    ("valid", "valid", _flag, True),
-    ("terminated", "terminated", _flag, False),
-    ("won", "won", _flag, True),
-    ("reward", "reward", checked_number, False),
-    ("score", "score", partial(checked_number, least=0, most=1), False),
-    ("truncated", "truncated", _flag, False),
-    ("key", "state key", checked_text, True),
+    ("text", "state text", checked_text, ()),
+    ("actions", "admissible actions", _texts, ()),
+    ("valid", "valid", _flag, (bool, NoneType)),
+    ("terminated", "terminated", _flag, (bool,)),
+    ("won", "won", _flag, (bool, NoneType)),
+    ("reward", "reward", checked_number, ()),
+    ("score", "score", partial(checked_number, least=0, most=1), ()),
+    ("truncated", "truncated", _flag, (bool,)),
+    ("key", "state key", checked_text, _NOTHING),
 )
 _TASK: Final[Sequence[Check]] = (
-    ("id", "task id", checked_text, False),
+    ("id", "task id", checked_text, ()),
     *(
-        (field, field, checked_text, False)
+        (field, field, checked_text, ())
         for field in ("split", "instruction", "task_type")
     ),
 )
 _REPLY: Final[Sequence[Check]] = (
-    ("response", "response", checked_text, False),
-    ("message", "message", _message, True),
-    ("prompt", "prompt", checked_text, True),
+    ("response", "response", checked_text, ()),
+    ("message", "message", _message, _NOTHING),
+    ("prompt", "prompt", checked_text, _NOTHING),
     (
         "prompt_token_ids",
         "prompt_token_ids",
         partial(_numbers, kinds="iu", least=0, most=INT32 - 1),
-        True,
+        _NOTHING,
     ),
     (
         "response_token_ids",
         "response_token_ids",
         partial(_numbers, kinds="iu", least=0, most=INT32 - 1),
-        True,
+        _NOTHING,
     ),
     (
         "response_logprobs",
         "response_logprobs",
         partial(_numbers, kinds="iuf", least=-np.inf, most=_ROUNDING),
-        True,
+        _NOTHING,
     ),
-    ("finish_reason", "finish_reason", checked_text, True),
+    ("finish_reason", "finish_reason", checked_text, _NOTHING),
     *(
-        (field, field, checked_count, True)
+        (field, field, checked_count, _NOTHING)
         for field in ("cut_pairs", "cut_tokens", "prompt_tokens", "response_tokens")
     ),
 )

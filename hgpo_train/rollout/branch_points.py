@@ -17,6 +17,38 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.row import Row
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Stored actions, which lead to a state again. It can be sent to another process.
+
+    Attributes:
+        task_id: The task.
+        actions: The actions from its start on.
+        text: The text of the state.
+        key: Its key.
+    """
+
+    task_id: str
+    actions: tuple[str, ...]
+    text: str
+    key: str | None
+
+    def play(self, engine: Engine) -> State:
+        """Execute the actions, and return the state.
+
+        Raises:
+            InputError: It is another state.
+        """
+        state = engine.start(self.task_id)
+        for action in self.actions:
+            state = engine.act(action)
+        if (state.text, state.key) != (self.text, self.key):
+            raise InputError(
+                "replaying the stored actions twice gave two states; expected a deterministic environment"
+            )
+        return state
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BranchPoint:
     """A step of a stored trajectory at which branches start.
@@ -39,17 +71,19 @@ class BranchPoint:
         Raises:
             InputError: A replay ended in another state than the one before.
         """
-        expected = self.episode.state
         if self.snapshot is not None:
-            return self.snapshot.fork(), expected
-        state = engine.start(self.rows[0].task_id)
-        for row in self.rows[: self.step]:
-            state = engine.act(row.action or "")
-        if (state.text, state.key) != (expected.text, expected.key):
-            raise InputError(
-                "replaying the stored actions twice gave two states; expected a deterministic environment"
-            )
-        return engine, state
+            return self.snapshot.fork(), self.episode.state
+        return engine, self.replay().play(engine)
+
+    def replay(self) -> Replay:
+        """Return the actions that lead to it from the start of the task."""
+        expected = self.episode.state
+        return Replay(
+            self.rows[0].task_id,
+            tuple([row.action or "" for row in self.rows[: self.step]]),
+            expected.text,
+            expected.key,
+        )
 
 
 def replayed_points(

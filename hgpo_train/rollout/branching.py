@@ -160,7 +160,7 @@ def branch_run(
         tally = Tally()
         session = Session(
             endpoint=getattr(player, "endpoint", None),
-            slots=slots or ExecutionOptions().slots or 0,
+            slots=ExecutionOptions(slots).slots_for(player),
         )
         with (
             closing(player),

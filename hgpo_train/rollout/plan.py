@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
@@ -28,7 +28,10 @@ from hgpo_train.settings import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.branch_points import BranchPoint
+
+_SLOTS: Final = 256
 
 
 def independent_rollouts(group_size: int, branch: str | None) -> int:
@@ -98,7 +101,7 @@ class ExecutionOptions(Settings):
     """How a collection is executed. The values affect its duration, not its content.
 
     Attributes:
-        slots: Number of environments that run concurrently. Default: 256, or one per processor with `workers`.
+        slots: Number of environments that run concurrently; None for the default (`slots_for`).
         workers: Whether each environment runs in its own subprocess.
         worker_timeout_s: Maximum seconds for a command in a worker; a worker that takes longer is killed.
         policy_timeout_s: Maximum seconds for a reply of the policy; a request that takes longer fails.
@@ -128,12 +131,14 @@ class ExecutionOptions(Settings):
 
     def __post_init__(self) -> None:
         check(self)
-        if self.slots is None:
-            object.__setattr__(
-                self,
-                "slots",
-                max(2, os.cpu_count() or 1) if self.workers else 256,
-            )
+
+    def slots_for(self, policy: Policy) -> int:
+        """Return the number of concurrent environments: by default one per processor with `workers`, else 256."""
+        if self.slots is not None:
+            return self.slots
+        if self.workers:
+            return max(2, os.cpu_count() or 1)
+        return getattr(policy, "slots", None) or _SLOTS
 
 
 Key = tuple[int, str, int]

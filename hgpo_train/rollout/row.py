@@ -76,6 +76,9 @@ def columns_of(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
     columns = zip(
         Row.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True
     )
+    # most columns have a value in the first row, or in none
     return {
-        name: values for name, values in columns if values.count(None) < len(values)
+        name: values
+        for name, values in columns
+        if values[0] is not None or values.count(None) < len(values)
     }

@@ -12,7 +12,6 @@ import polars as pl
 
 import hgpo_envs
 from hgpo_datasets.branches import has_branches
-from hgpo_envs.errors import InputError
 from hgpo_train.rollout.branch_groups import branch_rollouts
 from hgpo_train.rollout.collector import play_groups
 from hgpo_train.rollout.groups import GroupScheduler, collected_groups
@@ -69,10 +68,6 @@ def collect_groups(
     tally = tally or Tally()
     replayed = retry_failed
     if spec.branch is not None:
-        if execution.workers:
-            raise InputError(
-                f"branches at {spec.branch}: expected environments in this process; leave workers out"
-            )
         # Points were chosen among the rollouts as they were: others would have other branches.
         here = pl.col("iteration") == spec.iteration
         replayed &= not has_branches(writer.scan().filter(here))

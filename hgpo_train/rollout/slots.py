@@ -54,7 +54,7 @@ class Slots:
     def call(self, slot: int, method: str, argument: str | BranchPoint) -> None:
         """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command.
 
-        ``start`` with a branch's point continues in its state, unless engines run in other processes.
+        ``start`` with a branch's point continues in its state.
         """
         self.busy += 1
         self._results.append(self._result(slot, method, argument))

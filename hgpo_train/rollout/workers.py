@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hgpo_envs.engine import Engine
     from hgpo_envs.sources import SharedSource
-    from hgpo_train.rollout.branch_points import BranchPoint
+    from hgpo_train.rollout.branch_points import BranchPoint, Replay
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _PDEATHSIG: Final = 1
@@ -102,8 +102,14 @@ class WorkerSlots(Slots):
             worker = self._open(slot)
         worker.called_at = perf_counter()
         self.busy += 1
+        sent: str | Replay
+        if isinstance(argument, str):
+            sent = argument
+        else:
+            sent = argument.replay()
+            worker.limit_s += self._timeout_s * len(sent.actions)
         with contextlib.suppress(OSError):  # it has died, as `collect` finds out
-            worker.connection.send((method, argument))
+            worker.connection.send((method, sent))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`. Kill processes that exceed the time limit."""
@@ -219,13 +225,18 @@ def _serve(pickled: bytes, connection: Connection) -> None:
         # The source is opened at the first call, whose result can then say why it failed; the next call tries again.
         opened: tuple[SharedSource, Engine] | Failure | None = None
         while (call := connection.recv()) is not None:
-            method, text = call
+            method, argument = call
             # the source could not be opened so far
             if opened is None or isinstance(opened, Failure):
                 opened = attempt("EnvironmentFailed", _opened, pickled)
             outcome: Any = opened
             if not isinstance(opened, Failure):
-                outcome = attempt("EnvironmentFailed", getattr(opened[1], method), text)
+                engine = opened[1]
+                if isinstance(argument, str):
+                    step = getattr(engine, method)
+                    outcome = attempt("EnvironmentFailed", step, argument)
+                else:
+                    outcome = attempt("EnvironmentFailed", argument.play, engine)
             data = attempt("EnvironmentFailed", ForkingPickler.dumps, outcome)
             if isinstance(data, Failure):
                 reason = f"its state cannot be sent between processes: {data.message}"

@@ -24,7 +24,7 @@ from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
 from hgpo_train.models.checkpoint_files import stored_model
-from hgpo_train.models.loading import check_context, load_model, load_tokenizer
+from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.generation import generation_options
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
 from hgpo_train.rollout import branch_rules
@@ -349,12 +349,21 @@ def track(run: stages.Run, trackers: Trackers, metrics: dict[str, float]) -> Non
 
 
 def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
-    """Load the model and its learner, as the newest checkpoint of a run's folder left them."""
+    """Load the model and its learner, as the newest checkpoint of a run's folder left them.
+
+    Raises:
+        InputError: The model, its checkpoint or its length of context cannot be used, or memory ran out.
+    """
     with memory_advice(config):
         model = load_model(config.model, config.seed)
         rollout = config.rollout
-        check_context(model, rollout.max_prompt_tokens + rollout.max_response_tokens)
         learner = Learner(model, config, temperature=rollout.temperature)
+        longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+        if learner.context is not None and longest > learner.context:
+            raise InputError(
+                f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model accepts at most "
+                f"{learner.context} tokens; reduce one of them"
+            )
         state = resume_checkpoint(
             folder / CHECKPOINTS, model, learner.optimiser, config.checkpoint
         )

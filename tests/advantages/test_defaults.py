@@ -8,9 +8,10 @@ from typing import get_type_hints
 import polars as pl
 import pytest
 from command import invoke
+from groups import write_run
+from refusals import refused
 
-from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.errors import InputError
+from hgpo_datasets import scan_steps
 from hgpo_train import advantages
 from hgpo_train.advantages import compute, get, names
 from hgpo_train.advantages.advantage_tables import read_metadata
@@ -21,7 +22,7 @@ from hgpo_train.settings import read_toml, types_of
 CONFIGURATIONS = Path(advantages.__file__).parents[1] / "training" / "configs" / "parts"
 
 
-def viewed(run: Path, estimator: str) -> list[float]:
+def viewed(run, estimator):
     from hgpo_train.view.estimates import estimate, estimator_with
     from hgpo_train.view.index import read_index
 
@@ -33,7 +34,7 @@ def viewed(run: Path, estimator: str) -> list[float]:
     return [value for group in found for value in group["columns"]["advantage"]]
 
 
-def trained(run: Path, estimator: str) -> pl.Series:
+def trained(run, estimator):
     from hgpo_train.training.config import AdvantageConfig
 
     config = AdvantageConfig(estimator=estimator)
@@ -43,7 +44,7 @@ def trained(run: Path, estimator: str) -> pl.Series:
 
 
 @pytest.mark.parametrize("name", ["hgpo", "grpo"])
-def test_advantages_are_the_same_wherever_they_are_asked(run: Path, name: str) -> None:
+def test_advantages_are_the_same_wherever_they_are_asked(run, name):
     expected = compute(scan_steps(run), name).collect()["advantage"]
     expected = pytest.approx(expected.to_list(), abs=1e-12)
     assert (
@@ -66,9 +67,7 @@ def test_advantages_are_the_same_wherever_they_are_asked(run: Path, name: str) -
         }.items() <= parameters.items()
 
 
-def test_statistics_are_the_same_wherever_they_are_asked(
-    run: Path, tmp_path: Path
-) -> None:
+def test_statistics_are_the_same_wherever_they_are_asked(run, tmp_path):
     from hgpo_train.view.index import read_index
     from hgpo_train.view.overview import levels_document
 
@@ -100,7 +99,7 @@ def test_statistics_are_the_same_wherever_they_are_asked(
         )
 
 
-def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
+def test_results_are_the_same_wherever_they_are_asked(run):
     """Of the last of 25 rollouts, which was aborted at an invalid action, only that it was is counted."""
     from hgpo_train.rollout.collection import CollectedRun
     from hgpo_train.rollout.outcomes import rollout_table
@@ -115,19 +114,19 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
         "state": "room 0",
         "action": "fly",
     }
-    with StepWriter(run) as writer:
-        writer.add_group(
-            [
-                {
-                    **lost,
-                    "action_valid": False,
-                    "reward": 0.5,
-                    "won": False,
-                    "aborted": True,
-                    "error": "-",
-                }
-            ]
-        )
+    write_run(
+        run,
+        [
+            {
+                **lost,
+                "action_valid": False,
+                "reward": 0.5,
+                "won": False,
+                "aborted": True,
+                "error": "-",
+            }
+        ],
+    )
     results = {"success": 0.5, "mean_return": 0.5, "mean_length": 4.0, "valid": 10 / 16}
     bounds = {"success_if_aborted_lost": 12 / 25, "success_if_aborted_won": 13 / 25}
     shown = json.loads(invoke("data", "show", run, "--json"))["total"]
@@ -177,7 +176,5 @@ def test_an_estimator_in_a_module_of_its_own_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert get("lonely:lonely").name == "lonely"
     assert get("lonely:lonely") is get("lonely")
-    with pytest.raises(
-        InputError, match="expected a name without parameters, such as 'lonely'"
-    ):
+    with refused("expected a name without parameters, such as 'lonely'"):
         get("lonely:gamma=1")

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from numpy.typing import NDArray
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, names
 
 NAMES = {
@@ -22,7 +21,7 @@ PARAMETERS = {"K": "history_length", "thresh": "similarity_threshold"}
 PARAMETERS |= {"step_w": "step_weight", "episode_w": "episode_weight"}
 
 
-def configuration(column: str) -> tuple[str, dict[str, object]]:
+def configuration(column):
     """Return the estimator's name and parameters of a column such as `hgpo__K_2__mode_mean_norm`."""
     name, *pairs = column.split("__")
     parameters: dict[str, object] = {}
@@ -44,22 +43,20 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "estimators"
 
 
 @cache
-def recording(kind: str, case: str) -> pl.DataFrame:
+def recording(kind, case):
     """Return one case of a recorded table, without columns that are null."""
     rows = pl.read_parquet(GOLDEN / f"{kind}.parquet").filter(case=case).drop("case")
     return rows[[column.name for column in rows if column.null_count() < len(column)]]
 
 
-def table(case: str) -> pl.DataFrame:
+def table(case):
     steps = recording("input", case)
     return steps.rename(
         {old: new for old, new in NAMES.items() if old in steps.columns}
     ).drop("episode_reward")
 
 
-def advantages(
-    steps: pl.DataFrame, column: str, **extra: object
-) -> NDArray[np.float64]:
+def advantages(steps, column, **extra):
     name, parameters = configuration(column)
     return (
         compute(steps, name, **{"reward_scale": 1.0} | parameters | extra)
@@ -68,9 +65,7 @@ def advantages(
     )
 
 
-def differences(
-    received: NDArray[np.float64], recorded: pl.Series
-) -> tuple[float, int]:
+def differences(received, recorded):
     """Return the largest difference (relative above 1), and the number of differing zeros."""
     want = recorded.to_numpy()
     return float((abs(received - want) / abs(want).clip(min=1.0)).max()), int(
@@ -78,7 +73,7 @@ def differences(
     )
 
 
-def cases(manifest: str) -> list[str]:
+def cases(manifest):
     found = json.loads((GOLDEN / manifest).read_text())["cases"]
     # an error, see test_nan_is_reported
     return [case for case in found if case != "nan_reward"]
@@ -88,7 +83,7 @@ CASES = cases("manifest.json")
 GRAPHGPO_CASES = cases("graphgpo.manifest.json")
 
 
-def exact_columns(case: str) -> list[str]:
+def exact_columns(case):
     """The float64 recordings of a case, one per estimator and configuration."""
     names = [
         name for name in recording("expected", case).columns if name.endswith("|x64")
@@ -101,7 +96,7 @@ def exact_columns(case: str) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_configuration_matches_the_recording(case: str) -> None:
+def test_every_configuration_matches_the_recording(case):
     """In float64, and in float32 except in few rows, where the official advantages of equal returns are noise."""
     steps = table(case)
     recorded = recording("expected", case)
@@ -123,7 +118,7 @@ def test_every_configuration_matches_the_recording(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", GRAPHGPO_CASES)
-def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
+def test_every_graphgpo_configuration_matches_the_recording(case):
     steps = table(case)
     recorded = recording("graphgpo", case)
     columns = [
@@ -149,8 +144,8 @@ def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", names())
-def test_nan_is_reported(estimator: str) -> None:
+def test_nan_is_reported(estimator):
     steps = table("nan_reward").with_columns(action=pl.lit("go"))
     line = r"expected a finite number as reward, received nan at task='a', trajectory=.*step="
-    with pytest.raises(InputError, match=line):
+    with refused(line):
         compute(steps, estimator).collect()

@@ -2,18 +2,17 @@
 
 import math
 from decimal import Decimal
-from pathlib import Path
 
 import polars as pl
 import pytest
+from refusals import refused
 
 import hgpo_train as hgpo
-from hgpo_envs.errors import InputError
 from hgpo_train.rollout import collect
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("forms") / "run"
     collect(
         "doors_env:HGPO-Test/Doors-v0",
@@ -27,26 +26,26 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def as_file(run: Path) -> Path:
+def as_file(run):
     file = run.parent / "plain.parquet"
     hgpo.scan_steps(run).sink_parquet(file)
     return file
 
 
-def as_duckdb(run: Path) -> object:
+def as_duckdb(run):
     steps = as_arrow(run)  # noqa: F841 (the query names it)
     return pytest.importorskip("duckdb").sql(
         "SELECT * FROM steps ORDER BY task_id, trajectory, step"
     )
 
 
-def as_pandas(run: Path, **options: bool) -> object:
+def as_pandas(run, **options):
     pytest.importorskip("pandas")
     frame = hgpo.scan_steps(run).collect().to_pandas(**options)
     return frame.set_axis(frame.index + 7)
 
 
-def as_arrow(run: Path) -> object:
+def as_arrow(run):
     return hgpo.scan_steps(run).collect().to_arrow()
 
 
@@ -91,11 +90,8 @@ def test_every_form_gives_the_same_advantages_and_statistics(run, form):
 )
 def test_other_forms_are_refused_in_one_line(function, steps):
     expected = r"expected a step table \(a Polars LazyFrame or DataFrame, a path or URL, a pandas or pyarrow table\), "
-    with pytest.raises(
-        hgpo.InputError, match=f"{expected}received {type(steps).__name__}"
-    ) as caught:
+    with refused(f"{expected}received {type(steps).__name__}"):
         function(steps)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("flag", ["aborted", "action_valid", "won"])
@@ -115,8 +111,7 @@ def test_a_flag_that_is_no_truth_value_is_refused_by_row(flag, value):
         }
     )
     options = {"reward": "success"} if flag == "won" else {}
-    with pytest.raises(
-        InputError,
-        match=f"expected .* as {flag}, received {value} at task='a', trajectory='y', step=0",
+    with refused(
+        f"expected .* as {flag}, received {value} at task='a', trajectory='y', step=0"
     ):
         hgpo.compute(steps.lazy(), "grpo", **options).collect()

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.alfworld_nodes import with_alfworld_nodes
@@ -165,11 +165,9 @@ def test_other_columns_and_long_responses_change_rewards():
         ),
         ("shorter", list("abcde"), "column shorter: expected numbers"),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             rewards_of(steps.with_columns(pl.Series(column, values)), rewards=weights)
-    with pytest.raises(
-        InputError, match="the table has no `shorter`, which grpo reads"
-    ):
+    with refused("the table has no `shorter`, which grpo reads"):
         compute(
             steps.drop("shorter"), "grpo", rewards=weights, invalid_action_penalty=0
         ).collect()
@@ -255,7 +253,7 @@ EPISODES = st.lists(
 )
 
 
-def expected_nodes(episode: list[tuple[str, list[str]]]) -> list[object]:
+def expected_nodes(episode):
     """Return each step's node of an episode as a comparable value."""
     happened: list[tuple[str, list[str]]] = []
     nodes: list[object] = [episode[0][0]]
@@ -276,9 +274,7 @@ def expected_nodes(episode: list[tuple[str, list[str]]]) -> list[object]:
 
 
 @given(EPISODES)
-def test_nodes_are_equal_where_the_rule_requires_it(
-    episodes: list[list[tuple[str, list[str]]]],
-) -> None:
+def test_nodes_are_equal_where_the_rule_requires_it(episodes):
     rows = [
         {
             "trajectory_key": number,
@@ -295,7 +291,7 @@ def test_nodes_are_equal_where_the_rule_requires_it(
     assert pairs.height == pairs["found"].n_unique() == pairs["expected"].n_unique()
 
 
-def test_hgpo_and_statistics_compare_nodes_too() -> None:
+def test_hgpo_and_statistics_compare_nodes_too():
     """The first of two rollouts wastes a step and stays at the desk, so that the state of both steps is one node."""
     from hgpo_train.analysis.statistics import statistics
 

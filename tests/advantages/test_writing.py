@@ -1,8 +1,6 @@
 """Tables of advantages of many shards: several processes, Ray and object stores write what one process computes."""
 
 import signal
-import subprocess
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -11,32 +9,30 @@ from large_run import OWN, collect
 from s3 import options_of, s3_server, upload
 
 from hgpo_datasets import scan_steps
-from hgpo_train.advantages import Estimator, compute, get
+from hgpo_train.advantages import compute, get
 from hgpo_train.advantages.advantage_tables import read_metadata, write_advantages
 
 ROWS = 200
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rollouts") / "run"
     collect(folder, tasks=16)
     return folder
 
 
-def specs(*names: str) -> list[Estimator]:
+def specs(*names):
     return [get(name).with_parameters(column=name) for name in names]
 
 
-def hgpo(
-    folder: Path, *arguments: object, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def hgpo(folder, *arguments, **variables):
     return python(
         MAIN, *arguments, env=environment(**variables), cwd=folder, timeout=500
     )
 
 
-def agrees(run: Path, table: pl.DataFrame, name: str) -> bool:
+def agrees(run, table, name):
     want = compute(scan_steps(run), name).collect()
     rows = table.select("trajectory", "step").equals(
         want.select(pl.col("trajectory", "step"))
@@ -45,7 +41,7 @@ def agrees(run: Path, table: pl.DataFrame, name: str) -> bool:
 
 
 @pytest.mark.slow
-def test_processes_write_the_same_table(run: Path, tmp_path: Path) -> None:
+def test_processes_write_the_same_table(run, tmp_path):
     """Rows of a group are never divided, nor those of a batch where an estimator needs them."""
     for processes in (1, 2, 3):
         out = tmp_path / str(processes)
@@ -63,7 +59,7 @@ def test_processes_write_the_same_table(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_nothing(run, tmp_path):
     """Whether the command or one of its workers is killed; the same command starts again."""
     (tmp_path / "own.py").write_text(OWN)
     steps = scan_steps(run).collect()
@@ -93,7 +89,7 @@ def test_a_killed_process_leaves_nothing(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ray_and_object_stores(run: Path, tmp_path: Path) -> None:
+def test_ray_and_object_stores(run, tmp_path):
     pytest.importorskip("ray")
     with s3_server() as store:
         upload(run, "s3://bucket/run", store)
@@ -144,7 +140,7 @@ def test_ray_and_object_stores(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_table(tmp_path):
     """Four times as many rows take at most a quarter more memory."""
     peaks = []
     for copies in (4, 16):

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.engine import State
 
 SOURCE = ALFWorldSource(keep=1000)
 TASKS = st.sampled_from(SOURCE.ids("all"))
 SEEDS = st.integers(0, 2**32)
 
 
-def wander(engine: ALFWorldEngine, state: State, seed: int, steps: int) -> list[State]:
+def wander(engine, state, seed, steps):
     rng = random.Random(seed)
     states = [state]
     for _ in range(steps):

@@ -6,6 +6,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
@@ -149,18 +150,14 @@ def test_truncated_file(file, tmp_path):
     path = tmp_path / "game.tw-pddl"
     text = json.dumps(file)
     path.write_text(text[: len(text) // 2], "utf-8")
-    with pytest.raises(
-        InputError,
-        match=r"game.tw-pddl: not valid JSON .*; copy or fetch the game again",
-    ):
+    with refused(r"game.tw-pddl: not valid JSON .*; copy or fetch the game again"):
         read_file(path)
     path.write_text("[]", "utf-8")
-    with pytest.raises(
-        InputError,
-        match="not a game: expected a JSON object with the texts pddl_domain, grammar, pdd",
+    with refused(
+        "not a game: expected a JSON object with the texts pddl_domain, grammar, pdd"
     ):
         read_file(path)
-    with pytest.raises(InputError, match="no game at"):
+    with refused("no game at"):
         read_file(tmp_path / "none")
 
 
@@ -203,7 +200,7 @@ def test_errors_name_what_is_unknown(file):
         ),
     ):
         assert old in file[field]
-        with pytest.raises(InputError, match=r"^game: [^\n]+$") as error:
+        with refused(r"^game: [^\n]+$") as error:
             compile_game(file | {field: file[field].replace(old, new)}, "game")
         assert part in str(error.value)
     commented = domain.replace(

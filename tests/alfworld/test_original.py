@@ -6,15 +6,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nightly import sample_or_all
+from refusals import refused
 
 from hgpo_envs.alfworld.data.game_folder import FolderStore, write_folder
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.reference.original import OriginalEngine
-from hgpo_envs.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ALFWorldSource()
@@ -22,7 +21,7 @@ GAMES = sample_or_all(5, 100)
 slow = [pytest.mark.slow, pytest.mark.original]
 
 
-def run(python: str, *arguments: str, **given: Any) -> str:
+def run(python, *arguments, **given):
     """Run code in the original's interpreter with this checkout; `given` is its standard input as JSON."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -114,13 +113,8 @@ def test_the_same_games_are_listed(original_python, tmp_path):
 def test_the_error_without_the_original_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "alfworld", None)
     monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", None)
-    with pytest.raises(
-        InputError, match=r"needs the original program .*pip install .*\[alfworld\]"
-    ) as caught:
+    with refused(r"needs the original program .*pip install .*\[alfworld\]"):
         OriginalEngine()
-    assert "\n" not in str(caught.value)
     monkeypatch.setattr(sys, "version_info", (3, 13, 1))
-    with pytest.raises(
-        InputError, match=r"needs Python 3.11 or 3.12: textworld 1.7.0 fails on 3.13"
-    ):
+    with refused(r"needs Python 3.11 or 3.12: textworld 1.7.0 fails on 3.13"):
         OriginalEngine()

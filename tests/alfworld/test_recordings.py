@@ -4,27 +4,25 @@ import gzip
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.engine.game import Game, compile_game
+from hgpo_envs.alfworld.engine.game import compile_game
 from hgpo_envs.alfworld.engine.goals import TASK_TYPES
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden" / "alfworld"
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
+def lines(path):
     with gzip.open(path, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
-def tarred_games(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def tarred_games(path):
     """Yield the task id and game file of every game in an archive of json_2.1.1."""
     with tarfile.open(path, "r|xz") as archive:
         for member in archive:
@@ -34,9 +32,7 @@ def tarred_games(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield "/".join(member.name.split("/")[-4:-1]), json.loads(file.read())
 
 
-def replay(
-    rows: Iterator[dict[str, Any]], games: dict[str, Game]
-) -> tuple[int, list[Any]]:
+def replay(rows, games):
     engine = ALFWorldEngine()
     count = 0
     differing = []

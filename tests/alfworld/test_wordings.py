@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
@@ -33,7 +32,7 @@ BUNDLED = ALFWorldSource()
 IDS = [BUNDLED.ids(split)[0] for split in ("train", "valid_seen", "valid_unseen")]
 
 
-def wordings(text: str) -> list[str]:
+def wordings(text):
     """Return the wordings for which a text is written."""
     known = WORDINGS.items()
     return [
@@ -98,7 +97,7 @@ def test_no_text_of_a_game_looks_like_the_other_wording(name):
     assert found == {name}
 
 
-def opened(**arguments: object) -> list[str]:
+def opened(**arguments):
     """Return the warnings of an environment with these arguments."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -175,7 +174,7 @@ def edited(games, tmp_path):
     return edit
 
 
-def compared(hgpo: Callable, *arguments: object) -> tuple[int, dict]:
+def compared(hgpo, *arguments):
     code, out, _ = hgpo("data", "compare", *arguments, "--json")
     return code, json.loads(out)
 
@@ -196,8 +195,7 @@ def test_equal_games_in_a_folder_and_in_a_pack(hgpo, games, tmp_path):
         "initial state": [],
         "goal": [],
     }
-    code, out, _ = hgpo("data", "compare", games, tmp_path / "a.pack")
-    assert code == 0
+    out = hgpo.output("data", "compare", games, tmp_path / "a.pack")
     assert "equal" in out
 
 

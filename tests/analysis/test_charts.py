@@ -5,11 +5,11 @@ import sys
 
 import polars as pl
 import pytest
+from refusals import refused
 
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
-from hgpo_envs.errors import InputError
 from hgpo_train.analysis.charts import (
     check_chart_file,
     levels_chart,
@@ -89,13 +89,11 @@ def test_files_need_no_network(sure, ending, tmp_path):
 def test_a_chart_without_its_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "altair", None)
     monkeypatch.delitem(sys.modules, "hgpo_train.analysis.charts")
-    with pytest.raises(
-        InputError, match=r"^chart needs altair: pip install .*\[notebooks\]'?$"
-    ):
+    with refused(r"^chart needs altair: pip install .*\[notebooks\]'?$"):
         statistics(TABLE).chart()
 
 
 @pytest.mark.parametrize("name", ["chart.pdf", "chart", "missing/chart.svg"])
 def test_wrong_files_are_refused(name, tmp_path):
-    with pytest.raises(InputError, match="expected"):
+    with refused("expected"):
         check_chart_file("--plot", tmp_path / name)

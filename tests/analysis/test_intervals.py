@@ -17,7 +17,7 @@ from hgpo_train.analysis.statistics import WITH_INTERVALS, statistics
 from hgpo_train.proportions import wilson_interval
 
 
-def wandering(rng: np.random.Generator, *, matters: bool) -> pl.DataFrame:
+def wandering(rng, *, matters):
     """Rollouts through one of two rooms into a hall; what follows depends on the room only if it `matters`."""
     rows = []
     for task in range(24):

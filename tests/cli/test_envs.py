@@ -41,7 +41,7 @@ def test_the_versions_import_no_library():
     assert not imported & {*LIBRARIES, "hgpo_envs", "hgpo_datasets"}
 
 
-def listed() -> dict[str, dict]:
+def listed():
     return {one["id"]: one for one in json.loads(invoke("envs", "--json"))}
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from command import ROOT, arguments_of, every_command
+from groups import write_run
 
-from hgpo_datasets import StepWriter
 from hgpo_envs.plugins import install_command
 from hgpo_train import collect
 from hgpo_train.cli.exit_status import extra_of
@@ -34,7 +34,7 @@ def run(hgpo, monkeypatch, tmp_path):
     return exit_code_and_errors
 
 
-def words_for(command, out: str) -> list[str]:
+def words_for(command, out):
     """Values for all required arguments; `out` for the option `--out`."""
     words = ["--out", out]
     for argument in arguments_of(command):
@@ -44,7 +44,7 @@ def words_for(command, out: str) -> list[str]:
     return words
 
 
-def tree(folder: Path) -> list[Path]:
+def tree(folder):
     return sorted(folder.rglob("*"))
 
 
@@ -117,8 +117,7 @@ def test_a_failed_start_leaves_no_folder(run, small_run, arguments):
 def test_a_failed_start_keeps_a_folder_that_existed(run):
     """Only a folder without content counts as a failed start."""
     Path("mine").mkdir()
-    with StepWriter(Path("started"), config={}):
-        pass
+    write_run(Path("started"), config={})
     before = tree(Path())
     for name in ("mine", "started"):
         assert (

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from command import MAIN, environment, outcome
@@ -15,13 +14,13 @@ from hgpo_train.cli.new import filled
 WORLDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 
 
-def play(typed: str, *options: str) -> str:
+def play(typed, *options):
     code, shown = outcome("play", *options, typed=typed, COLUMNS="100")
     assert code == 0, shown
     return shown
 
 
-def expert(env: str, folder: Path, tasks: int) -> list[list[str]]:
+def expert(env, folder, tasks):
     """The expert's actions in the tasks that `hgpo play` plays."""
     run = collect(
         env,

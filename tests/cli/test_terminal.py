@@ -43,7 +43,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def on_a_terminal(*arguments: object, typed: str = "") -> bytes:
+def on_a_terminal(*arguments, typed=""):
     """Run a command whose standard streams are a terminal, and return what it wrote there."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", MAIN, *map(str, arguments)]
@@ -65,7 +65,7 @@ def on_a_terminal(*arguments: object, typed: str = "") -> bytes:
     return written
 
 
-def check(written: bytes) -> None:
+def check(written):
     assert b"owned" in written, written
     for sequence in (b"\x1b]", b"\x07", b"\x1b[2J", "\x9b".encode(), "\u202e".encode()):
         assert sequence not in written, (sequence, written)

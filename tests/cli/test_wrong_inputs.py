@@ -7,7 +7,6 @@ import errno
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -145,7 +144,7 @@ def unchanged(inputs, monkeypatch):
     assert after == before
 
 
-def listing(folder: Path) -> set[str]:
+def listing(folder):
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     return {
         name

@@ -2,6 +2,7 @@
 
 import polars as pl
 import pytest
+from groups import write_run
 
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_datasets.branches import with_prefixes
@@ -42,9 +43,12 @@ WHOLE = [
 
 @pytest.fixture
 def run(tmp_path):
-    with StepWriter(tmp_path / "run", depth=2) as writer:
-        writer.add_group(ROOT + BRANCH + NESTED)
-        writer.add_group([{**row, "group": 1} for row in WHOLE])
+    write_run(
+        tmp_path / "run",
+        ROOT + BRANCH + NESTED,
+        [{**row, "group": 1} for row in WHOLE],
+        depth=2,
+    )
     return tmp_path / "run"
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 from command import environment
-from groups import group, rich_group
+from groups import group, rich_group, write_run
 from polars.testing import assert_frame_equal
+from refusals import refused
 from s3 import options_of, s3_server
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.errors import InputError
 
 deltalake = pytest.importorskip("deltalake")
 
@@ -21,7 +21,7 @@ from hgpo_datasets.interchange.delta import to_delta  # noqa: E402 (after the ch
 KEY = ["run", "task_id", "group", "trajectory", "step"]
 
 
-def add(run: Path, numbers: range) -> None:
+def add(run, numbers):
     with StepWriter(run) as writer:
         for number in numbers:
             writer.add_group(rich_group(f"t{number}", number))
@@ -29,19 +29,19 @@ def add(run: Path, numbers: range) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     add(tmp_path / "run", range(3))
     return tmp_path / "run"
 
 
-def same(table: pl.DataFrame, run: Path) -> None:
+def same(table, run):
     """Check that a table has the rows of a run."""
     steps = scan_steps(run).collect().sort(KEY)
     assert_frame_equal(table.sort(KEY).select(steps.columns), steps)
 
 
 @pytest.mark.slow
-def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
+def test_engines_read_the_rows_of_the_run(run, tmp_path):
     duckdb = pytest.importorskip("duckdb")
     report = to_delta(run, tmp_path / "table")
     assert report == (1, scan_steps(run).collect().height)
@@ -53,9 +53,7 @@ def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     assert table.partitions() == [{"run": "run"}]
 
 
-def test_the_documented_line_writes_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_documented_line_writes_the_rows(tmp_path, monkeypatch):
     page = (
         (Path(__file__).parents[2] / "docs/interchange.md")
         .read_text("utf-8")
@@ -67,28 +65,26 @@ def test_the_documented_line_writes_the_rows(
     same(pl.read_delta("first_table"), tmp_path / "runs/first")
 
 
-def test_paths_that_are_no_urls_are_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="without the characters"):
+def test_paths_that_are_no_urls_are_refused(run, tmp_path):
+    with refused("without the characters"):
         to_delta(run, tmp_path / "table[1]")
 
 
-def test_what_is_no_table_is_left_alone(run: Path, tmp_path: Path) -> None:
+def test_what_is_no_table_is_left_alone(run, tmp_path):
     (tmp_path / "catalogue").mkdir()
     (tmp_path / "catalogue/items.json").write_text("{}")
     for name, line in (
         ("catalogue", "received one with other files"),
         ("catalogue/items.json", "received a file"),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             to_delta(run, tmp_path / name)
     assert [path.name for path in tmp_path.glob("catalogue/*")] == ["items.json"]
     (tmp_path / "empty").mkdir()
     assert to_delta(run, tmp_path / "empty").version == 1
 
 
-def test_a_second_export_replaces_the_rows_of_the_first(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_second_export_replaces_the_rows_of_the_first(run, tmp_path):
     """The run has grown, and some of its rollouts were retried. Earlier versions stay readable."""
     to_delta(run, tmp_path / "table")
     before = scan_steps(run).collect()
@@ -104,25 +100,21 @@ def test_a_second_export_replaces_the_rows_of_the_first(
     assert_frame_equal(earlier.select(before.columns).sort(KEY), before.sort(KEY))
 
 
-def test_runs_of_one_table(run: Path, tmp_path: Path) -> None:
+def test_runs_of_one_table(run, tmp_path):
     """A run of another depth has other columns; a run of the same name is refused."""
-    with StepWriter(tmp_path / "o'ther", depth=1) as writer:
-        writer.add_group(group("t", 2, 3))
+    write_run(tmp_path / "o'ther", group("t", 2, 3), depth=1)
     to_delta(run, tmp_path / "table")
     to_delta(tmp_path / "o'ther", tmp_path / "table")
     table = pl.read_delta(str(tmp_path / "table"))
     same(table.filter(run="run"), run)
     same(table.filter(run="o'ther"), tmp_path / "o'ther")
-    with StepWriter(tmp_path / "again/run", config={"seed": 1}) as writer:
-        writer.add_group(group("t", 2, 3))
-    with pytest.raises(InputError, match="has the rows of another run named 'run'"):
+    write_run(tmp_path / "again/run", group("t", 2, 3), config={"seed": 1})
+    with refused("has the rows of another run named 'run'"):
         to_delta(tmp_path / "again/run", tmp_path / "table")
     pl.DataFrame({"a": [1]}).write_delta(str(tmp_path / "foreign"))
-    with pytest.raises(
-        InputError, match="expected a table of `hgpo data export delta`"
-    ):
+    with refused("expected a table of `hgpo data export delta`"):
         to_delta(run, tmp_path / "foreign")
-    with pytest.raises(InputError, match="expected the folder of one run"):
+    with refused("expected the folder of one run"):
         to_delta(next(run.glob("steps/*")), tmp_path / "table")
 
 
@@ -142,12 +134,9 @@ except InputError as error:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exports", [2, 3])
-def test_exports_at_the_same_time_write_each_row_once(
-    run: Path, tmp_path: Path, exports: int
-) -> None:
+def test_exports_at_the_same_time_write_each_row_once(run, tmp_path, exports):
     """Into a new table, and into one that has another run; the others fail with a line, and can be repeated."""
-    with StepWriter(tmp_path / "other") as writer:
-        writer.add_group(group("t", 2, 3))
+    write_run(tmp_path / "other", group("t", 2, 3))
     to_delta(tmp_path / "other", tmp_path / "existing")
     for table in ("new", "existing"):
         command = [sys.executable, "-c", AT_ONCE, str(run), str(tmp_path / table)]
@@ -170,7 +159,7 @@ def test_exports_at_the_same_time_write_each_row_once(
 
 
 @pytest.mark.slow
-def test_a_table_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_in_an_object_store(run, monkeypatch):
     with s3_server() as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -184,5 +173,5 @@ def test_a_table_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch) 
             ),
             run,
         )
-        with pytest.raises(InputError, match=r"^s3://nowhere/table: "):
+        with refused(r"^s3://nowhere/table: "):
             to_delta(run, "s3://nowhere/table")

@@ -1,15 +1,13 @@
 """Neighbours, each the real thing: DuckDB, pandas, Hugging Face, PyTorch, Minari."""
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 from command import invoke
-from groups import group
+from groups import group, write_run
 from polars.testing import assert_frame_equal
+from refusals import refused
 
 from hgpo_datasets import StepWriter, scan_steps, schema
-from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import UNDEFINED
 
 HASHES = [column.name for column in schema.columns() if column.family == "hashes"]
@@ -18,9 +16,7 @@ HASHES = [column.name for column in schema.columns() if column.family == "hashes
 @pytest.mark.parametrize(
     "types", [{}, {"dtype_backend": "pyarrow"}], ids=["default", "Arrow"]
 )
-def test_pandas_reads_and_gives_rows(
-    tmp_path: Path, rich_run: Path, types: dict[str, str]
-) -> None:
+def test_pandas_reads_and_gives_rows(tmp_path, rich_run, types):
     """With pandas' own types, hashes with nulls are floats, and columns without values are texts."""
     pandas = pytest.importorskip("pandas")
     steps = scan_steps(rich_run).collect()
@@ -35,9 +31,7 @@ def test_pandas_reads_and_gives_rows(
 
 
 @pytest.mark.slow
-def test_hugging_face_plain_streaming_and_torch(
-    tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hugging_face_plain_streaming_and_torch(tmp_path, rich_run, monkeypatch):
     pytest.importorskip("datasets.arrow_dataset")
     torch = pytest.importorskip("torch")
     from hgpo_datasets.interchange.huggingface import to_dataset
@@ -69,7 +63,7 @@ def test_hugging_face_plain_streaming_and_torch(
         cache_dir=str(tmp_path / "cache"),
     )
     assert few.column_names == ["reward", "history_hash_3"]
-    with pytest.raises(InputError, match=r"'rewards'.*reward"):
+    with refused(r"'rewards'.*reward"):
         to_dataset(rich_run, columns=["rewards"])
 
 
@@ -77,17 +71,14 @@ def test_hugging_face_plain_streaming_and_torch(
 @pytest.mark.parametrize(
     "name", ["lr[1]", "what?", "[a]", "**", "{a,b}", "~", "%61", "#a", "a b"]
 )
-def test_hugging_face_reads_the_run_that_was_named(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hugging_face_reads_the_run_that_was_named(tmp_path, name, monkeypatch):
     pytest.importorskip("datasets.arrow_dataset")
     from hgpo_datasets.interchange.huggingface import to_dataset
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     for folder in {"lr1", "whatX", "a", "b", name}:
-        with StepWriter(folder) as writer:
-            writer.add_group(group("mine" if folder == name else "other"))
+        write_run(folder, group("mine" if folder == name else "other"))
     for source in (name, tmp_path / name):
         assert set(to_dataset(source, cache_dir="cache")["task_id"]) == {"mine"}
         assert {row["task_id"] for row in to_dataset(source, streaming=True)} == {
@@ -97,21 +88,16 @@ def test_hugging_face_reads_the_run_that_was_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["$HOME", "a::b"])
-def test_hugging_face_refuses_names_that_it_would_replace(
-    tmp_path: Path, name: str
-) -> None:
+def test_hugging_face_refuses_names_that_it_would_replace(tmp_path, name):
     pytest.importorskip("datasets.arrow_dataset")
     from hgpo_datasets.interchange.huggingface import to_dataset
 
-    with StepWriter(tmp_path / name) as writer:
-        writer.add_group(group("mine"))
-    with pytest.raises(InputError, match=r"expected a path without .*; rename it$"):
+    write_run(tmp_path / name, group("mine"))
+    with refused(r"expected a path without .*; rename it$"):
         to_dataset(tmp_path / name)
 
 
-def test_minari(
-    tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minari(tmp_path, rich_run, monkeypatch):
     minari = pytest.importorskip("minari")
     from hgpo_datasets.interchange.minari import to_minari
 
@@ -135,13 +121,11 @@ def test_minari(
         assert list(episode.terminations) == rows["terminated"].to_list()
         assert list(episode.truncations) == rows["truncated"].to_list()
     rows = group("t", length=1, aborted=True, error="no answer")
-    with StepWriter(tmp_path / "aborted") as writer:
-        writer.add_group(rows)
-    with pytest.raises(InputError, match="expected complete rollouts"):
+    write_run(tmp_path / "aborted", rows)
+    with refused("expected complete rollouts"):
         to_minari(tmp_path / "aborted", "hgpo/aborted-v0")
-    with StepWriter(tmp_path / "bare", without=["state"]) as writer:
-        writer.add_group(group("t"))
-    with pytest.raises(InputError, match="expected states"):
+    write_run(tmp_path / "bare", group("t"), without=["state"])
+    with refused("expected states"):
         to_minari(tmp_path / "bare", "hgpo/bare-v0")
 
 
@@ -150,9 +134,7 @@ def test_minari(
     ("env_id", "option"),
     [("ALFWorld", "grammar=put"), ("WebShop", "observation_mode=text_rich")],
 )
-def test_minari_recovers_the_environment(
-    env_id: str, option: str, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minari_recovers_the_environment(env_id, option, tmp_path, monkeypatch):
     """The recorded actions lead to the recorded states, rewards and ends."""
     minari = pytest.importorskip("minari")
     from hgpo_datasets.interchange.minari import to_minari
@@ -189,8 +171,8 @@ def test_minari_recovers_the_environment(
 
 
 def test_minari_names_no_environment_that_it_cannot_know(
-    tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, rich_run, monkeypatch
+):
     pytest.importorskip("minari")
     from hgpo_datasets.interchange.minari import to_minari
 
@@ -202,8 +184,7 @@ def test_minari_names_no_environment_that_it_cannot_know(
     for number, config in enumerate(
         ({}, {"env": "HGPO/ALFWorld-v0"}, {"env": {"id": "os:system"}})
     ):
-        with StepWriter(tmp_path / str(number), config=config) as writer:
-            writer.add_group(group("t"))
+        write_run(tmp_path / str(number), group("t"), config=config)
         assert (
             to_minari(tmp_path / str(number), f"hgpo/run-v{number}").spec.env_spec
             is None

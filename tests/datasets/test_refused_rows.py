@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from groups import group, step
+from groups import group, step, write_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nightly import sample_or_all
@@ -255,14 +255,14 @@ def test_one_bad_value_names_its_trajectory_alone(tmp_path: Path) -> None:
                     for line in refused.value.trajectories.values()
                 )
                 refused_in_one_line(refused.value)
-        with StepWriter(tmp_path / f"{number}") as writer:
-            writer.add_group(
-                [
-                    row
-                    for row in rows
-                    if row["trajectory"] not in refused.value.trajectories
-                ]
-            )
+        write_run(
+            tmp_path / f"{number}",
+            [
+                row
+                for row in rows
+                if row["trajectory"] not in refused.value.trajectories
+            ],
+        )
         assert verify(tmp_path / f"{number}").ok
         assert (
             scan_steps(tmp_path / f"{number}").select(pl.len()).collect().item() == 12
@@ -362,6 +362,5 @@ def test_columns_of_other_programs_keep_their_values(
         name: [row[name] for row in (step("t", "a", 0), step("t", "b", 0))]
         for name in step("t", "a", 0)
     }
-    with StepWriter(tmp_path) as writer:
-        writer.add_group(pa.table({**steps, column: values}))
+    write_run(tmp_path, pa.table({**steps, column: values}))
     assert scan_steps(tmp_path).collect()[column].to_list() == stored

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from groups import write_run
+from refusals import refused
 
-from hgpo_datasets import StepWriter, scan_steps, verify
+from hgpo_datasets import scan_steps, verify
 from hgpo_datasets.interchange.openai import to_openai
 from hgpo_datasets.interchange.rollouts import FORMATS, format_of, import_rollouts
 from hgpo_datasets.reader import StepTableWarning
@@ -30,23 +32,23 @@ COUNTS = {
 }
 
 
-def imported(name: str | Path, out: Path, **options) -> pl.DataFrame:
+def imported(name, out, **options):
     import_rollouts(SAMPLES / name, out / "run", **options)
     assert verify(out / "run").ok
     return scan_steps(out / "run").collect().sort("iteration", "trajectory", "step")
 
 
-def lines(path: Path, *records: object) -> Path:
+def lines(path, *records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
-def message(role: str, content: str, **more: object) -> dict:
+def message(role, content, **more):
     return {"role": role, "content": content, **more}
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_the_format_is_found_out_and_rollouts_are_counted(tmp_path, name) -> None:
+def test_the_format_is_found_out_and_rollouts_are_counted(tmp_path, name):
     report = import_rollouts(SAMPLES / name, tmp_path / "run")
     assert (report.format, report.steps, report.trajectories, report.groups) == COUNTS[
         name
@@ -54,7 +56,7 @@ def test_the_format_is_found_out_and_rollouts_are_counted(tmp_path, name) -> Non
     assert verify(tmp_path / "run").ok
 
 
-def test_inspect_has_a_step_a_call_and_tools_as_states(tmp_path) -> None:
+def test_inspect_has_a_step_a_call_and_tools_as_states(tmp_path):
     steps = imported("inspect/tools.eval", tmp_path)
     rows = steps.filter(task_id="key", trajectory="key/1").to_dicts()
     assert [row["state"] for row in rows] == [
@@ -87,7 +89,7 @@ def test_inspect_has_a_step_a_call_and_tools_as_states(tmp_path) -> None:
     ]
 
 
-def test_the_advantages_of_trl_are_those_that_it_logged(tmp_path) -> None:
+def test_the_advantages_of_trl_are_those_that_it_logged(tmp_path):
     """Its `scale_rewards="group"` is GRPO with ddof 1 and epsilon 1e-4."""
     steps = imported("trl", tmp_path, reward={"length": 0.1, "has_e": 1.0})
     logged = [json.loads(extra)["advantage"] for extra in steps["extra"]]
@@ -101,7 +103,7 @@ def test_the_advantages_of_trl_are_those_that_it_logged(tmp_path) -> None:
     assert all(map(any, zip(mine)))
 
 
-def test_of_trl_only_reward_functions_are_summed_and_named(tmp_path) -> None:
+def test_of_trl_only_reward_functions_are_summed_and_named(tmp_path):
     """What `log_extra` logs comes behind them; the first that is no float shows where."""
     values = {
         "good": [1.0, None],
@@ -140,18 +142,16 @@ _TRACE = {"nodes": [{"sampled": True, "message": message("assistant", "a")}]}
         ("rllm", lambda reward: {"trajectories": [{"steps": [{"model_response": "a"}], "reward": reward}]}),
     ],
 )  # fmt: skip
-def test_a_reward_that_is_a_text_is_read_or_refused(tmp_path, name, record) -> None:
+def test_a_reward_that_is_a_text_is_read_or_refused(tmp_path, name, record):
     path = lines(tmp_path / "a.json", record("0.5"))
     import_rollouts(path, tmp_path / "run", format=name)
     assert scan_steps(tmp_path / "run").collect()["reward"].to_list() == [0.5]
     path = lines(tmp_path / "b.json", record("good"))
-    with pytest.raises(
-        InputError, match=r"b\.json.*: expected a number as reward, received 'good'"
-    ):
+    with refused(r"b\.json.*: expected a number as reward, received 'good'"):
         import_rollouts(path, tmp_path / "other", format=name)
 
 
-def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path) -> None:
+def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path):
     """`value_to_float`: C, P, I and N, yes and no, and numbers. What it does not know has no reward."""
     given = {"C": 1.0, "P": 0.5, "yes": 1.0, "No": 0.0, "0.25": 0.25, "maybe": 0.0}
     samples = [
@@ -166,7 +166,7 @@ def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path) -> None:
     assert report.missing[0].startswith("rewards of 1 rollout, aborted")
 
 
-def test_a_score_of_inspect_without_its_first_value_is_unknown(tmp_path) -> None:
+def test_a_score_of_inspect_without_its_first_value_is_unknown(tmp_path):
     """Not the next one's, which is another measure. A NaN becomes null in a log that was read and written again."""
     values = {"both": [0.25, 1.0], "null": [None, 1.0], "nan": [math.nan, 1.0]}
     samples = [
@@ -186,7 +186,7 @@ def test_a_score_of_inspect_without_its_first_value_is_unknown(tmp_path) -> None
     ]
 
 
-def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path) -> None:
+def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path):
     steps = imported("verl", tmp_path)
     assert steps.filter(iteration=1)["response"].to_list() == [
         "Open the door.", "Find a mug.", "Open the door.", "Find the mug.",
@@ -207,7 +207,7 @@ def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rllm", "rllm_eval"])
-def test_rllm_has_what_its_steps_have(tmp_path, name) -> None:
+def test_rllm_has_what_its_steps_have(tmp_path, name):
     steps = imported(name, tmp_path)
     assert steps["state"].to_list() == ["You are in a hall.", "There is a door."] * 2
     assert steps["action"].to_list() == ["look", "open door", "look", "sleep"]
@@ -216,7 +216,7 @@ def test_rllm_has_what_its_steps_have(tmp_path, name) -> None:
         assert steps["response_logprobs"].to_list()[:2] == [[-0.5], [-0.25, -0.75]]
 
 
-def test_skyrl_steps_that_continue_a_line_are_of_its_rollout(tmp_path) -> None:
+def test_skyrl_steps_that_continue_a_line_are_of_its_rollout(tmp_path):
     steps = imported("skyrl", tmp_path)
     assert steps["step"].to_list() == [0, 0, 0, 1]
     assert steps["reward"].to_list() == [1.0, 0.0, 0.0, 1.0]
@@ -225,7 +225,7 @@ def test_skyrl_steps_that_continue_a_line_are_of_its_rollout(tmp_path) -> None:
     assert set(steps["iteration"]) == {5}
 
 
-def test_diverging_prompts_of_verifiers_are_steps_of_one_rollout(tmp_path) -> None:
+def test_diverging_prompts_of_verifiers_are_steps_of_one_rollout(tmp_path):
     steps = imported("verifiers", tmp_path)
     assert steps["step"].to_list() == [0, 1, 2] * 2
     assert [json.loads(extra)["parent"] for extra in steps["extra"]][:3] == [0, 2, 4]
@@ -235,7 +235,7 @@ def test_diverging_prompts_of_verifiers_are_steps_of_one_rollout(tmp_path) -> No
     assert steps["truncated"].to_list() == [False, False, True] * 2
 
 
-def test_conversations_keep_what_is_no_column(tmp_path) -> None:
+def test_conversations_keep_what_is_no_column(tmp_path):
     call = {
         "id": "c",
         "type": "function",
@@ -268,7 +268,7 @@ def test_conversations_keep_what_is_no_column(tmp_path) -> None:
     assert steps["split"].to_list() == [None] * 3 + ["test"] * 2
 
 
-def test_files_of_one_task_are_groups_of_their_own(tmp_path) -> None:
+def test_files_of_one_task_are_groups_of_their_own(tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
     for number in (2, 10):
@@ -286,7 +286,7 @@ def test_files_of_one_task_are_groups_of_their_own(tmp_path) -> None:
     ]
 
 
-def test_what_estimators_miss_is_named(tmp_path) -> None:
+def test_what_estimators_miss_is_named(tmp_path):
     turn = [message("user", "Go."), message("assistant", "no")]
     path = lines(tmp_path / "a.jsonl", {"messages": turn})
     missing = " ".join(import_rollouts(path, tmp_path / "run").missing)
@@ -306,16 +306,16 @@ def test_what_estimators_miss_is_named(tmp_path) -> None:
     assert imported(path, tmp_path / "c")["reward"].to_list() == [0.5]
 
 
-def test_a_file_of_no_known_format_says_what_is_in_it(tmp_path) -> None:
+def test_a_file_of_no_known_format_says_what_is_in_it(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"conversation": [], "reward": 1})
-    with pytest.raises(InputError, match="received the fields conversation, reward;"):
+    with refused("received the fields conversation, reward;"):
         import_rollouts(path, tmp_path / "run")
     path.write_text('{"messages": [')
-    with pytest.raises(InputError, match="line 1: expected JSON"):
+    with refused("line 1: expected JSON"):
         import_rollouts(path, tmp_path / "run")
 
 
-def test_outputs_of_verl_are_in_the_order_of_their_numbers(tmp_path) -> None:
+def test_outputs_of_verl_are_in_the_order_of_their_numbers(tmp_path):
     uids = ["a_0_1", "a_1_0", "a_0_0", "a_0_10", "a_0_2"]
     records = [
         {
@@ -331,13 +331,11 @@ def test_outputs_of_verl_are_in_the_order_of_their_numbers(tmp_path) -> None:
     assert steps["action"].to_list() == ["a_0_0", "a_0_1", "a_0_2", "a_0_10", "a_1_0"]
     assert steps["reward"].to_list() == [0, 0, 0, 1, 0]
     twice = lines(tmp_path / "twice.jsonl", *records, records[0])
-    with pytest.raises(
-        InputError, match="line 6: expected each uid once, received 'a_0_1' again"
-    ):
+    with refused("line 6: expected each uid once, received 'a_0_1' again"):
         import_rollouts(twice, tmp_path / "twice", format="verl")
 
 
-def bomb(path: Path) -> Path:
+def bomb(path):
     """An archive whose entry says that it is 1 TB."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("samples/a.json", b"0" * 1000)
@@ -370,15 +368,14 @@ def bomb(path: Path) -> Path:
         ("verl", {"output": "x"}, "expected the field input"),
     ],
 )
-def test_wrong_files_are_one_line(tmp_path, name, record, line) -> None:
+def test_wrong_files_are_one_line(tmp_path, name, record, line):
     path = lines(tmp_path / "a.jsonl", record)
-    with pytest.raises(InputError, match=line) as raised:
+    with refused(line):
         import_rollouts(path, tmp_path / "run", format=name)
-    assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_hostile_files_are_refused(tmp_path) -> None:
+def test_hostile_files_are_refused(tmp_path):
     deep = tmp_path / "deep.jsonl"
     deep.write_text('{"messages": ' + "[" * 100_000 + "\n")
     for path, name in (
@@ -393,37 +390,34 @@ def test_hostile_files_are_refused(tmp_path) -> None:
         for number in range(300):
             entry = zipfile.ZipInfo(f"samples/{number:060000}.json")
             archive.writestr(entry, b"{}")
-    with pytest.raises(InputError, match="a list of files of at most 16,777,216") as it:
+    with refused("a list of files of at most 16,777,216") as it:
         import_rollouts(tmp_path / "names.eval", tmp_path / "run")
     assert len(str(it.value)) < 500
     cut = tmp_path / "cut.eval"
     cut.write_bytes((SAMPLES / "inspect/tools.eval").read_bytes()[:9000])
-    with pytest.raises(InputError, match="expected a log of Inspect"):
+    with refused("expected a log of Inspect"):
         import_rollouts(cut, tmp_path / "run")
     flipped = bytearray((SAMPLES / "inspect/tools.eval").read_bytes())
     flipped[3000] ^= 255
     cut.write_bytes(flipped)
-    with pytest.raises(InputError, match="cannot be read"):
+    with refused("cannot be read"):
         import_rollouts(cut, tmp_path / "run")
 
 
-def test_formats_differ(tmp_path) -> None:
+def test_formats_differ(tmp_path):
     assert {format_of(SAMPLES / "trl/completions/completions_00001.parquet")} == {"trl"}
-    with pytest.raises(
-        InputError,
-        match=r"expected files of one format, received several \(.*\); use --format",
+    with refused(
+        r"expected files of one format, received several \(.*\); use --format"
     ):
         import_rollouts([SAMPLES / "verl", SAMPLES / "skyrl"], tmp_path / "run")
-    with pytest.raises(
-        InputError, match="unknown format 'openia'; did you mean 'openai'"
-    ):
+    with refused("unknown format 'openia'; did you mean 'openai'"):
         import_rollouts(SAMPLES / "verl", tmp_path / "run", format="openia")
-    with pytest.raises(InputError, match="unknown reward 'acc1'; did you mean 'acc'"):
+    with refused("unknown reward 'acc1'; did you mean 'acc'"):
         import_rollouts(SAMPLES / "verl", tmp_path / "run", reward={"acc1": 1.0})
     assert set(FORMATS) >= {name for name, *_ in COUNTS.values()}
 
 
-def test_a_conversation_without_a_reply_is_skipped_and_counted(tmp_path) -> None:
+def test_a_conversation_without_a_reply_is_skipped_and_counted(tmp_path):
     asked = message("user", "Where is the lamp?")
     answered = [asked, message("assistant", "on the desk")]
     path = lines(
@@ -437,7 +431,7 @@ def test_a_conversation_without_a_reply_is_skipped_and_counted(tmp_path) -> None
 
 
 @pytest.mark.parametrize("style", ["memory", "chat"])
-def test_exported_conversations_are_read_back(tmp_path, style) -> None:
+def test_exported_conversations_are_read_back(tmp_path, style):
     """A fresh prompt each step is a line of its own; a conversation is one line with all messages."""
     call = {
         "tool_calls": [
@@ -482,10 +476,11 @@ def test_exported_conversations_are_read_back(tmp_path, style) -> None:
         },
     ]
     config = {"env": {"id": "E-v0", "prompt_style": style}}
-    with StepWriter(tmp_path / "run", config=config) as writer:
-        writer.add_group(
-            [{**row, "trajectory": name} for name in ("a", "b") for row in rows]
-        )
+    write_run(
+        tmp_path / "run",
+        [{**row, "trajectory": name} for name in ("a", "b") for row in rows],
+        config=config,
+    )
     count = to_openai(tmp_path / "run", tmp_path / "out.jsonl")
     assert count == {"memory": 6, "chat": 2}[style]
     first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["messages"]

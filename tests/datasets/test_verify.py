@@ -3,25 +3,25 @@
 import hashlib
 import math
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import orjson
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from groups import group, with_checks
+from groups import group, with_checks, write_run
 from nightly import sample_or_all
+from refusals import refused
 
 from hgpo_datasets import StepWriter, manifest, schema, verify
-from hgpo_envs.errors import InputError
 
 
-def test_every_flipped_byte_and_every_cut_of_a_small_run(tmp_path: Path) -> None:
-    with StepWriter(
-        tmp_path / "run", depth=0, without=["text", "tokens", "timings"]
-    ) as writer:
-        writer.add_group(group("t", 1, 1))
+def test_every_flipped_byte_and_every_cut_of_a_small_run(tmp_path):
+    write_run(
+        tmp_path / "run",
+        group("t", 1, 1),
+        depth=0,
+        without=["text", "tokens", "timings"],
+    )
     for file in (
         tmp_path / "run/manifest.jsonl",
         tmp_path / "run/steps/steps-000000.parquet",
@@ -41,7 +41,7 @@ def test_every_flipped_byte_and_every_cut_of_a_small_run(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_damage_is_located(rich_run: Path) -> None:
+def test_damage_is_located(rich_run):
     file = rich_run / "steps/steps-000001.parquet"
     chunk = (
         pq.read_metadata(file)
@@ -70,11 +70,11 @@ def test_damage_is_located(rich_run: Path) -> None:
     )
 
 
-def kinds(folder: Path) -> set[str]:
+def kinds(folder):
     return {problem.kind for problem in verify(folder).problems}
 
 
-def test_missing_foreign_and_uncommitted_files(rich_run: Path, tmp_path: Path) -> None:
+def test_missing_foreign_and_uncommitted_files(rich_run, tmp_path):
     shutil.copy(
         rich_run / "steps/steps-000001.parquet", rich_run / "steps/mine.parquet"
     )
@@ -91,7 +91,7 @@ def test_missing_foreign_and_uncommitted_files(rich_run: Path, tmp_path: Path) -
     assert kinds(rich_run) == {"missing"}
 
 
-def test_lines_of_the_manifest_cannot_change_places(rich_run: Path) -> None:
+def test_lines_of_the_manifest_cannot_change_places(rich_run):
     path = rich_run / "manifest.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     for order in ("0213", "013", "01123", "123"):
@@ -99,9 +99,7 @@ def test_lines_of_the_manifest_cannot_change_places(rich_run: Path) -> None:
         assert "manifest" in kinds(rich_run)
 
 
-def change(
-    name: str, row: int, value: object
-) -> Callable[[pl.DataFrame], pl.DataFrame]:
+def change(name, row, value):
     def changed(frame: pl.DataFrame) -> pl.DataFrame:
         new = (
             pl.when(pl.int_range(pl.len()) == row)
@@ -161,9 +159,7 @@ def change(
         ),
     ],
 )
-def test_broken_rules_of_rows(
-    rich_run: Path, raw_run: Callable[..., Path], alter, kind: str, message: str
-) -> None:
+def test_broken_rules_of_rows(rich_run, raw_run, alter, kind, message):
     frame = pl.read_parquet(rich_run / "steps/steps-000000.parquet")
     problems = verify(raw_run(alter(frame))).problems
     assert any(
@@ -171,25 +167,21 @@ def test_broken_rules_of_rows(
     ), problems
 
 
-def test_a_split_group_and_a_trajectory_met_twice(
-    rich_run: Path, raw_run: Callable[..., Path]
-) -> None:
+def test_a_split_group_and_a_trajectory_met_twice(rich_run, raw_run):
     frame = pl.read_parquet(rich_run / "steps/steps-000000.parquet")
     one = frame.filter(pl.col("trajectory") == "task 0/0")
     folder = raw_run(frame.filter(pl.col("trajectory") != "task 0/0"), one, one)
     assert kinds(folder) == {"group", "trajectory"}
 
 
-def test_what_is_no_step_table(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such run or file"):
+def test_what_is_no_step_table(tmp_path):
+    with refused("no such run or file"):
         verify(tmp_path / "nothing")
     (tmp_path / "below").mkdir()
     StepWriter(tmp_path / "below/run").close()
-    with pytest.raises(InputError, match=r"not a run.*found 1 run below it"):
+    with refused(r"not a run.*found 1 run below it"):
         verify(tmp_path)
-    with pytest.raises(
-        InputError, match="processes: expected an integer of at least 1"
-    ):
+    with refused("processes: expected an integer of at least 1"):
         verify(tmp_path, processes=-1)
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "other.parquet")
     assert {p.kind for p in verify(tmp_path / "other.parquet").problems} == {"version"}
@@ -199,7 +191,7 @@ def test_what_is_no_step_table(tmp_path: Path) -> None:
     }
 
 
-def listed(run: Path, file: Path) -> None:
+def listed(run, file):
     """Write the manifest anew with the digest and size that the second shard now has."""
     lines = [
         orjson.loads(line) for line in (run / manifest.NAME).read_bytes().splitlines()
@@ -209,7 +201,7 @@ def listed(run: Path, file: Path) -> None:
     (run / manifest.NAME).write_bytes(with_checks(lines))
 
 
-def varint(number: int) -> bytes:
+def varint(number):
     """Return a number in the encoding of Thrift's compact protocol."""
     return (
         bytes([number & 127 | 128]) + varint(number >> 7)
@@ -218,7 +210,7 @@ def varint(number: int) -> bytes:
     )
 
 
-def forged(schema: list[bytes], rows: int) -> bytes:
+def forged(schema, rows):
     """Return a Parquet file without row groups: fields 1 to 4 of its footer are version, schema, rows and groups."""
     elements = b"\x19\xfc" + varint(len(schema)) + b"".join(schema)
     footer = b"\x15\x02" + elements + b"\x16" + varint(2 * rows) + b"\x19\x0c\x00"
@@ -236,9 +228,7 @@ FORGED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_file_ends_a_child_process_and_no_verification(
-    rich_run: Path, name: str
-) -> None:
+def test_a_forged_file_ends_a_child_process_and_no_verification(rich_run, name):
     file = rich_run / "steps/steps-000001.parquet"
     file.write_bytes(FORGED[name])
     listed(rich_run, file)

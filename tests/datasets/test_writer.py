@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from groups import group, rich_group, step
+from groups import group, rich_group, step, write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nightly import sample_or_all
@@ -138,10 +138,12 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
             error="out of time",
         ),
     ]
-    with StepWriter(
-        tmp_path, depth=2, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}
-    ) as writer:
-        writer.add_group(rows[::-1])
+    write_run(
+        tmp_path,
+        rows[::-1],
+        depth=2,
+        defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"},
+    )
     read = scan_steps(tmp_path).collect()
     a, b, end = (hashing.text_hash(text) for text in ("A", "B", "end"))
     x, y, z = (hashing.text_hash(text) for text in "xyz")
@@ -170,9 +172,11 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
 def test_shards_are_cut_between_groups(
     tmp_path: Path, options: dict[str, int], files: int
 ) -> None:
-    with StepWriter(tmp_path, **options) as writer:
-        for number in range(7):
-            writer.add_group(group(f"t{number}", prompt="x" * 10_000))
+    write_run(
+        tmp_path,
+        *(group(f"t{number}", prompt="x" * 10_000) for number in range(7)),
+        **options,
+    )
     tasks = [
         pl.read_parquet(file)["task_id"].unique().to_list()
         for file in tmp_path.glob("steps/*.parquet")
@@ -222,10 +226,12 @@ def test_a_writer_scans_what_it_has_committed(tmp_path: Path) -> None:
 
 
 def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
-    with StepWriter(tmp_path / "full") as writer:
-        writer.add_group(group("t", prompt="p", policy_s=1.0))
-    with StepWriter(tmp_path / "bare", without=["text", "timings"]) as writer:
-        writer.add_group(group("t", prompt="p", policy_s=1.0))
+    write_run(tmp_path / "full", group("t", prompt="p", policy_s=1.0))
+    write_run(
+        tmp_path / "bare",
+        group("t", prompt="p", policy_s=1.0),
+        without=["text", "timings"],
+    )
     full, bare = (scan_steps(tmp_path / name).collect() for name in ("full", "bare"))
     hashes = [column.name for column in schema.columns() if column.family == "hashes"]
     assert_frame_equal(full.select(hashes), bare.select(hashes))
@@ -258,8 +264,11 @@ def test_what_is_left_out_is_not_missed(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=f"{name} is always stored"):
                 StepWriter(tmp_path / name, without=[name])
             continue
-        with StepWriter(tmp_path / name, without=[name]) as writer:
-            writer.add_group({**row, "won": row["step"] == 2} for row in group("t"))
+        write_run(
+            tmp_path / name,
+            ({**row, "won": row["step"] == 2} for row in group("t")),
+            without=[name],
+        )
         assert verify(tmp_path / name).ok
         assert scan_steps(tmp_path / name).select(
             "won", "history_hash_1"

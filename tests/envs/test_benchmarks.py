@@ -13,10 +13,10 @@ from command import python
 from doors import DoorsSource
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
+from refusals import refused, refused_saying
 
 from hgpo_envs.env import RENDER_MODES, TextEnv
 from hgpo_envs.environment_spec import make_player
-from hgpo_envs.errors import InputError
 
 IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 KEYS = {
@@ -130,10 +130,8 @@ def test_bad_arguments():
         ),
         (IDS[1], {"price_seed": None}, "price_seed: expected an integer, received"),
     ):
-        with pytest.raises(InputError) as caught:
+        with refused_saying(line):
             gymnasium.make(env_id, **arguments)
-        assert line in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 def test_webshop_accepts_an_integer_as_a_task_id():
@@ -141,7 +139,7 @@ def test_webshop_accepts_an_integer_as_a_task_id():
     assert env.reset(options={"task": 17})[1]["task_id"] == "17"
     assert env.reset(options={"task": np.int64(17)})[1]["task_id"] == "17"
     for task, line in (("x17", "x17"), (99999999, "99999999")):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             env.reset(options={"task": task})
 
 

@@ -13,11 +13,11 @@ from gymnasium.vector import AsyncVectorEnv
 from gymnasium.wrappers import TimeAwareObservation
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused, refused_saying
 
 from hgpo_envs import hashing
 from hgpo_envs.env import TextEnv
 from hgpo_envs.episode import ACTION_FORMATS
-from hgpo_envs.errors import InputError
 from hgpo_envs.spaces import UnicodeText
 
 ANY_TEXT = st.one_of(
@@ -210,10 +210,8 @@ def test_pickles_contain_no_data(doors_id):
 @pytest.mark.parametrize("vector", [False, True])
 def test_bad_arguments(doors_id, arguments, line, vector):
     make = gymnasium.make_vec if vector else gymnasium.make
-    with pytest.raises(InputError) as caught:
+    with refused_saying(line):
         make(doors_id, **arguments)
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_bad_options():
@@ -227,7 +225,7 @@ def test_bad_options():
         ({"task": None, "seed": 3}, "unknown reset option 'seed'"),
         ({"task": True}, "expected a task id"),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             env.reset(options=options)
     env.reset(seed=1)  # still usable
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nightly import sample_or_all
+from refusals import refused
 
 import hgpo_envs  # noqa: F401 - registers the ids
 from hgpo_envs.engine import State
 from hgpo_envs.episode import Episode, settings_for
-from hgpo_envs.errors import InputError
 from hgpo_envs.gymnasium_source import GymnasiumSource
 from hgpo_envs.sources import SharedSource
 
@@ -266,7 +266,7 @@ def test_environments_of_others_are_forked_by_replay(texts, task):
         assert fork.key() == there.key()
     assert episode.key()[-1] == tuple(played)
     episode.state = State("a state of an environment that is not deterministic", [])
-    with pytest.raises(InputError, match="expected a deterministic environment"):
+    with refused("expected a deterministic environment"):
         episode.fork()
 
 

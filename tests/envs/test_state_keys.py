@@ -7,13 +7,13 @@ import dataclasses
 import gymnasium
 import polars as pl
 import pytest
+from refusals import refused
 
 from hgpo_datasets import verify
 from hgpo_envs import environment_spec
 from hgpo_envs.engine import State, Task
 from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.episode import Episode, settings_for
-from hgpo_envs.errors import InputError
 from hgpo_envs.registration import register
 from hgpo_envs.sources import SharedSource
 from hgpo_envs.state_keys import state_key
@@ -29,7 +29,7 @@ def test_named_keys():
         ("textwrap:nothing", "nothing"),
         ("string:digits", "str"),
     ):
-        with pytest.raises(InputError, match=reason):
+        with refused(reason):
             state_key(name)
 
 
@@ -43,10 +43,7 @@ def test_a_key_that_is_no_text_is_an_error(key, reason):
         SharedSource(CounterSource()), settings_for("None", state_key=key)
     )
     episode.begin(Task("a", "train", "", ""), State("a corner", []))
-    with pytest.raises(
-        InputError,
-        match=f"^state key: expected a function that returns text, which {reason}",
-    ):
+    with refused(f"^state key: expected a function that returns text, which {reason}"):
         _ = episode.state_hash
 
 

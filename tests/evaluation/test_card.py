@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import outcome
@@ -27,12 +26,7 @@ CONFIG = {
 }
 
 
-def write_run(
-    folder: Path,
-    played: dict[tuple[int, str], str],
-    name: str = "by hand",
-    **config: Any,
-) -> Path:
+def write_run(folder, played, name="by hand", **config):
     """Write rollouts of two steps each."""
     with StepWriter(folder, run=name, config={**CONFIG, **config}) as writer:
         for (seed, task), end in played.items():
@@ -161,7 +155,7 @@ def test_a_rule_that_is_left_out_is_named(run, tmp_path):
     assert printed.startswith("+| aborted lost | 0.5 |")
 
 
-def leaves(value: Any, *path: str) -> list[tuple[str, ...]]:
+def leaves(value, *path):
     """Return the paths of all values inside of tables."""
     if not isinstance(value, dict) or not value:
         return [path]

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,9 +11,9 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from hgpo_datasets import manifest
-from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import seal
 from hgpo_train.evaluation.certificate import (
     NAME,
@@ -34,7 +33,7 @@ from hgpo_train.rollout import collect
 Document = dict[str, Any]
 
 
-def changed(played: Path, tmp_path: Path, change: Callable[[Document], object]) -> Path:
+def changed(played, tmp_path, change):
     """Return a changed certificate, whose own check is right again."""
     document = json.loads((played / "certificate.json").read_bytes())
     change(document)
@@ -55,7 +54,7 @@ def test_code_that_an_unknown_panel_names_is_not_run(played, tmp_path, monkeypat
     assert result.replayed == 0
 
 
-def at(path: str, **values: object) -> Callable[[Document], object]:
+def at(path, **values):
     """Return a function that changes values of the table at a path of a document."""
 
     def change(document: Document) -> None:
@@ -66,7 +65,7 @@ def at(path: str, **values: object) -> Callable[[Document], object]:
     return change
 
 
-def relabel(**values: object) -> Callable[[Document], object]:
+def relabel(**values):
     """Return a function that changes the first episode, with figures to match."""
 
     def change(document: Document) -> None:
@@ -76,14 +75,14 @@ def relabel(**values: object) -> Callable[[Document], object]:
     return change
 
 
-def nested(depth: int) -> object:
+def nested(depth):
     value: object = 1
     for _ in range(depth):
         value = [value]
     return value
 
 
-def drop_the_failed(document: Document) -> None:
+def drop_the_failed(document):
     document["episodes"] = [
         episode for episode in document["episodes"] if not episode["aborted"]
     ]
@@ -91,7 +90,7 @@ def drop_the_failed(document: Document) -> None:
     document["cost"]["environment_steps"] = 16
 
 
-def with_settings(**settings: object) -> Callable[[Document], object]:
+def with_settings(**settings):
     """Return a function that changes settings of the panel, and its digest to match."""
 
     def change(document: Document) -> None:
@@ -217,7 +216,7 @@ def test_a_changed_byte_is_found(played, tmp_path, hgpo):
     )
 
 
-def claimed(panel: Panel, folder: Path, **others: Any) -> None:
+def claimed(panel, folder, **others):
     """Play other things than a panel into a run that claims to be of it."""
     claim = {
         "panel": {"title": panel.title, "digest": panel.digest, "tasks": panel.checksum}
@@ -257,20 +256,13 @@ def test_settings_that_a_replay_cannot_see_are_compared_with_the_manifest(
 
 def test_a_run_that_played_tasks_several_times_has_no_certificate(small, tmp_path):
     claimed(small, tmp_path, group_size=2)
-    with pytest.raises(
-        InputError,
-        match=r"expected 6 episodes .* one per task and seed, found 12; 0 are missing",
+    with refused(
+        r"expected 6 episodes .* one per task and seed, found 12; 0 are missing"
     ):
         write_certificate(tmp_path, small)
 
 
-def rewritten(
-    check: Callable[..., Any],
-    played: Path,
-    folder: Path,
-    small: Panel,
-    change: Callable[[pl.DataFrame], pl.DataFrame],
-) -> list[str]:
+def rewritten(check, played, folder, small, change):
     """Rewrite the table of a run with its manifest and certificate, and return what the check with a replay finds."""
     shutil.copytree(played, folder)
     listed = manifest.read(folder)
@@ -376,22 +368,17 @@ def test_a_swapped_task_is_named_with_a_replay_too(check, played, tmp_path):
     ],
 )
 def test_a_value_of_the_wrong_type_is_one_line(played, tmp_path, change):
-    with pytest.raises(InputError, match=NAME) as error:
+    with refused(NAME):
         check_certificate(changed(played, tmp_path, change))
-    assert "\n" not in str(error.value)
 
 
 def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(
     played, small, tmp_path
 ):
     claimed(small, tmp_path, tasks=small.tasks[:2])
-    with pytest.raises(
-        InputError, match="one per task and seed, found 4; 2 are missing"
-    ):
+    with refused("one per task and seed, found 4; 2 are missing"):
         certificate(tmp_path, small)
-    with pytest.raises(
-        InputError, match=r"panel alfworld-seen@1 with digest .*, found small@1"
-    ):
+    with refused(r"panel alfworld-seen@1 with digest .*, found small@1"):
         certificate(played, load_panel("alfworld-seen@1"))
 
 

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import re
-from pathlib import Path
 
-import polars as pl
 import pytest
 from chat_server import Api, by_seed
 from command import finished
@@ -27,7 +25,7 @@ ENVIRONMENT = [
 DOWN = (500, {"error": {"message": "the GPU is gone"}}, {})
 
 
-def counted(body: dict, attempt: int = 0) -> tuple[int, dict]:
+def counted(body, attempt=0):
     """Reply as `by_seed`, with the number of tokens: 10 for every prompt, 4 for every response."""
     status, reply = by_seed(body)
     return status, {
@@ -36,9 +34,7 @@ def counted(body: dict, attempt: int = 0) -> tuple[int, dict]:
     }
 
 
-def run(
-    url: str, out: Path, *more: str, model: str = "tiny", options: tuple[str, ...] = ()
-) -> tuple[int, str, str]:
+def run(url, out, *more, model="tiny", options=()):
     given = [f"base_url={url}", "retries=0", "timeout_s=20", *options]
     words = [word for option in given for word in ("--policy-option", option)]
     policy = ["--policy", f"openai:{model}", *words]
@@ -56,7 +52,7 @@ def run(
     )
 
 
-def rows(out: Path) -> pl.DataFrame:
+def rows(out):
     assert verify(out).ok
     return (
         scan_steps(out)
@@ -66,7 +62,7 @@ def rows(out: Path) -> pl.DataFrame:
     )
 
 
-def summary(out: Path) -> dict:
+def summary(out):
     return json.loads((out / SUMMARY).read_text())
 
 

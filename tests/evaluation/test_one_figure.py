@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -27,7 +26,7 @@ from hgpo_train.view.overview import (
 from hgpo_train.view.sources import open_sources
 
 
-def write_unequal(run: Path, shift: int = 0) -> Path:
+def write_unequal(run, shift=0):
     """Write eight tasks with groups of one to four rollouts of other lengths, some aborted or with invalid actions."""
     with StepWriter(run) as writer:
         for task in range(8):

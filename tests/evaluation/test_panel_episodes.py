@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,12 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.alfworld.data.game_folder import write_folder
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_train.evaluation import evaluate_panel
-from hgpo_train.panels import Panel, load_panel
+from hgpo_train.panels import load_panel
 
 Document = dict[str, Any]
 
 
-def episodes_of(panel: str | Panel, folder: Path, **options: Any) -> list[Document]:
+def episodes_of(panel, folder, **options):
     run = evaluate_panel(panel, "random", folder, progress=False, **options)
     return json.loads((run.path / "certificate.json").read_bytes())["episodes"]
 

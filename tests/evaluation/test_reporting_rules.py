@@ -9,7 +9,7 @@ from hgpo_train.evaluation.reporting_rules import MEANT, RULES, success_by_rule
 from hgpo_train.proportions import wilson_interval
 
 
-def table(rows: list[tuple[int, str, str]]) -> pl.DataFrame:
+def table(rows):
     """Return rollouts of (seed, task, how it ended: won, lost, limit, aborted, or unknown to the environment)."""
     ends = {
         "won": True,

@@ -7,11 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 from command import invoke
+from refusals import refused
 
 from examples import collect_and_recompute, numeric_agent
 from examples.numeric_agent import NumericEnv, bag_of_words
 from hgpo_datasets import scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_train.policies.registry import PolicyContext, make_policy
 
 
@@ -49,9 +49,8 @@ def test_the_custom_policy_takes_the_least_taken_action(tmp_path):
     assert steps.select(columns).equals(
         collect("again", "examples.own_policy:CURIOUS", "--slots", "1").select(columns)
     )
-    with pytest.raises(
-        InputError,
-        match=r"expected a fraction of random actions such as 0\.1, received 'often'",
+    with refused(
+        r"expected a fraction of random actions such as 0\.1, received 'often'"
     ):
         make_policy("examples.own_policy:CURIOUS:often", PolicyContext("ALFWorld"))
 

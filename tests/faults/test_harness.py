@@ -2,13 +2,11 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
 from tests.faults import shim
-from tests.faults.harness import Harness, Note, Report, Scenario
+from tests.faults.harness import Harness, Scenario
 
 if reason := shim.unusable():
     pytest.skip(reason, allow_module_level=True)
@@ -17,13 +15,13 @@ OLD = b"old" * 20
 NEW = b"new" * 20
 
 
-def sync(path: Path) -> None:
+def sync(path):
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
 
 
-def right(root: Path, note: Note) -> None:
+def right(root, note):
     part = root / "mine.part"
     try:
         with part.open("wb") as file:
@@ -37,19 +35,19 @@ def right(root: Path, note: Note) -> None:
     note("written")
 
 
-def in_place(root: Path, note: Note) -> None:
+def in_place(root, note):
     (root / "file").write_bytes(NEW)
     sync(root / "file")
 
 
-def not_synced(root: Path, note: Note) -> None:
+def not_synced(root, note):
     (root / "mine.part").write_bytes(NEW)
     (root / "mine.part").replace(root / "file")
     sync(root)
     note("written")
 
 
-def folder_not_synced(root: Path, note: Note) -> None:
+def folder_not_synced(root, note):
     with (root / "mine.part").open("wb") as file:
         file.write(NEW)
         file.flush()
@@ -58,17 +56,17 @@ def folder_not_synced(root: Path, note: Note) -> None:
     note("written")
 
 
-def removes_what_is_not_its_own(root: Path, note: Note) -> None:
+def removes_what_is_not_its_own(root, note):
     (root / "foreign").unlink(missing_ok=True)
     right(root, note)
 
 
-def swallows_errors(root: Path, note: Note) -> None:
+def swallows_errors(root, note):
     with contextlib.suppress(OSError):
         right(root, note)
 
 
-def short_writes(root: Path, note: Note) -> None:
+def short_writes(root, note):
     handle = os.open(root / "mine.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(handle, NEW)
     os.fsync(handle)
@@ -77,12 +75,12 @@ def short_writes(root: Path, note: Note) -> None:
     sync(root)
 
 
-def old_or_new(root: Path, noted: Sequence[str], whole: bool) -> None:
+def old_or_new(root, noted, whole):
     data = (root / "file").read_bytes()
     assert data == NEW if whole or noted else data in (OLD, NEW), "half a file"
 
 
-def report(work: Path, run: Callable[[Path, Note], None]) -> Report:
+def report(work, run):
     scenario = Scenario(
         run.__name__,
         run,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from planted import KINDS, content, plant
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import (
     FolderLock,
     make_folder,
@@ -80,7 +80,7 @@ def test_new_folder_does_not_replace_existing_files(tmp_path, here):
     before = tree(tmp_path)
     for replace in (None, lambda _: False):
         with (
-            pytest.raises(InputError, match=r"already exists|not created by"),
+            refused(r"already exists|not created by"),
             new_folder(target, replace=replace),
         ):
             pytest.fail("the block must not run")
@@ -146,7 +146,7 @@ def test_new_folder_does_not_replace_files_that_appear_during_the_block(tmp_path
         (tmp_path / "data" / "theirs").write_bytes(b"2")
 
     with (
-        pytest.raises(InputError, match="already exists"),
+        refused("already exists"),
         new_folder(tmp_path / "data"),
     ):
         meanwhile()
@@ -200,10 +200,7 @@ def test_a_lock_names_its_process_and_ends_with_it(tmp_path):
     try:
         assert holder.stdout.readline() == "held\n"
         assert seems_locked(tmp_path)
-        with pytest.raises(
-            InputError,
-            match=rf"is in use: process {holder.pid} on \S+ is training there",
-        ):
+        with refused(rf"is in use: process {holder.pid} on \S+ is training there"):
             FolderLock(tmp_path, "training")
     finally:
         holder.kill()
@@ -266,8 +263,6 @@ def test_a_lock_is_a_regular_file_with_one_name(tmp_path, kind):
     (outside / "precious.txt").write_text("mine")
     plant(run / ".lock", kind, outside)
     assert not seems_locked(run)
-    with pytest.raises(
-        InputError, match=r"^.*\.lock: expected a file with one name, .*; remove it$"
-    ):
+    with refused(r"^.*\.lock: expected a file with one name, .*; remove it$"):
         FolderLock(run, "writing")
     assert content(outside) == {"precious.txt": b"mine"}

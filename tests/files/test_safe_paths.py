@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import path_inside
@@ -58,11 +59,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_refused_in_one_line(name):
-    with pytest.raises(
-        InputError, match="leads out of the folder, or is not a portable file name"
-    ) as caught:
+    with refused("leads out of the folder, or is not a portable file name") as caught:
         path_inside(Path("folder"), name)
-    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
     str(caught.value).encode()  # it can be printed
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from nightly import sample_or_all
 
 from tests.fuzz import files, tables, texts
-from tests.fuzz.mutations import Target, mutations, read
+from tests.fuzz.mutations import mutations, read
 
 TARGETS = (*texts.TARGETS, *tables.TARGETS, *files.TARGETS)
 CORPUS = Path(__file__).with_name("corpus")
@@ -27,7 +27,7 @@ def limited_memory():
     resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def fuzz(target: Target, folder: Path) -> None:
+def fuzz(target, folder):
     (folder / "seeds").mkdir()
     seeds = target.seeds(folder / "seeds")
     for number, seed in enumerate(seeds):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from lazily import Lazy, lazily
+from refusals import refused
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.config import LoraConfig, ModelConfig
@@ -59,11 +60,8 @@ def test_attention_code_of_the_hub_is_refused(tiny, tmp_path, entry):
                 json.dumps({"base_model_name_or_path": str(path.parent)})
             )
         for call in (load_model, meta_model):
-            with pytest.raises(
-                InputError, match=r"names attention code on the hub, .*evil/kernel"
-            ) as caught:
+            with refused(r"names attention code on the hub, .*evil/kernel"):
                 load(folder, call)
-            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_attention_code_of_the_hub_is_refused(tiny, tmp_path, entry):
 def test_settings_that_cannot_be_checked_are_refused(tiny, tmp_path, content):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text(content, "latin-1")
-    with pytest.raises(InputError, match=r"config\.json"):
+    with refused(r"config\.json"):
         load(tmp_path)
 
 
@@ -82,7 +80,7 @@ def test_a_model_with_the_settings_of_an_adapter_is_refused(tiny, tmp_path):
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": "someone/else"})
     )
-    with pytest.raises(InputError, match=r"contains a model and adapter_config\.json"):
+    with refused(r"contains a model and adapter_config\.json"):
         load(tmp_path)
 
 
@@ -107,7 +105,7 @@ def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
         )
         assert (expected - plain).abs().max() > 0.01
     assert all(weights.requires_grad for weights in loaded.parameters())
-    with pytest.raises(InputError, match="expected a model without adapters"):
+    with refused("expected a model without adapters"):
         load_model(replace(config, path=str(tmp_path)))
 
 
@@ -121,12 +119,10 @@ def test_adapters_of_tied_layers_are_refused(tiny, targets):
         compute_dtype="float32",
         lora=LoraConfig(rank=4, targets=targets),
     )
-    with pytest.raises(
-        InputError,
-        match=rf"model\.lora\.targets change '.*{targets[-1]}', but input and output",
-    ) as caught:
+    with refused(
+        rf"model\.lora\.targets change '.*{targets[-1]}', but input and output"
+    ):
         load_model(config)
-    assert "\n" not in str(caught.value)
 
 
 def test_targets_that_match_no_layer_are_named_and_all_linear_layers_can_be_taken(tiny):
@@ -172,16 +168,14 @@ def test_a_folder_with_adapters_of_tied_layers_is_refused(tiny, tmp_path, settin
 
     settings = peft.LoraConfig(task_type="CAUSAL_LM", r=2, **settings)
     peft.get_peft_model(load(tiny), settings).save_pretrained(tmp_path)
-    with pytest.raises(
-        InputError, match=r"^the adapters of .* change .*tie_word_embeddings"
-    ):
+    with refused(r"^the adapters of .* change .*tie_word_embeddings"):
         load(tmp_path)
 
 
 def test_pickled_weights_are_not_loaded(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match="cannot load a causal language model"):
+    with refused("cannot load a causal language model"):
         load(tmp_path)
 
 
@@ -237,9 +231,8 @@ def test_missing_weights_are_not_initialised_randomly(tiny, tmp_path):
     for name in [name for name in tensors if "layers.1.mlp" in name]:
         del tensors[name]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        InputError,
-        match=r"no weights for 'model\.layers\.1\.mlp\.down_proj\.weight' and 2 more",
+    with refused(
+        r"no weights for 'model\.layers\.1\.mlp\.down_proj\.weight' and 2 more"
     ):
         load(folder)
 
@@ -269,13 +262,11 @@ def test_a_download_that_fits_passes_and_one_that_does_not_is_refused(answer, tm
     answer([SimpleNamespace(file_size=1000, will_download=True)] * 2)
     check_model_source("me/tiny")
     answer([SimpleNamespace(file_size=10**15, will_download=True)] * 2)
-    with pytest.raises(
-        InputError, match=r"^the download of me/tiny needs 2,000,000\.0 GB in "
-    ):
+    with refused(r"^the download of me/tiny needs 2,000,000\.0 GB in "):
         check_model_source("me/tiny")
 
 
-def raised(exception: type[Exception]) -> Exception:
+def raised(exception):
     """Return an error of the hub, without the HTTP response that its constructor wants, as a dry run wraps it."""
     error = hub.errors.DryRunError("no")
     error.__cause__ = exception.__new__(exception)
@@ -295,13 +286,12 @@ def test_a_model_that_cannot_be_downloaded_is_one_line_unless_it_is_in_the_cache
     answer, monkeypatch, exception, line
 ):
     answer(raised(getattr(hub.errors, exception)))
-    with pytest.raises(InputError, match=line) as caught:
+    with refused(line):
         check_model_source("me/tiny")
-    assert "\n" not in str(caught.value)
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: "config.json")
     check_model_source("me/tiny")
 
 
 def test_a_path_without_a_folder_is_not_looked_up():
-    with pytest.raises(InputError, match=r"^no folder './no/folder'"):
+    with refused(r"^no folder './no/folder'"):
         check_model_source("./no/folder")

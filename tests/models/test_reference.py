@@ -1,7 +1,5 @@
 """The reference model equals the policy before training to the last bit, in bfloat16 and for long prompts."""
 
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 import pytest
@@ -27,7 +25,7 @@ LENGTHS = [
 STORED = ["bfloat16", "float32"]
 
 
-def random_model(*, tied: bool = True) -> Qwen2ForCausalLM:
+def random_model(*, tied=True):
     """Return a Qwen2 of four layers whose biases and norms are random too."""
     shape = {
         "vocab_size": VOCABULARY,
@@ -51,13 +49,13 @@ def random_model(*, tied: bool = True) -> Qwen2ForCausalLM:
     return model
 
 
-def saved(folder: Path, dtype: object, *, tied: bool = True) -> str:
+def saved(folder, dtype, *, tied=True):
     """Save a random model in a dtype; a checkpoint in bfloat16 has no values that bfloat16 cannot represent."""
     random_model(tied=tied).to(dtype).save_pretrained(folder)
     return str(folder)
 
 
-def samples(length: int, rows: int = 2) -> Samples:
+def samples(length, rows=2):
     rng = np.random.default_rng(length)
     prompts = [
         rng.integers(0, VOCABULARY, length - 3 * row).tolist() for row in range(rows)
@@ -71,7 +69,7 @@ def samples(length: int, rows: int = 2) -> Samples:
     return samples_from_steps(pl.DataFrame(steps))
 
 
-def config_of(path: str, rank: int = 0, **update: object) -> Config:
+def config_of(path, rank=0, **update):
     model = {
         "path": path,
         "device": "cpu",
@@ -85,7 +83,7 @@ def config_of(path: str, rank: int = 0, **update: object) -> Config:
     )
 
 
-def make_learner(path: str, rank: int = 0, **update: object) -> Learner:
+def make_learner(path, rank=0, **update):
     config = config_of(path, rank, **update)
     return Learner(load_model(config.model), config)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from groups import write_run
 
 from hgpo_train import collect
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
-def ran(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def ran(tmp_path, *command):
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}:{ROOT}/datasets",
         "TMPDIR": str(tmp_path),
@@ -47,7 +48,7 @@ def test_is_in_order(tmp_path, notebook):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def definitions(notebook: str) -> dict:
+def definitions(notebook):
     """What the cells of a notebook define."""
     spec = importlib.util.spec_from_file_location(
         notebook, ROOT / "notebooks" / f"{notebook}.py"
@@ -57,7 +58,7 @@ def definitions(notebook: str) -> dict:
     return module.app.run()[1]
 
 
-def percent(number: float) -> str:
+def percent(number):
     return f"{number:.0%}"
 
 
@@ -171,7 +172,6 @@ def test_the_least_alike_estimators_are_named(monkeypatch):
 
 def test_opens_any_run(tmp_path):
     """A folder that is given is read, and exported with every cell's output."""
-    from hgpo_datasets import StepWriter
 
     rows = [
         {
@@ -189,9 +189,13 @@ def test_opens_any_run(tmp_path):
         for rollout in range(4)
         for step in range(5)
     ]
-    with StepWriter(tmp_path / "run") as writer:
-        for task in range(4):
-            writer.add_group([row for row in rows if row["task_id"] == f"task {task}"])
+    write_run(
+        tmp_path / "run",
+        *(
+            [row for row in rows if row["task_id"] == f"task {task}"]
+            for task in range(4)
+        ),
+    )
     page = tmp_path / "page.html"
     notebook = str(ROOT / "notebooks" / "context_inconsistency.py")
     done = ran(

@@ -13,12 +13,12 @@ from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 
 from hgpo_envs.alfworld.data.game_folder import GAME_FILE, write_folder
 from hgpo_envs.alfworld.data.pack import write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.data.source import WebShopSource
 from hgpo_train.panels import list_panels, load_panel, loading
 from hgpo_train.panels.data import find_data, task_checksum
@@ -107,11 +107,8 @@ def test_an_override_changes_title_and_digest_but_not_the_data():
     ],
 )
 def test_a_wrong_name_or_override_is_one_line(text, line):
-    with pytest.raises(
-        InputError, match=line.replace("[", r"\[").replace("(", r"\(")
-    ) as error:
+    with refused(line.replace("[", r"\[").replace("(", r"\(")):
         load_panel(text)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +127,9 @@ def test_a_wrong_name_or_override_is_one_line(text, line):
 def test_a_wrong_file_is_one_line_with_its_name(tmp_path, old, new, line):
     path = tmp_path / "own.toml"
     path.write_text(OWN.replace(old, new, 1), "utf-8")
-    with pytest.raises(InputError, match=line) as error:
+    with refused(line) as error:
         load_panel(str(path))
     assert "own.toml" in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_panel_written_as_toml_is_read_again(tmp_path):
@@ -167,9 +163,7 @@ def test_panels_of_other_packages(monkeypatch, tmp_path):
     )
     assert {"of-a-file@1", "of-a-function@1"} < {panel.title for panel in list_panels()}
     monkeypatch.setattr(loading, "installed", lambda _: {"wrong": points["wrong"]})
-    with pytest.raises(
-        InputError, match="expected a Panel or the path of its file, received int"
-    ):
+    with refused("expected a Panel or the path of its file, received int"):
         list_panels()
 
 
@@ -216,9 +210,8 @@ def test_any_change_of_a_game_is_refused_with_both_checksums(
     changed, times = re.subn(pattern, replacement, game[key], count=1)
     assert times == 1
     path.write_text(json.dumps(game | {key: changed}), "utf-8")
-    with pytest.raises(
-        InputError,
-        match=f"expected tasks with checksum {panel.checksum}, found [0-9a-f]{{64}};",
+    with refused(
+        f"expected tasks with checksum {panel.checksum}, found [0-9a-f]{{64}};"
     ):
         find_data(panel, folder)
 
@@ -232,7 +225,7 @@ def test_other_wording_other_tasks_and_missing_ones(games):
     found.add(task_checksum(ALFWorldSource(folder), panel.tasks[::-1]))
     assert len(found) == 3
     shutil.rmtree(folder / "json_2.1.1" / panel.tasks[0])
-    with pytest.raises(InputError, match=f"unknown ALFWorld task '{panel.tasks[0]}'"):
+    with refused(f"unknown ALFWorld task '{panel.tasks[0]}'"):
         find_data(panel, folder)
 
 
@@ -253,25 +246,20 @@ def test_files_that_data_were_made_from_are_compared():
     panel = load_panel("webshop-bundled")
     known = WebShopSource().files["items_shuffle.json"]
     find_data(replace(panel, files={"items_shuffle.json": known}))
-    with pytest.raises(
-        InputError,
-        match=f"expected items_shuffle.json with SHA-256 {'0' * 64}, found {known}",
-    ):
+    with refused(f"expected items_shuffle.json with SHA-256 {'0' * 64}, found {known}"):
         find_data(replace(panel, files={"items_shuffle.json": "0" * 64}))
 
 
 def test_missing_data_are_one_line_with_the_command(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    with pytest.raises(InputError, match="get them with `hgpo data fetch alfworld`"):
+    with refused("get them with `hgpo data fetch alfworld`"):
         find_data(load_panel("alfworld-unseen"))
 
 
 def test_another_prompt_template_is_refused():
     panel = replace(load_panel("alfworld-bundled"), prompt_hash="0" * 16)
-    with pytest.raises(
-        InputError, match="expected a prompt template with hash 0000000000000000, found"
-    ):
+    with refused("expected a prompt template with hash 0000000000000000, found"):
         find_data(panel)
 
 

@@ -32,9 +32,7 @@ def tokenizer():
     )
 
 
-def played(
-    tokenizer, texts: list[tuple[str, str]], system_prompt: str = ""
-) -> list[Turn]:
+def played(tokenizer, texts, system_prompt=""):
     """Return the turns of a conversation as a policy plays them: each prompt follows from the one before."""
     turns: list[Turn] = []
     for message, response in texts:

@@ -96,7 +96,7 @@ OTHER = (
 )
 
 
-def bodies(message: str) -> list[object]:
+def bodies(message):
     """Return the forms in which servers send a message."""
     error = {"message": message, "type": "invalid_request_error", "code": 400}
     return [

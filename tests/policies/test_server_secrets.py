@@ -8,6 +8,7 @@ import pytest
 from asked import request
 from asked_server import ask, asked_once, policy_of
 from chat_server import Api, completion
+from refusals import refused
 from yarl import URL
 
 from hgpo_envs.errors import InputError
@@ -24,9 +25,7 @@ def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(
     api, monkeypatch, key
 ):
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(
-        InputError, match="the key in OPENAI_API_KEY contains a character"
-    ) as caught:
+    with refused("the key in OPENAI_API_KEY contains a character") as caught:
         ask(api, request())
     assert not any(part in str(caught.value) for part in (key, key[:8], key[-8:]))
 
@@ -99,9 +98,8 @@ def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
     monkeypatch.setenv("no_proxy", "served.invalid:8000")
     assert http_client.environment_proxy(URL("http://served.invalid:8000/v1")) is None
     monkeypatch.setenv("http_proxy", "socks5://me:proxy-secret@127.0.0.1:1")
-    with pytest.raises(
-        InputError,
-        match=r"expected an HTTP proxy in the environment, received socks5://\*\*\*@",
+    with refused(
+        r"expected an HTTP proxy in the environment, received socks5://\*\*\*@"
     ):
         ask(api, request(), base_url="http://served.invalid/v1")
 
@@ -121,7 +119,7 @@ def test_certificates_are_verified_against_those_of_the_environment(
     context.load_cert_chain(certificate, key)
     api.socket = context.wrap_socket(api.socket, server_side=True)
     url = api.url.replace("http://", "https://")
-    with pytest.raises(InputError, match="certificate verify failed"):
+    with refused("certificate verify failed"):
         ask(api, request(), base_url=url)
     monkeypatch.setenv("SSL_CERT_FILE", certificate)
     (reply,) = ask(api, request(), base_url=url)

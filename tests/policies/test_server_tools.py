@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,7 @@ FIND = {
 }
 
 
-def call(arguments: str) -> dict:
+def call(arguments):
     return {
         "id": "call_1",
         "type": "function",
@@ -64,13 +63,7 @@ MALFORMED = {
 }
 
 
-def played(
-    answer: Callable[[dict, int], tuple],
-    path: object,
-    tools: tuple = (FIND,),
-    style: str = "memory",
-    **options: object,
-) -> tuple[list[dict], list[dict]]:
+def played(answer, path, tools=(FIND,), style="memory", **options):
     """Play a rollout of three steps in the house of doors. Return its rows and the bodies of the requests."""
     handle = open_env(
         "doors_env:HGPO-Test/Doors-v0",
@@ -101,7 +94,7 @@ def played(
         return scan_steps(path).sort("step").collect().to_dicts(), api.bodies
 
 
-def replying(message: dict, finish: str = "tool_calls") -> Callable[[dict, int], tuple]:
+def replying(message, finish="tool_calls"):
     _, body = completion(None, finish)
     body["choices"][0]["message"] = {"role": "assistant", **message}
     return lambda *_: (200, body)

@@ -10,8 +10,8 @@ from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
 from lazily import Lazy, lazily
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_train.models.chat_format import stop_length
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.tiny import TinyShape, save_tiny
@@ -238,9 +238,8 @@ def test_a_model_whose_cache_is_not_what_it_computes_is_refused(model, monkeypat
         return hidden if hidden.shape[1] == 1 else states
 
     monkeypatch.setattr(layer, "forward", forgetful)
-    with pytest.raises(
-        InputError,
-        match="received Qwen3ForCausalLM, which in-process sampling does not support",
+    with refused(
+        "received Qwen3ForCausalLM, which in-process sampling does not support"
     ):
         check_sampling(model)
 
@@ -376,9 +375,8 @@ def test_a_file_replaces_the_chat_template_and_is_text_for_a_sandbox(tiny, tmp_p
         path = tmp_path / ("missing.jinja" if bad is None else "bad.jinja")
         if bad is not None:
             path.write_bytes(bad if isinstance(bad, bytes) else bad.encode())
-        with pytest.raises(InputError, match=r"(bad|missing)\.jinja") as caught:
+        with refused(r"(bad|missing)\.jinja"):
             load_tokenizer(str(tiny), str(path))
-        assert "\n" not in str(caught.value)
 
 
 def test_a_rollout_is_not_resumed_with_another_chat_template(tiny, tmp_path):
@@ -404,7 +402,7 @@ def test_a_rollout_is_not_resumed_with_another_chat_template(tiny, tmp_path):
     play()
     play()
     path.write_text("{{ messages[0].content }}!")
-    with pytest.raises(InputError, match="chat_template_hash"):
+    with refused("chat_template_hash"):
         play()
 
 
@@ -439,10 +437,7 @@ def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):
         ),
     ):
         ours.chat_template = template
-        with pytest.raises(
-            InputError,
-            match=rf"the model's chat template does not render \({missing}\)",
-        ):
+        with refused(rf"the model's chat template does not render \({missing}\)"):
             fit_prompts(ours, named, GenerationOptions())
     described = "find_user: Find a user.\nfind_box: Find a box."
     # the prompt describes what is missing

@@ -10,9 +10,9 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from refusals import refused
 
 pytest.importorskip("vllm", reason="vLLM is not installed (extra `vllm`)")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -20,7 +20,6 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import load_model
 from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
 from hgpo_train.policies.base import Failure, Reply, Request
@@ -83,7 +82,7 @@ def policy(model_folder):
     policy.close()
 
 
-def answers(policy: VLLMPolicy, requests: list[Request]) -> dict[int, Reply | Failure]:
+def answers(policy, requests):
     policy.submit(requests)
     got: dict[int, Reply | Failure] = {}
     while len(got) < len(requests):
@@ -91,7 +90,7 @@ def answers(policy: VLLMPolicy, requests: list[Request]) -> dict[int, Reply | Fa
     return got
 
 
-def gap(model: torch.nn.Module, replies: dict[int, Reply]) -> float:
+def gap(model, replies):
     """Return the largest difference between the log-probabilities of vLLM and of Transformers for the same tokens."""
     widest = 0.0
     for reply in replies.values():
@@ -111,7 +110,7 @@ def gap(model: torch.nn.Module, replies: dict[int, Reply]) -> float:
     return widest
 
 
-def loaded(folder: Path) -> torch.nn.Module:
+def loaded(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
 
@@ -200,7 +199,7 @@ def test_new_weights_on_a_gpu_are_mapped(policy, requests, model_folder):
     policy.publish(loaded(model_folder), version=6)
 
 
-def adapted(model_folder: Path, seed: int) -> torch.nn.Module:
+def adapted(model_folder, seed):
     """Return the model with adapters whose weights are all random: a change as large as the weights."""
     from hgpo_train.models.config import LoraConfig
     from hgpo_train.models.loading import add_adapters
@@ -269,7 +268,7 @@ def test_adapters_are_served_as_adapters_and_replaced(model_folder, requests):
 )
 def test_a_folder_that_is_no_adapter_for_vllm_is_rejected(tmp_path, settings, expected):
     (tmp_path / "adapter_config.json").write_text(settings)
-    with pytest.raises(InputError, match=expected):
+    with refused(expected):
         make_policy(f"vllm:{tmp_path}", PolicyContext("ALFWorld", "response", {}))
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hgpo_train.models.config import LoraConfig
-
-if TYPE_CHECKING:
-    import torch
 
 
 @pytest.fixture
@@ -25,7 +22,7 @@ def model():
     return make_model(train_tokenizer(["go to cabinet 1"] * 5, 300), shape, seed=3)
 
 
-def received(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
+def received(handle):
     from hgpo_train.policies.weight_handover import opened
 
     return {name: tensor.cpu().clone() for name, tensor in opened(handle).items()}

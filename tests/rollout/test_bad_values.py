@@ -11,6 +11,7 @@ import pytest
 from doors import DoorsEngine, DoorsSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_envs.engine import State, Task
@@ -51,7 +52,7 @@ class Shouting(str):
         raise RuntimeError("shouting")
 
 
-def spoilt(value, garbage: dict):
+def spoilt(value, garbage):
     """Return a value with fields replaced by garbage; the field "whole" replaces the value."""
     return (
         garbage["whole"]
@@ -110,7 +111,7 @@ class WildSource(DoorsSource):
         return engine
 
 
-def handle(source) -> EnvHandle:
+def handle(source):
     shared = SharedSource(source)
     episodes = settings_for("Doors", action_format="response", max_steps=9)
     return EnvHandle("Wild-v0", shared, episodes, Split(shared, "train"))
@@ -130,7 +131,7 @@ def play(policy, source=None, execution=EXECUTION):
 
 
 @pytest.fixture(scope="module")
-def sound() -> pl.DataFrame:
+def sound():
     return play(Wild({}))[1]
 
 
@@ -175,16 +176,14 @@ GARBAGE = (
 WHERE = st.tuples(st.sampled_from([f"train-{n}" for n in range(20)]), st.integers(0, 4))
 
 
-def parts_of(kind: type) -> st.SearchStrategy[dict]:
+def parts_of(kind):
     fields = st.sampled_from([field.name for field in dataclasses.fields(kind)])
     return st.fixed_dictionaries({"whole": GARBAGE}) | st.dictionaries(
         fields, GARBAGE, min_size=1, max_size=3
     )
 
 
-def check_spared(
-    tally, steps: pl.DataFrame, sound: pl.DataFrame, tasks: set[str]
-) -> None:
+def check_spared(tally, steps, sound, tasks):
     """Check that trajectories of other tasks equal those of a run without invalid values."""
     other = ~pl.col("task_id").is_in(sorted(tasks))
     assert steps.filter(other).equals(sound.filter(other))
@@ -357,7 +356,7 @@ def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):
 
     with (
         Full(tmp_path / "run") as writer,
-        pytest.raises(InputError, match="this run is finished"),
+        refused("this run is finished"),
     ):
         collect_groups(handle(WildSource()), Wild({}), writer, SPEC, EXECUTION)
 
@@ -368,6 +367,6 @@ def test_task_ids_that_are_not_text_are_refused(tmp_path, ids):
     source.ids = lambda split: ids
     with (
         StepWriter(tmp_path / "run") as writer,
-        pytest.raises(InputError, match="as a task id, received"),
+        refused("as a task id, received"),
     ):
         collect_groups(handle(source), Wild({}), writer, SPEC, EXECUTION)

@@ -7,10 +7,11 @@ import doors
 import polars as pl
 import pytest
 from doors_env import DOORS_ID
+from groups import write_run
+from refusals import refused
 
-from hgpo_datasets import StepWriter, scan_steps, verify
+from hgpo_datasets import scan_steps, verify
 from hgpo_datasets.branches import IS_BRANCH, with_prefixes
-from hgpo_envs.errors import InputError
 from hgpo_train.rollout import branch_rules, collect
 from hgpo_train.rollout.branching import branch_run
 from hgpo_train.rollout.failures import RolloutError
@@ -170,6 +171,21 @@ def test_rollouts_branch_in_their_own_run(saved, tmp_path, after):
     assert run.rollouts.height == 12
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [DOORS_ID, "HGPO/ALFWorld-v0"])
+def test_rollouts_branch_in_processes(tmp_path, env):
+    """Engines in processes repeat the stored actions, where those in this process can be copied."""
+    wanted = {"tasks": 3, "group_size": 4, "max_steps": 7, "branch": "uniform"}
+    runs = [
+        collect(env, "random", tmp_path / str(workers) / "run", **wanted, **more)
+        for workers in (False, True)
+        for more in [{"workers": workers, "slots": 2, **QUIET}]
+    ]
+    here, apart = map(rows_of, runs)
+    assert here.filter(IS_BRANCH).height
+    assert apart.equals(here)
+
+
 def test_too_many_failures_are_repeated_before_rollouts_branch(tmp_path):
     broken = {1}
 
@@ -305,14 +321,13 @@ def test_wrong_input_is_named(saved, tmp_path):
         ({"at": "entropy"}, "has no scores entropy"),
         ({"policy": "randm"}, "did you mean 'random'"),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             branch_run(saved, **{"out": tmp_path / "new", **arguments}, **QUIET)
     for arguments, line in (
         ({"branch": "entropy"}, "expected one that reads no scores"),
         ({"branch": "uniform", "group_size": 1}, "expected at least 2 with branches"),
-        ({"branch": "uniform", "workers": True}, "leave workers out"),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             collect(DOORS_ID, "random", tmp_path / "new", tasks=1, **arguments, **QUIET)
     assert not (tmp_path / "new").exists()
     config = {"env": {"id": DOORS_ID, "split": "train"}, "policy": {"name": "random"}}
@@ -322,11 +337,14 @@ def test_wrong_input_is_named(saved, tmp_path):
         .with_columns(state=pl.col("state") + " ")
     )
     wrong = wrong.drop([name for name in wrong.columns if "_hash" in name])
-    with StepWriter(tmp_path / "wrong", config=config) as writer:
-        writer.add_group(wrong.with_columns(next_state=pl.lit(None, pl.String)))
-    with pytest.raises(InputError, match="gave another state than the stored one"):
+    write_run(
+        tmp_path / "wrong",
+        wrong.with_columns(next_state=pl.lit(None, pl.String)),
+        config=config,
+    )
+    with refused("gave another state than the stored one"):
         branch_run(tmp_path / "wrong", **QUIET)
-    with pytest.raises(InputError, match="expected the folder of a saved run"):
+    with refused("expected the folder of a saved run"):
         branch_run(tmp_path, **QUIET)
 
 
@@ -335,10 +353,9 @@ def test_code_that_a_run_names_needs_permission(tmp_path, hgpo):
         "env": {"id": DOORS_ID, "memory": "strangers_code:memory"},
         "policy": {"name": "random"},
     }
-    with StepWriter(tmp_path / "saved", config=config):
-        pass
+    write_run(tmp_path / "saved", config=config)
     line = "names the memory 'strangers_code:memory', which would run as code; if you trust it, add --allow"
-    with pytest.raises(InputError, match=line):
+    with refused(line):
         branch_run(tmp_path / "saved", **QUIET)
     _, _, errors = hgpo(
         "branch", tmp_path / "saved", "--allow", "strangers_code:memory"
@@ -353,22 +370,18 @@ def test_advantages_that_a_choice_by_outcomes_biases_are_named(hgpo, tmp_path):
     ]
     for outcomes in (True, False):
         run = tmp_path / str(outcomes)
-        with StepWriter(
-            run, config={"branches": {"at": "mixed-outcomes", "outcomes": outcomes}}
-        ) as writer:
-            writer.add_group(
-                [
-                    {"task_id": "t", "group": 0, "trajectory": "a", "reward": 0.0} | row
-                    for row in steps
-                ]
-            )
+        write_run(
+            run,
+            [
+                {"task_id": "t", "group": 0, "trajectory": "a", "reward": 0.0} | row
+                for row in steps
+            ],
+            config={"branches": {"at": "mixed-outcomes", "outcomes": outcomes}},
+        )
         for estimator, named in (
             ("tree_loo", outcomes),
             ("tree_loo:fresh=true", False),
             ("grpo", False),
         ):
-            code, output, errors = hgpo(
-                "advantages", run, "-e", estimator, "--overwrite"
-            )
-            assert code == 0, errors
+            output = hgpo.output("advantages", run, "-e", estimator, "--overwrite")
             assert ("which biases tree_loo" in output) == named

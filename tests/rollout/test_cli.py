@@ -156,8 +156,7 @@ def play(hgpo, tmp_path):
             if name not in flags
             for part in (name, value)
         ]
-        code, _, error = hgpo("rollout", *small, *flags, "--out", out)
-        assert code == 0, error
+        hgpo.output("rollout", *small, *flags, "--out", out)
         assert verify(out).ok
         header = manifest.read(out).header
         return scan_steps(out).drop("run").sort("trajectory", "step").collect(), dict(
@@ -167,7 +166,7 @@ def play(hgpo, tmp_path):
     return run
 
 
-def size(steps: pl.DataFrame) -> tuple[int, int]:
+def size(steps):
     return steps["task_id"].n_unique(), steps["trajectory"].n_unique()
 
 

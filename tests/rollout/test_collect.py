@@ -12,13 +12,12 @@ import polars as pl
 import pytest
 from chat_server import Api
 from command import finished
+from refusals import refused
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy
 from hgpo_train.policies.registry import own_policy
 from hgpo_train.rollout import (
-    CollectedRun,
     ExecutionOptions,
     PolicySpec,
     Reply,
@@ -35,11 +34,11 @@ from hgpo_train.rollout.sessions import read_sessions
 DOORS = "doors_env:HGPO-Test/Doors-v0"
 
 
-def first(request: Request) -> str:
+def first(request):
     return request.admissible_actions[0]
 
 
-async def soon(request: Request) -> str:
+async def soon(request):
     await asyncio.sleep(0)
     return request.admissible_actions[0]
 
@@ -64,7 +63,7 @@ class Concurrent(AsyncPolicy):
         return first(request)
 
 
-def play(policy, out: Path, **arguments) -> CollectedRun:
+def play(policy, out, **arguments):
     return collect(
         DOORS,
         policy,
@@ -187,7 +186,7 @@ def test_the_run_is_a_path_and_is_resumed(tmp_path):
     assert "5 groups, 10 rollouts, 0 failed" in repr(again)
 
 
-def fails_late(request: Request) -> str:
+def fails_late(request):
     if request.task.id == LATE[0]:
         raise ZeroDivisionError("a bug of mine")
     return "look"
@@ -271,7 +270,7 @@ def test_a_policy_of_the_caller_stays_open(tmp_path, kind):
     assert policy.closed == 1
 
 
-async def raises_soon(request: Request) -> str:
+async def raises_soon(request):
     await asyncio.sleep(0)
     raise KeyError("mine")
 
@@ -302,7 +301,7 @@ def test_a_policy_that_exits_is_reported(tmp_path):
         play(leave, tmp_path / "run")
 
 
-def caused() -> Exception:
+def caused():
     error = RuntimeError("the client gave up")
     error.__cause__ = ConnectionResetError("no route")
     return error
@@ -466,9 +465,8 @@ def responder(respond):
     ],
 )
 def test_wrong_policies_are_one_line(tmp_path, policy, line):
-    with pytest.raises(InputError, match=line) as caught:
+    with refused(line):
         play(policy, tmp_path / "run")
-    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -480,7 +478,7 @@ def test_wrong_arguments_are_one_line(tmp_path):
         ),
         ({"env": DOORS, "task": 1}, "unknown argument 'task'; did you mean 'tasks'?"),
     ):
-        with pytest.raises(InputError, match=f"^.*{re.escape(line)}.*$"):
+        with refused(f"^.*{re.escape(line)}.*$"):
             collect(policy=first, out=tmp_path / "run", **arguments)
         assert not list(tmp_path.iterdir())
 
@@ -515,9 +513,7 @@ def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkey
     )
 
 
-def test_progress_in_a_file_is_a_line_now_and_then(
-    tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_progress_in_a_file_is_a_line_now_and_then(tmp_path, capsys, monkeypatch):
     play(first, tmp_path / "quick", progress=True)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress_line, "INTERVAL_S", 0.0)

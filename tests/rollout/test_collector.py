@@ -1,18 +1,20 @@
 """The collector: reproducible rows, failures that abort one trajectory, resuming, dynamic sampling."""
 
 import asyncio
+import gc
+import os
 import random
 
 import polars as pl
 import pytest
 from asked import Failing
+from refusals import refused
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.episode import ACTION_FORMATS
-from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, Reply
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.scripted import RandomPolicy
+from hgpo_train.policies.scripted import MixturePolicy, RandomPolicy
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
@@ -62,6 +64,23 @@ def test_the_same_rows_from_any_number_of_environments_and_in_any_order_of_repli
         == runs.content("slow")
     )
     assert slow.most_at_once > 8
+
+
+def test_policies_without_batches_play_fewer_environments_by_default():
+    def of(name):
+        return make_policy(name, PolicyContext("ALFWorld", "response"))
+
+    class Own(RandomPolicy):
+        slots = None
+
+    scripted = of("mixture:expert=0.5,random=0.5")
+    mixed = MixturePolicy([(of("random"), 1.0), (Own("response"), 1.0)])
+    default = ExecutionOptions()
+    assert [default.slots_for(each) for each in (scripted, mixed)] == [32, 256]
+    assert default.slots_for(of("forgetful")) == 32
+    assert ExecutionOptions(slots=5).slots_for(scripted) == 5
+    workers = ExecutionOptions(workers=True)
+    assert workers.slots_for(scripted) == max(2, os.cpu_count() or 1)
 
 
 def test_finished_groups_are_committed_while_another_hangs(runs):
@@ -203,6 +222,31 @@ def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     assert kept.select("state", "prompt", "action").equals(
         there.select("state", "prompt", "action")
     )
+
+
+def test_garbage_is_collected_less_often_during_a_collection_alone(runs):
+    during = []
+
+    class Watching(RandomPolicy):
+        def respond(self, requests):
+            during.append(gc.get_threshold())
+            return super().respond(requests)
+
+    def stop(_):
+        raise RuntimeError("stopped")
+
+    before = gc.get_threshold()
+    try:
+        for young in (700, 0, 10**6):
+            gc.set_threshold(young, 9, 8)
+            during.clear()
+            with pytest.raises(RuntimeError, match="stopped"):
+                runs.collect(f"{young}", Watching("response"), progress=stop)
+            expected = young and max(young, 50_000)
+            assert during == [(expected, 9, 8)]
+            assert gc.get_threshold() == (young, 9, 8)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_policy_that_raises_fails_its_open_requests(runs):
@@ -377,9 +421,9 @@ def test_bad_collections():
             "unknown task order 'shufled'; did you mean 'shuffled'",
         ),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             RolloutSpec(**values)
-    with pytest.raises(InputError, match="slots: expected int >= 1, received 0"):
+    with refused("slots: expected int >= 1, received 0"):
         ExecutionOptions(slots=0)
 
 

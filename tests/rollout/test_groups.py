@@ -89,7 +89,7 @@ class Table:
         return done, failed
 
 
-def group(position: int) -> PlannedGroup:
+def group(position):
     return PlannedGroup(position, 0, f"task {position}", 0, SIZE)
 
 
@@ -103,7 +103,7 @@ def play(
     choose=lambda _: 0,
     turns=10_000,
     slots=5,
-) -> None:
+):
     """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
     spec = RolloutSpec(wanted, SIZE, dynamic=most)

@@ -2,9 +2,7 @@
 
 import signal
 import time
-from pathlib import Path
 
-import polars as pl
 import pytest
 from asked import Failing
 from chat_server import Api, by_seed
@@ -28,7 +26,7 @@ def a_fifth(request):
     return None if request.seed % 5 else f"no answer to request {request.id}"
 
 
-def content(runs, name: str) -> pl.DataFrame:
+def content(runs, name):
     assert verify(runs.folder / name).ok
     return runs.steps(name).sort("trajectory", "step")
 
@@ -113,19 +111,19 @@ def test_failures_of_a_table_and_of_a_tally(runs):
 # As a user has it: processes, a server that is down for a while.
 
 
-def server_command(api: Api, out: Path, *more: str) -> list[str]:
+def server_command(api, out, *more):
     options = [f"base_url={api.url}", "retries=0", "concurrency=8", "timeout_s=20"]
     given = [word for option in options for word in ("--policy-option", option)]
     sizes = ["--tasks", "10", "--group-size", "4", "--seed", "1", "--slots", "8"]
     return [*DOORS, "--policy", "openai:tiny", *sizes, "--out", str(out), *given, *more]
 
 
-def run(command: list[str]) -> tuple[int, str]:
+def run(command):
     code, out, error = finished(*command)
     return code, out + error
 
 
-def table(out: Path) -> pl.DataFrame:
+def table(out):
     report = verify(out)
     assert report.ok, report.problems
     return (
@@ -137,7 +135,7 @@ def table(out: Path) -> pl.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> pl.DataFrame:
+def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     with Api() as api:
         api.answer = by_seed
@@ -146,7 +144,7 @@ def undisturbed(tmp_path_factory) -> pl.DataFrame:
     return table(out)
 
 
-def down(from_request: int, to_request: int, how: object):
+def down(from_request, to_request, how):
     """A server that fails from one request to another."""
     asked = iter(range(10**9))
 

@@ -5,7 +5,6 @@ import json
 import random
 import re
 import string
-from pathlib import Path
 from urllib.parse import quote
 
 import polars as pl
@@ -20,7 +19,7 @@ PLAIN = string.ascii_letters + string.digits + "-_"
 AWKWARD = PLAIN + "!$&'()*+,;=~^|%"
 
 
-def forms(secret: str) -> set[bytes]:
+def forms(secret):
     """What must be nowhere: the value, nor more than half of it."""
     return {secret.encode(), secret[: len(secret) // 2 + 1].encode()}
 
@@ -35,7 +34,7 @@ PLANTED = [  # by default each kind in two places
 ]
 
 
-def searched(folder: Path, printed: str) -> dict[str, bytes]:
+def searched(folder, printed):
     """Everything that was printed or stored: as bytes, and tables as the values that are in them."""
     found = {
         "printed": printed.encode(),
@@ -54,7 +53,7 @@ def searched(folder: Path, printed: str) -> dict[str, bytes]:
     return found
 
 
-def echo(api: Api, kind: str):
+def echo(api, kind):
     """Answers that repeat everything that the client sent, in errors, in texts, as types that nobody expects."""
 
     def answer(body, attempt):

@@ -217,7 +217,7 @@ def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
         pass
     for name in ("summary.json", "certificate.json"):
         (run / name).write_bytes(seal(b'{\n "episodes": 3\n}'))
-    (report,) = verify_run(run, 0)  # of its files and of its step table
+    (report,) = verify_run(run, None)  # of its files and of its step table
     assert report.problems == []
     for name in (CONFIG, METRICS, "sessions.json", "summary.json", "certificate.json"):
         data = (run / name).read_bytes()
@@ -227,14 +227,14 @@ def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
             (run / name).write_bytes(changed)
             assert [
                 problem.file
-                for report in verify_run(run, 0)
+                for report in verify_run(run, None)
                 for problem in report.problems
             ] == [str(run / name)]
         (run / name).write_bytes(data)
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"iteration":2')
     assert [
-        problem for report in verify_run(run, 0) for problem in report.problems
+        problem for report in verify_run(run, None) for problem in report.problems
     ] == []
 
 
@@ -244,7 +244,7 @@ def test_a_missing_manifest_of_a_training_run_is_found(tmp_path, folder):
     write_config(tmp_path, Config())
     (tmp_path / folder / "steps").mkdir(parents=True)
     problems = [
-        problem for report in verify_run(tmp_path, 0) for problem in report.problems
+        problem for report in verify_run(tmp_path, None) for problem in report.problems
     ]
     assert [problem.file for problem in problems] == [
         str(tmp_path / folder / "manifest.jsonl")

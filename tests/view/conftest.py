@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from groups import write_rich_run
+from groups import write_rich_run, write_run
 from viewed import (
     hostile_rows,
     small_rows,
@@ -55,8 +55,7 @@ def write_small(folder: Path) -> None:
 
 def write_hostile(folder: Path) -> None:
     """Write a run whose texts try to run code."""
-    with StepWriter(folder) as writer:
-        writer.add_group(hostile_rows())
+    write_run(folder, hostile_rows())
 
 
 def write_six(folder: Path) -> None:
@@ -95,8 +94,7 @@ def write_branched(folder: Path) -> None:
         | won
         | {"trajectory": "e", "step": 2, "state": "s1", "parent": "c", "branch_step": 2}
     )
-    with StepWriter(folder, config={"branches": {"at": "uniform"}}) as writer:
-        writer.add_group(rows)
+    write_run(folder, rows, config={"branches": {"at": "uniform"}})
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from groups import write_run
 from polars.testing import assert_series_equal
+from refusals import refused
 from viewed import HOSTILE, small_rows
 from viewed_app import TOKEN, client_of
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, names
 from hgpo_train.proportions import paired_interval, wilson_interval
 from hgpo_train.rollout import collect
@@ -22,7 +23,7 @@ Get = Callable[..., Any]
 
 
 @pytest.fixture
-def get() -> Callable[..., Get]:
+def get():
     """Return a function of runs, which returns a function of an address: its document."""
 
     def of(*runs: Path) -> Get:
@@ -38,7 +39,7 @@ def get() -> Callable[..., Get]:
     return of
 
 
-def test_the_overview_counts_a_small_run(small_run, get) -> None:
+def test_the_overview_counts_a_small_run(small_run, get):
     seen = get(small_run)("runs/0/overview")
     total = seen["total"]
     assert (total["tasks"], seen["groups"], total["episodes"], total["steps"]) == (
@@ -61,7 +62,7 @@ def test_the_overview_counts_a_small_run(small_run, get) -> None:
     assert total["admissible"] is None, "the table does not say"
 
 
-def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get) -> None:
+def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get):
     step = {
         "task_id": "a",
         "step": 0,
@@ -72,8 +73,7 @@ def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get) -> None:
         "error": "lost",
     }
     rows = [{**step, "trajectory": name} for name in "xy"]
-    with StepWriter(tmp_path / "run") as writer:
-        writer.add_group(rows)
+    write_run(tmp_path / "run", rows)
     document = get(tmp_path / "run")
     assert document("runs/0/overview")["total"]["bounds"] == [0, 1]
     for query in ({}, {"chance": "1"}):
@@ -83,7 +83,7 @@ def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get) -> None:
         )
 
 
-def test_rollouts_are_columns(small_run, get) -> None:
+def test_rollouts_are_columns(small_run, get):
     """Each task has w and y, which won, x, which lost with an invalid action, and z, which was aborted after two."""
     seen = get(small_run)("runs/0/rollouts")
     assert seen["total"] == 8
@@ -103,7 +103,7 @@ def test_rollouts_are_columns(small_run, get) -> None:
     assert columns["row"] == [0, 3, 6, 9, 11, 14, 17, 20]
 
 
-def test_results_of_a_selection_are_those_of_the_commands(six_tasks, get) -> None:
+def test_results_of_a_selection_are_those_of_the_commands(six_tasks, get):
     """Of w and x of every task: w always wins, x wins in tasks 1, 3 and 5."""
     bits = base64.urlsafe_b64encode(bytes([0b00110011] * 3)).decode()
     seen = get(six_tasks)("runs/0/results", rows=bits)
@@ -111,7 +111,7 @@ def test_results_of_a_selection_are_those_of_the_commands(six_tasks, get) -> Non
     assert seen["intervals"]["success"] == pytest.approx(wilson_interval(0.75, 6))
 
 
-def test_what_the_steps_of_a_rollout_give(trained_run, token_run, get) -> None:
+def test_what_the_steps_of_a_rollout_give(trained_run, token_run, get):
     """Advantages of training are 0.25, 1.25, 2.25 in alpha of iterations 0 and 1, without z, which was aborted."""
     document = get(trained_run, token_run)
     spread = document("runs/0/estimates", estimator="trained")["spread"]
@@ -134,14 +134,13 @@ def test_what_the_steps_of_a_rollout_give(trained_run, token_run, get) -> None:
     assert document("runs/1/estimates")["tokens"] == tokens
 
 
-def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> None:
+def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get):
     """In the other run, x wins the task as well."""
     rows = [
         row | {"won": row["won"] or row["trajectory"][-1] == "x"}
         for row in small_rows("omega")
     ]
-    with StepWriter(tmp_path / "other") as writer:
-        writer.add_group(rows[:9])
+    write_run(tmp_path / "other", rows[:9])
     document = get(small_run, tmp_path / "other", six_tasks)
     seen = document("runs/0/against/1")
     assert seen["total"] == 1
@@ -169,7 +168,7 @@ def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> 
     )
 
 
-def test_a_group_is_its_rows(rich_run, get) -> None:
+def test_a_group_is_its_rows(rich_run, get):
     """Every row of the table, decoded from the documents again."""
     document = get(rich_run)
     table = scan_steps(rich_run).collect()
@@ -215,7 +214,7 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
     "env_id",
     ["HGPO/ALFWorld-v0", pytest.param("HGPO/WebShop-v0", marks=pytest.mark.slow)],
 )
-def test_a_step_is_its_row(rich_run, get, tmp_path: Path, env_id: str) -> None:
+def test_a_step_is_its_row(rich_run, get, tmp_path, env_id):
     run = rich_run if env_id == "HGPO/ALFWorld-v0" else tmp_path / "run"
     if run != rich_run:
         collect(env_id, "random", run, tasks=3)
@@ -245,7 +244,7 @@ def test_a_step_is_its_row(rich_run, get, tmp_path: Path, env_id: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", names())
-def test_advantages_are_those_of_the_library(rich_run, get, estimator: str) -> None:
+def test_advantages_are_those_of_the_library(rich_run, get, estimator):
     """Of one group by itself, also where the estimator needs all groups."""
     expected = compute(scan_steps(rich_run), estimator, gamma=0.5).collect()
     document = get(rich_run)
@@ -261,7 +260,7 @@ def test_advantages_are_those_of_the_library(rich_run, get, estimator: str) -> N
         )
 
 
-def test_search_finds_texts(small_run, get) -> None:
+def test_search_finds_texts(small_run, get):
     document = get(small_run)
     seen = document("runs/0/search", text="ROOM A")
     assert (seen["steps"], seen["rollouts"]) == (6, [0, 3, 9, 11, 14, 20])
@@ -271,7 +270,7 @@ def test_search_finds_texts(small_run, get) -> None:
     assert document("runs/0/search", text=".*")["steps"] == 0
 
 
-def test_curves_of_a_training_run(training_run, get) -> None:
+def test_curves_of_a_training_run(training_run, get):
     document = get(training_run)
     assert document("runs")["runs"][0]["training"]
     seen = document("runs/0/curves")
@@ -284,7 +283,7 @@ def test_curves_of_a_training_run(training_run, get) -> None:
     assert levels["levels"][0]["shared"] == 1.0
 
 
-def test_a_run_is_followed_while_it_is_written(tmp_path, get) -> None:
+def test_a_run_is_followed_while_it_is_written(tmp_path, get):
     with StepWriter(tmp_path / "live") as writer:
         writer.add_group(small_rows("alpha"))
         writer.commit()
@@ -301,15 +300,14 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, get) -> None:
     assert not document("runs")["runs"][0]["live"]
 
 
-def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
+def test_an_evaluation_and_its_training_are_linked(training_run, get):
     """One of a checkpoint elsewhere; and those in and beside the folder, which begin when the page is open."""
     checkpoint = {
         "policy": {"name": f"transformers:{training_run}/checkpoints/000002"},
         "evaluation": True,
     }
     later = training_run.parent / "later"
-    with StepWriter(later, config=checkpoint) as writer:
-        writer.add_group(small_rows("omega"))
+    write_run(later, small_rows("omega"), config=checkpoint)
     document = get(training_run, later)
     before = document("versions")
     for name, config in (
@@ -317,8 +315,7 @@ def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
         ("beside", checkpoint),
         ("other", {"evaluation": True}),
     ):
-        with StepWriter(training_run.parent / name, config=config) as writer:
-            writer.add_group(small_rows("omega"))
+        write_run(training_run.parent / name, small_rows("omega"), config=config)
     assert document("versions")[:2] == before
     for runs in (document("runs")["runs"], get(training_run, later)("runs")["runs"]):
         trainers = {run["name"]: run["trainer"] for run in runs}
@@ -331,7 +328,7 @@ def test_an_evaluation_and_its_training_are_linked(training_run, get) -> None:
     assert document("runs/2/overview")["total"]["episodes"] == 4
 
 
-def test_long_texts_are_cut(hostile_run, get) -> None:
+def test_long_texts_are_cut(hostile_run, get):
     document = get(hostile_run)
     large = HOSTILE["large"]
     states = document("runs/0/groups/0")["states"]
@@ -340,9 +337,9 @@ def test_long_texts_are_cut(hostile_run, get) -> None:
     assert document(f"runs/0/steps/{row}/1")[0]["prompt"]["length"] == len(large)
 
 
-def test_a_run_before_its_first_commit_is_waited_for(tmp_path) -> None:
+def test_a_run_before_its_first_commit_is_waited_for(tmp_path):
     with StepWriter(tmp_path / "live") as writer:
-        with pytest.raises(InputError, match="no committed rows"):
+        with refused("no committed rows"):
             open_sources([str(tmp_path / "live")])
         client = client_of(tmp_path / "live", wait=True)
         (before,) = client.get(f"/{TOKEN}/api/runs").json()["runs"]

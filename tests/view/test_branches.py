@@ -4,9 +4,9 @@ import base64
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, registry
 from hgpo_train.view.documents import group_document, tree_of
 from hgpo_train.view.estimates import rollout_estimates
@@ -16,7 +16,7 @@ from hgpo_train.view.rollouts import selected
 from hgpo_train.view.sources import open_sources
 
 
-def test_a_branch_is_below_its_parent(branched_run) -> None:
+def test_a_branch_is_below_its_parent(branched_run):
     """c and d leave a at step 1, and e leaves c at step 2."""
     (source,) = open_sources([str(branched_run)])
     document = group_document(source.index(), 0)
@@ -52,7 +52,7 @@ def test_a_branch_is_below_its_parent(branched_run) -> None:
     ],
     ids=["later first", "parent below", "of itself", "of each other", "no such step"],
 )
-def test_any_parents_are_a_tree(branches, order, parents) -> None:
+def test_any_parents_are_a_tree(branches, order, parents):
     names = ("trajectory", "parent", "branch_step")
     rollouts: list[dict[str, Any]] = [
         dict(zip(names, one, strict=True), length=3) for one in branches
@@ -60,7 +60,7 @@ def test_any_parents_are_a_tree(branches, order, parents) -> None:
     assert tree_of(rollouts) == {"order": order, "parent": parents}
 
 
-def test_the_spread_of_a_rollout_is_of_its_own_rows(branched_run) -> None:
+def test_the_spread_of_a_rollout_is_of_its_own_rows(branched_run):
     (source,) = open_sources([str(branched_run)])
     found = rollout_estimates(source.index(), registry.get("tree_grpo"))["spread"]
     advantages = compute(scan_steps(branched_run), "tree_grpo").collect()
@@ -71,13 +71,13 @@ def test_the_spread_of_a_rollout_is_of_its_own_rows(branched_run) -> None:
 
 def test_a_run_with_branches_is_shown_with_estimators_over_trees(
     branched_run, tmp_path
-) -> None:
+):
     """Estimators of whole rollouts refuse branches, and all tasks would be left out."""
     written = write_page(open_sources([str(branched_run)]), tmp_path / "page.html")
     assert (written.tasks, written.problems) == (1, [])
 
 
-def test_branches_are_in_no_result(branched_run) -> None:
+def test_branches_are_in_no_result(branched_run):
     """One of two rollouts won, whatever branches did."""
     (source,) = open_sources([str(branched_run)])
     index = source.index()
@@ -95,5 +95,5 @@ def test_branches_are_in_no_result(branched_run) -> None:
     assert overview["outcomes"] == {"none": 0, "partly": 1, "all": 0}
     every = base64.b64encode(bytes([0b11111])).decode()
     assert selected(index, every)["trajectory"].to_list() == ["a", "b"]
-    with pytest.raises(InputError, match="expected at least one rollout"):
+    with refused("expected at least one rollout"):
         selected(index, base64.b64encode(bytes([0b11100])).decode())

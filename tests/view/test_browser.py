@@ -20,7 +20,7 @@ AXE = Path(__file__).parents[2] / "viewer/node_modules/axe-core/axe.min.js"
 pytestmark = pytest.mark.slow
 
 
-def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None:
+def test_open_filter_follow_a_group_and_compare(viewer, page, small_run):
     page.goto(viewer(small_run))
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     expect(page.get_by_text("66.7%").first).to_be_visible()
@@ -65,7 +65,7 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None
     expect(region(page, "Level 1")).to_have_count(0)
 
 
-def test_the_keyboard_alone(viewer, page, small_run) -> None:
+def test_the_keyboard_alone(viewer, page, small_run):
     page.goto(viewer(small_run))
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     press = page.keyboard.press
@@ -113,7 +113,7 @@ def test_the_keyboard_alone(viewer, page, small_run) -> None:
     expect(page.get_by_role("dialog")).not_to_be_visible()
 
 
-def test_links_keep_every_setting(viewer, page, small_run) -> None:
+def test_links_keep_every_setting(viewer, page, small_run):
     """K, estimators and filters are in the address, which another page opens."""
     address = viewer(small_run)
     settings = (
@@ -143,7 +143,7 @@ def test_links_keep_every_setting(viewer, page, small_run) -> None:
     expect(lengths).to_have_text(["2", "3", "3", "3"])
 
 
-def test_rollouts_and_texts_are_found(viewer, page, small_run) -> None:
+def test_rollouts_and_texts_are_found(viewer, page, small_run):
     page.goto(f"{viewer(small_run)}#/small")
     # the type of a task, in its row
     page.get_by_role("link", name="find", exact=True).click()
@@ -176,7 +176,7 @@ def test_rollouts_and_texts_are_found(viewer, page, small_run) -> None:
     expect(page.get_by_text("Aborted: the server hung up")).to_be_visible()
 
 
-def test_a_note_is_saved_and_found(viewer, page, small_run, tmp_path) -> None:
+def test_a_note_is_saved_and_found(viewer, page, small_run, tmp_path):
     """Also in a file, which shows it."""
     text = "<img src=x onerror='window.hacked = true'> \u202e loops"
     page.goto(f"{viewer(small_run)}#/small/step/alpha%2F0%2Fx/0")
@@ -215,7 +215,7 @@ new MutationObserver((_, observer) => {
 
 def test_a_filter_that_is_typed_before_the_page_is_painted_is_kept(
     viewer, page, small_run
-) -> None:
+):
     """An observer types as soon as the input is there, which a person does on a slow machine."""
     page.add_init_script(TYPE_AT_ONCE)
     page.goto(f"{viewer(small_run)}#/small/rollouts")
@@ -223,7 +223,7 @@ def test_a_filter_that_is_typed_before_the_page_is_painted_is_kept(
     expect(page.get_by_label("Filter", exact=True)).to_have_value("alpha")
 
 
-def test_a_search_that_is_typed_outlives_a_filter(viewer, page, small_run) -> None:
+def test_a_search_that_is_typed_outlives_a_filter(viewer, page, small_run):
     page.goto(f"{viewer(small_run)}#/small/rollouts")
     search = page.get_by_label("Search in states", exact=False)
     search.fill("room b")
@@ -234,7 +234,7 @@ def test_a_search_that_is_typed_outlives_a_filter(viewer, page, small_run) -> No
 
 def test_a_note_that_is_typed_before_the_saved_one_arrives_is_kept(
     viewer, page, small_run
-) -> None:
+):
     address = f"{viewer(small_run)}#/small/step/alpha%2F0%2Fx/0"
     page.goto(address)
     page.get_by_label("Note on this rollout").fill("first")
@@ -258,7 +258,7 @@ def test_a_note_that_is_typed_before_the_saved_one_arrives_is_kept(
     expect(page.get_by_label("Note on this rollout")).to_have_value("second")
 
 
-def test_a_run_that_is_being_written_is_followed(viewer, page, tmp_path) -> None:
+def test_a_run_that_is_being_written_is_followed(viewer, page, tmp_path):
     with StepWriter(tmp_path / "live") as writer:
         writer.add_group(small_rows("alpha"))
         writer.commit()
@@ -272,7 +272,7 @@ def test_a_run_that_is_being_written_is_followed(viewer, page, tmp_path) -> None
     expect(page.locator(".live")).to_have_count(0)
 
 
-def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
+def test_runs_side_by_side(viewer, page, small_run, training_run):
     """Two runs whose common task went as well; and the curves of one."""
     page.goto(viewer(small_run, training_run))
     page.get_by_role("link", name="Compare").click()
@@ -326,7 +326,7 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
     expect(page.locator(".every-rollout tbody tr")).to_have_count(4)
 
 
-def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
+def test_a_page_of_its_own(page, small_run, tmp_path):
     file = tmp_path / "page.html"
     write_page(open_sources([str(small_run)]), file, tasks=1)
     page.goto(file.as_uri())
@@ -350,8 +350,8 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1300, 400])
 def test_no_findings_of_axe(
-    viewer, browser, small_run, training_run, branched_run, scheme: str, width: int
-) -> None:
+    viewer, browser, small_run, training_run, branched_run, scheme, width
+):
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme
     )

@@ -12,7 +12,7 @@ from hgpo_train.view.sources import open_sources
 pytestmark = pytest.mark.slow
 
 
-def visit_everything(page: Any, address: str, texts: int) -> None:
+def visit_everything(page, address, texts):
     shown = {
         "": "h1",
         "/rollouts": ".every-rollout tbody tr",
@@ -38,7 +38,7 @@ def visit_everything(page: Any, address: str, texts: int) -> None:
         assert_nothing_ran(page)
 
 
-def test_hostile_texts_are_shown_and_not_run(viewer, page, hostile_run) -> None:
+def test_hostile_texts_are_shown_and_not_run(viewer, page, hostile_run):
     address = viewer(hostile_run)
     visit_everything(page, address, len(HOSTILE))
     names = list(HOSTILE)
@@ -61,7 +61,7 @@ def test_hostile_texts_are_shown_and_not_run(viewer, page, hostile_run) -> None:
     expect(page.locator("p.note").filter(has_text=rest).first).to_be_visible()
 
 
-def test_a_hostile_run_as_a_file(page, hostile_run, tmp_path) -> None:
+def test_a_hostile_run_as_a_file(page, hostile_run, tmp_path):
     file = tmp_path / "page.html"
     write_page(open_sources([str(hostile_run)]), file)
     visit_everything(page, file.as_uri(), len(HOSTILE))

@@ -7,8 +7,9 @@ from urllib.parse import quote
 
 import pytest
 from browsing import assert_nothing_ran, expect, region
+from groups import write_run
 
-from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets import scan_steps
 from hgpo_train.advantages import compute
 from hgpo_train.view.page import write_page
 from hgpo_train.view.sources import open_sources
@@ -16,7 +17,7 @@ from hgpo_train.view.sources import open_sources
 pytestmark = pytest.mark.slow
 
 
-def test_a_transcript(viewer, page, small_run) -> None:
+def test_a_transcript(viewer, page, small_run):
     """Of y, which is in room b twice; of x, whose second action is invalid; and of z, which was aborted."""
     address = viewer(small_run)
     page.goto(f"{address}#/small/step/alpha%2F0%2Fy/1")
@@ -53,7 +54,7 @@ def test_a_transcript(viewer, page, small_run) -> None:
     expect(page.get_by_text("Aborted: the server hung up")).to_be_visible()
 
 
-def test_a_long_conversation_with_tools(viewer, page, tmp_path) -> None:
+def test_a_long_conversation_with_tools(viewer, page, tmp_path):
     """Texts come as they are scrolled to; the address follows, and a link leads to its step."""
     call = '<tool_call>{"name": "find", "arguments": {"n": %d}}</tool_call>'
     rows = []
@@ -75,8 +76,7 @@ def test_a_long_conversation_with_tools(viewer, page, tmp_path) -> None:
             }
             | texts
         )
-    with StepWriter(tmp_path / "long") as writer:
-        writer.add_group(rows)
+    write_run(tmp_path / "long", rows)
     address = viewer(tmp_path / "long")
     page.goto(f"{address}#/long/step/t%2F0/0")
     expect(page.locator(".turn")).to_have_count(200)
@@ -95,7 +95,7 @@ def test_a_long_conversation_with_tools(viewer, page, tmp_path) -> None:
     expect(region(page, "State of step 150")).to_be_in_viewport()
 
 
-def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) -> None:
+def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run):
     page.goto(f"{viewer(small_run)}#/small/group/0")
     strips = page.locator(".strips tbody tr .strip")
     expect(strips).to_have_count(4)
@@ -118,7 +118,7 @@ def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) 
 
 def test_branches_are_lanes_that_leave_their_parents(
     viewer, page, branched_run, tmp_path
-) -> None:
+):
     """c and d leave a at step 1, and e leaves c at step 2; also in a file."""
     file = tmp_path / "page.html"
     write_page(open_sources([str(branched_run)]), file)
@@ -158,7 +158,7 @@ def test_branches_are_lanes_that_leave_their_parents(
         expect(page).to_have_url(re.compile("step/a/1$"))
 
 
-def test_steps_where_two_estimators_disagree(viewer, page, rich_run) -> None:
+def test_steps_where_two_estimators_disagree(viewer, page, rich_run):
     signs = [
         compute(scan_steps(rich_run), name).collect()["advantage"].round(9).sign()
         for name in ("hgpo", "grpo")
@@ -183,7 +183,7 @@ def test_steps_where_two_estimators_disagree(viewer, page, rich_run) -> None:
         expect(page).to_have_url(re.compile(f"/{ends}\\?"))
 
 
-def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path) -> None:
+def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path):
     """Also of a table without next states, which does not say where rollouts ended."""
     columns = (
         "task",
@@ -220,9 +220,7 @@ def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path) -> No
     expect(region(page, "Selected state")).to_contain_text("5 visits")
 
 
-def test_the_graph_of_all_groups_of_a_task(
-    viewer, page, training_run, tmp_path
-) -> None:
+def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path):
     """Three iterations of four rollouts; also in a file, from the groups that it contains."""
     file = tmp_path / "page.html"
     write_page(open_sources([str(training_run)]), file)
@@ -251,7 +249,7 @@ def test_the_graph_of_all_groups_of_a_task(
 
 def test_a_training_run_begins_with_what_it_was_trained_on(
     viewer, page, trained_run, small_run, tmp_path
-) -> None:
+):
     """From a server with another run, and in a file; a filtered group has no advantage."""
     file = tmp_path / "page.html"
     write_page(open_sources([str(trained_run)]), file)
@@ -287,7 +285,7 @@ def test_a_training_run_begins_with_what_it_was_trained_on(
     ).to_be_attached()
 
 
-def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
+def test_the_tokens_of_a_response_as_text(viewer, page, token_run):
     address = viewer(token_run)
     page.goto(f"{address}#/run/step/t%2F0/0")
     tokens = page.locator(".tokens > span")
@@ -302,7 +300,7 @@ def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
     assert_nothing_ran(page)
 
 
-def test_what_chance_gives_at_a_step(viewer, page, small_run) -> None:
+def test_what_chance_gives_at_a_step(viewer, page, small_run):
     """Step 1 of w: w, x and y are in room b, where x does something invalid; w and x came from room a."""
     page.goto(f"{viewer(small_run)}#/small/step/alpha%2F0%2Fw/1")
     page.get_by_text("Estimators and their parameters").click()

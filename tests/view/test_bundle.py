@@ -10,7 +10,7 @@ from hgpo_train.view.page import STATIC
 VIEWER = Path(__file__).parents[2] / "viewer"
 
 
-def test_the_bundle_belongs_to_the_sources() -> None:
+def test_the_bundle_belongs_to_the_sources():
     """As `viewer/build.mjs` computes it. Otherwise: cd viewer && npm ci && npm run build."""
     digest = hashlib.sha256()
     names = sorted(path.name for path in (VIEWER / "src").iterdir())
@@ -28,14 +28,14 @@ def test_the_bundle_belongs_to_the_sources() -> None:
     ).read_bytes()
 
 
-def test_the_bundle_is_small() -> None:
+def test_the_bundle_is_small():
     files = [
         (STATIC / name).read_bytes() for name in ("index.html", "app.js", "app.css")
     ]
     assert sum(len(gzip.compress(data)) for data in files) < 1 << 20
 
 
-def test_the_page_names_no_other_place() -> None:
+def test_the_page_names_no_other_place():
     """Names of XML namespaces are the only addresses."""
     for name in ("index.html", "app.js", "app.css"):
         address = rb"""(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s"'`)]*"""

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +24,7 @@ main()
 
 
 @pytest.fixture
-def server(small_run: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+def server(small_run, request):
     """Serve with few open files and a deadline, and return the address; it ends by Ctrl-C, with nothing on stderr."""
     words = [
         sys.executable,
@@ -48,19 +46,19 @@ def server(small_run: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
 
 
-def connected(address: str, sent: bytes) -> socket.socket:
+def connected(address, sent):
     host, port = address.split("/")[2].split(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
     connection.sendall(sent)
     return connection
 
 
-def is_answered(address: str) -> bool:
+def is_answered(address):
     with urllib.request.urlopen(f"{address}api/runs", timeout=60) as answer:
         return bool(answer.status == 200)
 
 
-def drip(connection: socket.socket) -> None:
+def drip(connection):
     """Send a byte twenty times a second, for a minute."""
     for _ in range(1200):
         connection.sendall(b"x")
@@ -76,7 +74,7 @@ def drip(connection: socket.socket) -> None:
         b"POST / HTTP/1.1\r\ncontent-length: 9\r\n",
     ],
 )
-def test_a_thousand_half_open_connections(server: str, sent: bytes) -> None:
+def test_a_thousand_half_open_connections(server, sent):
     """There are four times as many as the server may open files, and no deadline helps."""
     waiting = [connected(server, sent) for _ in range(1000)]
     assert is_answered(server)
@@ -87,7 +85,7 @@ def test_a_thousand_half_open_connections(server: str, sent: bytes) -> None:
 
 @pytest.mark.parametrize("server", [1.0], indirect=True)
 @pytest.mark.parametrize("first", ["", "GET /x/ HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_a_header_that_does_not_end(server: str, first: str) -> None:
+def test_a_header_that_does_not_end(server, first):
     """It comes byte by byte, alone or after a whole request."""
     connection = connected(server, first.encode())
     with pytest.raises((BrokenPipeError, ConnectionResetError)):

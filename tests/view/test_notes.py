@@ -1,7 +1,5 @@
 """Notes on rollouts: kept beside the run, refused from other sites' pages and where they are no notes."""
 
-from typing import Any
-
 import polars as pl
 import pytest
 from viewed_app import TOKEN, client_of
@@ -9,13 +7,13 @@ from viewed_app import TOKEN, client_of
 from hgpo_datasets import scan_steps, verify
 
 
-def save(client: Any, origin: str = "http://127.0.0.1:8000", **note: Any) -> Any:
+def save(client, origin="http://127.0.0.1:8000", **note):
     return client.post(
         f"/{TOKEN}/api/runs/0/notes", json=note, headers={"origin": origin}
     )
 
 
-def test_a_note_is_kept_beside_the_run(small_run) -> None:
+def test_a_note_is_kept_beside_the_run(small_run):
     client = client_of(small_run)
     (before,) = client.get(f"/{TOKEN}/api/versions").json()
     for name, score, text in (
@@ -53,7 +51,7 @@ def test_a_note_is_kept_beside_the_run(small_run) -> None:
         ({"trajectory": "alpha/0/w", "path": "/etc"}, "unknown field `path`"),
     ],
 )
-def test_what_is_no_note_is_refused(small_run, note: dict[str, Any], line: str) -> None:
+def test_what_is_no_note_is_refused(small_run, note, line):
     answer = save(client_of(small_run), **note)
     assert (answer.status_code, line in answer.json()["error"]) == (400, True), (
         answer.text
@@ -65,7 +63,7 @@ def test_what_is_no_note_is_refused(small_run, note: dict[str, Any], line: str) 
     "origin",
     ["", "null", "http://evil.example", "http://127.0.0.1:8001", "http://127.0.0.1"],
 )
-def test_another_sites_page_saves_no_note(small_run, origin: str) -> None:
+def test_another_sites_page_saves_no_note(small_run, origin):
     assert (
         save(
             client_of(small_run), origin, trajectory="alpha/0/w", note="theirs"
@@ -75,7 +73,7 @@ def test_another_sites_page_saves_no_note(small_run, origin: str) -> None:
     assert not (small_run / "notes.jsonl").exists()
 
 
-def test_damaged_notes_are_kept_and_say_so(small_run) -> None:
+def test_damaged_notes_are_kept_and_say_so(small_run):
     client = client_of(small_run)
     (small_run / "notes.jsonl").write_text('{"trajectory": "alpha/0/w"}\n{"traj')
     for answer in (

@@ -10,15 +10,15 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 from command import python
+from groups import write_run
+from refusals import refused
 from viewed import HOSTILE, data_of
 
-from hgpo_datasets import StepWriter
-from hgpo_envs.errors import InputError
 from hgpo_train.view.page import MB, STATIC, write_page
 from hgpo_train.view.sources import open_sources
 
 
-def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
+def test_a_page_contains_the_selection(rich_run, tmp_path):
     file = tmp_path / "page.html"
     done: list[tuple[int, int]] = []
     chosen = {"tasks": 2, "estimators": ("hgpo", "rloo")}
@@ -56,18 +56,18 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_tasks_by_id(rich_run, tmp_path) -> None:
+def test_tasks_by_id(rich_run, tmp_path):
     file = tmp_path / "page.html"
     write_page(open_sources([str(rich_run)]), file, task_ids=("task 4",))
     assert [
         task["task_id"] for task in data_of(file)["answers"]["runs/0/rollouts"]["tasks"]
     ] == ["task 4"]
-    with pytest.raises(InputError, match="unknown task 'task 9'; did you mean 'task "):
+    with refused("unknown task 'task 9'; did you mean 'task "):
         write_page(open_sources([str(rich_run)]), file, task_ids=("task 9",))
 
 
 @pytest.mark.slow
-def test_the_size_is_limited(rich_run, tmp_path) -> None:
+def test_the_size_is_limited(rich_run, tmp_path):
     sources = open_sources([str(rich_run)])
     file = tmp_path / "page.html"
     whole = write_page(sources, file, tasks=6).bytes
@@ -76,7 +76,7 @@ def test_the_size_is_limited(rich_run, tmp_path) -> None:
     assert written.tasks + written.left_out == 6
     assert written.bytes <= whole - 1000
     before = file.read_bytes()
-    with pytest.raises(InputError, match="increase --max-mb"):
+    with refused("increase --max-mb"):
         write_page(sources, file, max_mb=150_000 / MB)
     assert file.read_bytes() == before
 
@@ -85,7 +85,7 @@ def test_the_size_is_limited(rich_run, tmp_path) -> None:
 @pytest.mark.parametrize("column", ["trajectory", "state", "prompt"])
 def test_a_damaged_run_does_not_spoil_the_page_of_others(
     rich_run, small_run, tmp_path, column
-) -> None:
+):
     shutil.copytree(small_run, tmp_path / "damaged")
     shard = tmp_path / "damaged" / "steps" / "steps-000000.parquet"
     group = parquet.read_metadata(shard).row_group(0)
@@ -106,9 +106,7 @@ def test_a_damaged_run_does_not_spoil_the_page_of_others(
     assert re.fullmatch(r".*damaged: .*cannot be read: .*; left out", problem)
 
 
-def test_the_policy_of_a_page_allows_its_own_script_alone(
-    hostile_run, tmp_path
-) -> None:
+def test_the_policy_of_a_page_allows_its_own_script_alone(hostile_run, tmp_path):
     file = tmp_path / "page.html"
     write_page(open_sources([str(hostile_run)]), file)
     page = file.read_text()
@@ -133,7 +131,7 @@ def test_the_policy_of_a_page_allows_its_own_script_alone(
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
+def test_the_command_writes_a_page(hgpo, small_run, tmp_path):
     out = tmp_path / "new" / "page.html"
     code, text, _ = hgpo("view", small_run, "-o", out, "--tasks", 1)
     assert (code, text) == (0, f"{out}: 1 task, 0.2 MB. Open it in a browser.\n")
@@ -170,9 +168,7 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
         ("RUN -e nothing:here", "ModuleNotFoundError"),
     ],
 )
-def test_bad_input_is_one_line(
-    hgpo, small_run, tmp_path, monkeypatch, words: str, line: str
-) -> None:
+def test_bad_input_is_one_line(hgpo, small_run, tmp_path, monkeypatch, words, line):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     code, out, error = hgpo(
@@ -201,7 +197,7 @@ main()
 @pytest.mark.slow
 def test_without_the_extra_a_page_can_be_written_and_one_line_says_how_to_install_it(
     small_run, tmp_path
-) -> None:
+):
     done = python(ABSENT, "view", small_run, "--no-browser")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
@@ -212,7 +208,7 @@ def test_without_the_extra_a_page_can_be_written_and_one_line_says_how_to_instal
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
+def test_a_page_without_secrets_can_be_loaded(tmp_path):
     """Secrets end before a quotation mark or a backslash of the text, which a search in finished JSON would take."""
     texts = [
         '?api_key=hunter22"',
@@ -231,8 +227,7 @@ def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
     rows = [
         {**step, "trajectory": f"t{at}", "state": text} for at, text in enumerate(texts)
     ]
-    with StepWriter(tmp_path / "run") as writer:
-        writer.add_group(rows)
+    write_run(tmp_path / "run", rows)
     write_page(open_sources([str(tmp_path / "run")]), tmp_path / "page.html")
     states = data_of(tmp_path / "page.html")["answers"]["runs/0/groups/0"]["states"]
     assert "hunter22" not in (tmp_path / "page.html").read_text()
@@ -242,9 +237,7 @@ def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_all_tasks_are_in_the_page_unless_it_says_so(
-    rich_run, six_tasks, tmp_path
-) -> None:
+def test_all_tasks_are_in_the_page_unless_it_says_so(rich_run, six_tasks, tmp_path):
     sources = open_sources([str(rich_run), str(six_tasks)])
     file = tmp_path / "page.html"
     assert write_page(sources, file).left_out == 0

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def called(module: str, expression: str, values: object) -> Any:
+def called(module, expression, values):
     """Return what an expression of a module's functions gives for `values`."""
     build = [
         ESBUILD,
@@ -40,7 +39,7 @@ def called(module: str, expression: str, values: object) -> Any:
 
 
 @pytest.mark.slow
-def test_shares_round_as_the_commands_round_them() -> None:
+def test_shares_round_as_the_commands_round_them():
     shares = [won / trials for trials in range(1, 161) for won in range(trials + 1)]
     shown = called(
         "format",
@@ -74,9 +73,7 @@ def test_shares_round_as_the_commands_round_them() -> None:
         ("", []),
     ],
 )  # fmt: skip
-def test_a_response_is_split_into_its_parts(
-    response: str, parts: list[list[str | None]]
-) -> None:
+def test_a_response_is_split_into_its_parts(response, parts):
     assert (
         called(
             "response_parts",
@@ -87,7 +84,7 @@ def test_a_response_is_split_into_its_parts(
     )
 
 
-def test_a_long_response_of_openings_alone_is_split() -> None:
+def test_a_long_response_of_openings_alone_is_split():
     """A search from each opening to the end would take hours."""
     response = "<action>" * 500_000
     assert called("response_parts", "page.partsOf(values).length", response) == 1
@@ -120,7 +117,7 @@ KINDS = {
 }
 
 
-def filtered(texts: list[str]) -> list[object]:
+def filtered(texts):
     expression = """values.texts.map((text) => {
       try {
         const test = page.compile(text, values.kinds);
@@ -133,7 +130,7 @@ def filtered(texts: list[str]) -> list[object]:
     return found
 
 
-def test_filters_choose_rollouts() -> None:
+def test_filters_choose_rollouts():
     filters = {
         "": [0, 1],
         "'MUG'": [0],
@@ -153,7 +150,7 @@ def test_filters_choose_rollouts() -> None:
     assert filtered(list(filters)) == list(filters.values())
 
 
-def test_filters_that_cannot_be_read_are_one_line() -> None:
+def test_filters_that_cannot_be_read_are_one_line():
     column = (
         "expected a column (see “Columns and operators”) or a text in quotes, received"
     )

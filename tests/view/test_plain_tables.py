@@ -2,13 +2,12 @@
 
 import math
 import shutil
-from pathlib import Path
 
 import polars as pl
 import pytest
 from polars.testing import assert_series_equal
+from refusals import refused_saying
 
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.estimates import estimate, estimator_with
@@ -26,12 +25,12 @@ ROWS = {
 TABLE = pl.DataFrame(ROWS)
 
 
-def opened(path: Path):
+def opened(path):
     (source,) = open_sources([str(path)])
     return source
 
 
-def test_the_six_columns_suffice(tmp_path: Path) -> None:
+def test_the_six_columns_suffice(tmp_path):
     path = tmp_path / "mine.parquet"
     TABLE.sample(fraction=1.0, shuffle=True, seed=1).write_parquet(path)
     before = path.read_bytes()
@@ -57,7 +56,7 @@ def test_the_six_columns_suffice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["hgpo", "gigpo", "rloo"])
-def test_advantages_are_those_of_the_table(tmp_path: Path, estimator: str) -> None:
+def test_advantages_are_those_of_the_table(tmp_path, estimator):
     path = tmp_path / "mine.parquet"
     keys = pl.col("state").replace_strict(
         {"s": 7, "t": 7, "u": 8}, return_dtype=pl.Int64
@@ -77,7 +76,7 @@ def test_advantages_are_those_of_the_table(tmp_path: Path, estimator: str) -> No
     assert_series_equal(pl.Series("advantage", [*found[0], *found[1]]), expected)
 
 
-def test_a_folder_and_a_pattern_are_one_table(tmp_path: Path) -> None:
+def test_a_folder_and_a_pattern_are_one_table(tmp_path):
     """A group may be in several files."""
     folder = tmp_path / "of mine [1]"
     folder.mkdir()
@@ -90,7 +89,7 @@ def test_a_folder_and_a_pattern_are_one_table(tmp_path: Path) -> None:
     assert opened(tmp_path / "plain" / "*.parquet").index().rows == 8
 
 
-def test_the_flags_and_columns_of_a_table(tmp_path: Path) -> None:
+def test_the_flags_and_columns_of_a_table(tmp_path):
     """Programs mark every row of an aborted rollout, and know the next state of every step."""
     table = TABLE.with_columns(
         aborted=pl.col("trajectory") == "v",
@@ -147,17 +146,14 @@ def test_the_flags_and_columns_of_a_table(tmp_path: Path) -> None:
     ],
     ids=range(10),
 )
-def test_what_cannot_be_shown_is_refused_in_one_line(
-    tmp_path: Path, table: pl.DataFrame, line: str
-) -> None:
+def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path, table, line):
     table.write_parquet(tmp_path / "mine.parquet")
-    with pytest.raises(InputError) as caught:
+    with refused_saying(line):
         opened(tmp_path / "mine.parquet")
-    assert line in str(caught.value)
 
 
 @pytest.mark.slow
-def test_texts_without_the_utf8_mark(tmp_path: Path, hgpo) -> None:
+def test_texts_without_the_utf8_mark(tmp_path, hgpo):
     """As Spark, Impala and Go write them: every command reads them, or says in one line what is no text."""
     texts = ["task", "trajectory", "state"]
     marked, unmarked, broken = (

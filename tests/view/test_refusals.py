@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 import xxhash
@@ -16,7 +15,7 @@ from hgpo_train.local_server import is_known_host
 from hgpo_train.view.app import HEADERS
 
 
-def test_every_answer_has_the_policy(small_run) -> None:
+def test_every_answer_has_the_policy(small_run):
     client = client_of(small_run)
     for path in (
         f"/{TOKEN}/",
@@ -31,7 +30,7 @@ def test_every_answer_has_the_policy(small_run) -> None:
         assert "unsafe" not in answer.headers["content-security-policy"]
 
 
-def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
+def test_addresses_hosts_and_methods_without_an_answer(small_run):
     client = client_of(small_run)
     refused = (
         "/",
@@ -125,7 +124,7 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
         ("runs/0/groups/0/estimates?set=K", "expected name=value, received 'K'"),
     ],
 )
-def test_wrong_requests_are_one_line(small_run, path: str, line: str) -> None:
+def test_wrong_requests_are_one_line(small_run, path, line):
     answer = client_of(small_run).get(f"/{TOKEN}/api/{path}")
     assert answer.status_code == 400
     (said,) = answer.json().values()
@@ -142,7 +141,7 @@ def test_wrong_requests_are_one_line(small_run, path: str, line: str) -> None:
         "search?text=room",
     ],
 )
-def test_a_damaged_file_is_one_line_with_its_place(small_run, path: str) -> None:
+def test_a_damaged_file_is_one_line_with_its_place(small_run, path):
     client = client_of(small_run)
     file = small_run / "steps/steps-000000.parquet"
     data = bytearray(file.read_bytes())
@@ -153,7 +152,7 @@ def test_a_damaged_file_is_one_line_with_its_place(small_run, path: str) -> None
     assert re.match(rf"{small_run}/steps.* cannot be read: ", answer.json()["error"])
 
 
-def test_a_run_that_is_deleted_is_missing_alone(small_run, six_tasks) -> None:
+def test_a_run_that_is_deleted_is_missing_alone(small_run, six_tasks):
     """Before or after its rows were read; and as a single file."""
     file = six_tasks.parent / "table.parquet"
     scan_steps(six_tasks).collect().write_parquet(file)
@@ -185,7 +184,7 @@ def test_a_run_that_is_deleted_is_missing_alone(small_run, six_tasks) -> None:
         assert (answer.status_code, "\n" in answer.text) == (status, False), answer.text
 
 
-def test_hostile_texts_are_json(hostile_run) -> None:
+def test_hostile_texts_are_json(hostile_run):
     """Nothing of a run is ever sent as a page."""
     client = client_of(hostile_run)
     for path in ("rollouts", "groups/0", "steps/1/1", "overview", "search?text=script"):
@@ -217,7 +216,7 @@ HOSTILE_METRICS: dict[str, bytes] = {
 }  # fmt: skip
 
 
-def change_manifest(run: Path, name: str, value: str) -> None:
+def change_manifest(run, name, value):
     """Write a value of the configuration into a manifest, with the checks of its lines, as its author could."""
     previous = ""
     lines = []
@@ -238,9 +237,7 @@ def change_manifest(run: Path, name: str, value: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", HOSTILE_TRAINING.values(), ids=HOSTILE_TRAINING)
-def test_a_hostile_manifest_disables_no_list(
-    small_run, six_tasks, training: str
-) -> None:
+def test_a_hostile_manifest_disables_no_list(small_run, six_tasks, training):
     """The run is listed; what of it can be read is shown, and the rest is one line."""
     change_manifest(small_run, "training", training)
     client = client_of(small_run, six_tasks)
@@ -259,9 +256,7 @@ def test_a_hostile_manifest_disables_no_list(
 @pytest.mark.parametrize(
     "damage", [b"", b"\xff\xfe\n", b"[" * 100_000, b'{"run": 1}\n', b"null\n", None]
 )
-def test_a_damaged_manifest_is_an_entry_that_says_so(
-    small_run, training_run, damage: bytes | None
-) -> None:
+def test_a_damaged_manifest_is_an_entry_that_says_so(small_run, training_run, damage):
     """Also beside a training run, whose policy it may have played."""
     client = client_of(small_run, training_run)
     (small_run / "manifest.jsonl").unlink()
@@ -275,9 +270,7 @@ def test_a_damaged_manifest_is_an_entry_that_says_so(
 
 
 @pytest.mark.parametrize("metrics", HOSTILE_METRICS.values(), ids=HOSTILE_METRICS)
-def test_damaged_lines_of_metrics_are_left_out(
-    training_run, six_tasks, metrics: bytes
-) -> None:
+def test_damaged_lines_of_metrics_are_left_out(training_run, six_tasks, metrics):
     good = b'{"iteration": 7, "loss": 0.5}\n'
     (training_run / "metrics.jsonl").write_bytes(metrics + b"\n" + good)
     client = client_of(training_run, six_tasks)

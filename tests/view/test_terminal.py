@@ -1,38 +1,35 @@
 """The terminal's viewer, used as a person does: by its keys, in small and large windows, on hostile texts."""
 
 import unicodedata
-from pathlib import Path
 
 import polars as pl
 import pytest
 from command import invoke
+from refusals import refused
 from viewed import HOSTILE, small_rows
 
 pytest.importorskip("textual")
-from textual.pilot import Pilot
 from textual.widgets import Input, Static, Tree
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.view.sources import open_sources
-from hgpo_train.view.terminal.app import TerminalViewer
-from hgpo_train.view.terminal.texts import block, line, visible
+from hgpo_train.view.terminal import TerminalViewer, block, line, visible
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend():
     return "asyncio"
 
 
 pytestmark = pytest.mark.anyio
 
 
-def viewer(*runs: Path, estimators: tuple[str, ...] = ()) -> TerminalViewer:
+def viewer(*runs, estimators=()):
     return TerminalViewer(open_sources(map(str, runs)), estimators)
 
 
-def screen_text(app: TerminalViewer) -> str:
+def screen_text(app):
     """Return what the terminal shows now, line by line."""
     width, height = app.size
     strips = app.screen._compositor.render_strips()
@@ -44,18 +41,18 @@ def screen_text(app: TerminalViewer) -> str:
     return "\n".join(row[:width].rstrip() for row in rows)
 
 
-async def press(pilot: Pilot, *keys: str) -> str:
+async def press(pilot, *keys):
     """Press keys and return what the terminal shows."""
     await pilot.press(*keys)
     await pilot.pause()
     return screen_text(pilot.app)
 
 
-def shown_step(app: TerminalViewer) -> str:
+def shown_step(app):
     return str(app.screen.query_one("#step", Static).content)
 
 
-async def write(pilot: Pilot, text: str) -> None:
+async def write(pilot, text):
     pilot.app.screen.query_one(Input).value = text
     await pilot.pause()
 
@@ -65,7 +62,7 @@ async def write(pilot: Pilot, text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (140, 45)])
-async def test_a_person_walks_to_a_step(small_run: Path, size: tuple[int, int]) -> None:
+async def test_a_person_walks_to_a_step(small_run, size):
     app = viewer(small_run)
     async with app.run_test(size=size) as pilot:
         shown = await press(pilot)
@@ -96,7 +93,7 @@ async def test_a_person_walks_to_a_step(small_run: Path, size: tuple[int, int]) 
 
 
 @pytest.mark.slow
-async def test_the_advantages_are_those_of_the_estimators(small_run: Path) -> None:
+async def test_the_advantages_are_those_of_the_estimators(small_run):
     steps = scan_steps(small_run).filter(pl.col("task_id") == "alpha")
     app = viewer(small_run, estimators=("hgpo:history_length=1", "grpo"))
     async with app.run_test(size=(140, 45)) as pilot:
@@ -113,9 +110,7 @@ async def test_the_advantages_are_those_of_the_estimators(small_run: Path) -> No
 
 
 @pytest.mark.slow
-async def test_a_training_run_begins_with_what_it_was_trained_on(
-    trained_run: Path,
-) -> None:
+async def test_a_training_run_begins_with_what_it_was_trained_on(trained_run):
     app = viewer(trained_run)
     assert list(app.compared) == ["trained", "gigpo"]
     assert app.compared["gigpo"].parameters.gamma == 0.5
@@ -126,10 +121,8 @@ async def test_a_training_run_begins_with_what_it_was_trained_on(
 
 
 @pytest.mark.slow
-async def test_estimators_are_refused_at_once_or_where_they_have_no_depth(
-    small_run: Path,
-) -> None:
-    with pytest.raises(InputError, match="unknown estimator 'rlooo'"):
+async def test_estimators_are_refused_at_once_or_where_they_have_no_depth(small_run):
+    with refused("unknown estimator 'rlooo'"):
         viewer(small_run, estimators=("rlooo",))
     app = viewer(small_run, estimators=("hgpo:history_length=99",))
     async with app.run_test(size=(140, 45)) as pilot:
@@ -141,7 +134,7 @@ async def test_estimators_are_refused_at_once_or_where_they_have_no_depth(
 
 
 @pytest.mark.slow
-async def test_branches_are_below_their_parents(branched_run: Path) -> None:
+async def test_branches_are_below_their_parents(branched_run):
     app = viewer(branched_run)
     assert list(app.compared) == ["tree_hgpo", "tree_grpo"]
     async with app.run_test(size=(140, 45)) as pilot:
@@ -167,9 +160,9 @@ async def test_branches_are_below_their_parents(branched_run: Path) -> None:
 
 @pytest.mark.slow
 async def test_the_tree_finds_tasks_and_follows_several_runs(
-    small_run: Path, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr("hgpo_train.view.terminal.app.GROUPS", 1)
+    small_run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("hgpo_train.view.terminal.GROUPS", 1)
     training = tmp_path / "training"
     with StepWriter(training) as writer:
         writer.add_group(small_rows("alpha", 0))
@@ -180,7 +173,7 @@ async def test_the_tree_finds_tasks_and_follows_several_runs(
             for text in ("small", "training", "alpha/0/w", "1 more: find a task"):
                 assert text in shown
             assert "key of omega" not in shown
-            monkeypatch.setattr("hgpo_train.view.terminal.app.GROUPS", 2)
+            monkeypatch.setattr("hgpo_train.view.terminal.GROUPS", 2)
             writer.add_group(small_rows("alpha", 1))
             writer.commit()
             shown = await press(pilot, "r", "end", "enter")
@@ -198,7 +191,7 @@ async def test_the_tree_finds_tasks_and_follows_several_runs(
 
 
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "\x9b31m\U000e0041"])
-def test_texts_are_shown_as_they_are(text: str) -> None:
+def test_texts_are_shown_as_they_are(text):
     for shown in (block(text), line(text), visible(text[:10_000])):
         hidden = [
             one
@@ -211,7 +204,7 @@ def test_texts_are_shown_as_they_are(text: str) -> None:
 
 
 @pytest.mark.slow
-async def test_a_hostile_run_is_shown(hostile_run: Path) -> None:
+async def test_a_hostile_run_is_shown(hostile_run):
     app = viewer(hostile_run)
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "enter")
@@ -233,8 +226,8 @@ async def test_a_hostile_run_is_shown(hostile_run: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- command
 
 
-def test_options_of_the_browser_and_a_pipe_are_refused(small_run: Path) -> None:
-    with pytest.raises(InputError, match="--terminal has no meaning with --out"):
+def test_options_of_the_browser_and_a_pipe_are_refused(small_run):
+    with refused("--terminal has no meaning with --out"):
         invoke("view", small_run, "--terminal", "-o", "x.html")
-    with pytest.raises(InputError, match="expected a terminal"):
+    with refused("expected a terminal"):
         invoke("view", small_run, "--terminal")

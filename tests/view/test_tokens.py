@@ -1,12 +1,12 @@
 """The texts of tokens: those of the run's own tokenizer, from files of this machine alone."""
 
 import json
-from pathlib import Path
 
 import pytest
+from groups import write_run
 from viewed import RESPONSES, write_token_run
 
-from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets import scan_steps
 from hgpo_train.view.documents import step_documents
 from hgpo_train.view.sources import open_sources
 from hgpo_train.view.tokens import find_tokenizer
@@ -15,13 +15,13 @@ from hgpo_train.view.tokens import texts_of as token_texts
 tokenizers = pytest.importorskip("tokenizers")
 
 
-def texts_of(run: Path, row: int) -> list[str | None] | None:
+def texts_of(run, row):
     (source,) = open_sources([str(run)])
     return step_documents(source.index(), row, 1, source.tokenizer())[0]["token_texts"]
 
 
 @pytest.mark.parametrize("row", [0, 1])
-def test_each_token_has_its_text(token_run: Path, row: int) -> None:
+def test_each_token_has_its_text(token_run, row):
     texts = texts_of(token_run, row)
     assert texts is not None
     assert texts[-1] == "<|end|>", "a special token is shown"
@@ -36,7 +36,7 @@ def test_each_token_has_its_text(token_run: Path, row: int) -> None:
     )
 
 
-def test_a_tokenizer_that_wrote_other_texts_is_not_used(tmp_path: Path) -> None:
+def test_a_tokenizer_that_wrote_other_texts_is_not_used(tmp_path):
     run = write_token_run(tmp_path)
     vocabulary = {f"word{number}": number for number in range(300)}
     other = tokenizers.Tokenizer(
@@ -49,9 +49,7 @@ def test_a_tokenizer_that_wrote_other_texts_is_not_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "response", ["go 0", "go<|end|>0", "<think>\ngo<|end|>0", "go 1"]
 )
-def test_responses_with_special_tokens_and_a_tag_of_the_prompt(
-    token_run: Path, response: str
-) -> None:
+def test_responses_with_special_tokens_and_a_tag_of_the_prompt(token_run, response):
     """Tables of earlier versions have no special tokens in their texts."""
     (source,) = open_sources([str(token_run)])
     tokenizer = source.tokenizer()
@@ -63,7 +61,7 @@ def test_responses_with_special_tokens_and_a_tag_of_the_prompt(
     )
 
 
-def test_ids_without_a_token(token_run: Path) -> None:
+def test_ids_without_a_token(token_run):
     (source,) = open_sources([str(token_run)])
     tokenizer = source.tokenizer()
     assert tokenizer is not None
@@ -71,7 +69,7 @@ def test_ids_without_a_token(token_run: Path) -> None:
     assert token_texts(tokenizer, [-1], "") is None
 
 
-def test_spaces_of_sentencepiece(tmp_path: Path) -> None:
+def test_spaces_of_sentencepiece(tmp_path):
     written = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"▁go": 0, "▁north": 1}, unk_token="▁go")
     )
@@ -82,7 +80,7 @@ def test_spaces_of_sentencepiece(tmp_path: Path) -> None:
     assert token_texts(tokenizer, [0, 1], "go north") == [" go", " north"]
 
 
-def test_the_checkpoint_of_a_training_run(token_run: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_training_run(token_run, tmp_path):
     folder = tmp_path / "training"
     checkpoint = folder / "checkpoints" / "000001"
     (checkpoint / "trainer").mkdir(parents=True)
@@ -92,7 +90,7 @@ def test_the_checkpoint_of_a_training_run(token_run: Path, tmp_path: Path) -> No
     assert texts_of(token_run, 0) is None, "the folder of the model has none now"
 
 
-def test_a_run_without_a_tokenizer_here() -> None:
+def test_a_run_without_a_tokenizer_here():
     for config in (
         {},
         {"policy": "random"},
@@ -111,12 +109,12 @@ def test_a_run_without_a_tokenizer_here() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}']
 )
-def test_a_damaged_tokenizer_is_none(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_tokenizer_is_none(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
     assert find_tokenizer({"model": {"path": str(tmp_path)}}, None) is None
 
 
-def test_a_run_without_tokens(tmp_path: Path, token_run: Path) -> None:
+def test_a_run_without_tokens(tmp_path, token_run):
     row = {
         "task_id": "t",
         "trajectory": "t",
@@ -125,11 +123,11 @@ def test_a_run_without_tokens(tmp_path: Path, token_run: Path) -> None:
         "action": "go",
         "reward": 0.0,
     }
-    with StepWriter(
+    write_run(
         tmp_path / "bare",
+        [row],
         config={"policy": {"name": f"transformers:{tmp_path / 'model'}"}},
-    ) as writer:
-        writer.add_group([row])
+    )
     assert texts_of(tmp_path / "bare", 0) is None
 
 
@@ -151,9 +149,7 @@ DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
         },
     ],
 )
-def test_the_decoder_of_a_stranger_is_not_run(
-    token_run: Path, tmp_path: Path, decoder: object
-) -> None:
+def test_the_decoder_of_a_stranger_is_not_run(token_run, tmp_path, decoder):
     file = tmp_path / "model/tokenizer.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": decoder}))
     (source,) = open_sources([str(token_run)])

@@ -1,14 +1,13 @@
 """A training run is shown with the advantages it was trained on, or else with the estimator that it used."""
 
 import shutil
-from pathlib import Path
 
 import polars as pl
 import pytest
+from groups import write_run
+from refusals import refused
 from viewed import data_of, small_rows
 
-from hgpo_datasets import StepWriter
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages.advantage_tables import trained_advantages
 from hgpo_train.view.estimates import estimate
 from hgpo_train.view.page import write_page
@@ -20,13 +19,12 @@ TRAINING = {
 }
 
 
-def run_with(folder: Path, training: dict[str, object]) -> Path:
-    with StepWriter(folder, config={"training": training}) as writer:
-        writer.add_group(small_rows("alpha"))
+def run_with(folder, training):
+    write_run(folder, small_rows("alpha"), config={"training": training})
     return folder
 
 
-def test_the_stored_advantages_are_those_of_the_run(trained_run: Path) -> None:
+def test_the_stored_advantages_are_those_of_the_run(trained_run):
     """Groups 0 and 2 are alpha's of two iterations; 1 and 3 were filtered, 4 and 5 are of an iteration without any."""
     (source,) = open_sources([str(trained_run)])
     index = source.index()
@@ -43,21 +41,18 @@ def test_the_stored_advantages_are_those_of_the_run(trained_run: Path) -> None:
         assert seen["parameters"].get("history_length") == (1 if number < 4 else None)
 
 
-def test_a_run_without_stored_advantages_has_none(small_run: Path) -> None:
+def test_a_run_without_stored_advantages_has_none(small_run):
     (source,) = open_sources([str(small_run)])
     assert not source.document()["stored"]
     assert trained_advantages(small_run) is None
-    with pytest.raises(
-        InputError,
-        match="expected the advantages of a training run in the folder 'advantages'",
+    with refused(
+        "expected the advantages of a training run in the folder 'advantages'"
     ):
         estimate(source.index(), 0, None)
 
 
 @pytest.mark.parametrize("damage", ["bytes", "another table", "rows twice", "texts"])
-def test_damaged_advantages_are_one_line_with_their_place(
-    trained_run: Path, damage: str
-) -> None:
+def test_damaged_advantages_are_one_line_with_their_place(trained_run, damage):
     (source,) = open_sources([str(trained_run)])
     file = trained_run / "advantages" / "000001.parquet"
     table = pl.read_parquet(file)
@@ -74,16 +69,13 @@ def test_damaged_advantages_are_one_line_with_their_place(
         table.with_columns(advantage=pl.lit("much")).write_parquet(
             file, metadata=metadata
         )
-    with pytest.raises(InputError, match=r"advantages") as raised:
+    with refused(r"advantages") as raised:
         estimate(source.index(), 0, None)
     assert str(raised.value).startswith(str(trained_run / "advantages"))
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.slow
-def test_a_page_begins_with_what_was_trained_on(
-    trained_run: Path, tmp_path: Path
-) -> None:
+def test_a_page_begins_with_what_was_trained_on(trained_run, tmp_path):
     write_page(open_sources([str(trained_run)]), tmp_path / "page.html")
     data = data_of(tmp_path / "page.html")
     assert data["runs"][0]["stored"]
@@ -99,7 +91,7 @@ def test_a_page_begins_with_what_was_trained_on(
     )
 
 
-def test_a_page_has_the_estimator_of_the_training_run(tmp_path: Path) -> None:
+def test_a_page_has_the_estimator_of_the_training_run(tmp_path):
     sources = open_sources([str(run_with(tmp_path / "run", TRAINING))])
     assert sources[0].document()["trained"] == {
         "name": "rloo",
@@ -124,19 +116,18 @@ def test_a_page_has_the_estimator_of_the_training_run(tmp_path: Path) -> None:
     ],
 )
 def test_an_estimator_that_needs_the_policy_or_a_module_is_not_taken(
-    tmp_path: Path, training: dict
-) -> None:
+    tmp_path, training
+):
     (source,) = open_sources([str(run_with(tmp_path / "run", training))])
     assert source.trained() is None
 
 
 @pytest.mark.slow
 def test_runs_of_one_name_have_their_folders_and_runs_without_rows_are_left_out(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     runs = [run_with(tmp_path / folder / "seed0", TRAINING) for folder in "ab"]
-    with StepWriter(tmp_path / "empty"):
-        pass
+    write_run(tmp_path / "empty")
     sources = open_sources([str(run) for run in (*runs, tmp_path / "empty")])
     assert [source.name for source in sources] == ["a/seed0", "b/seed0", "empty"]
     assert write_page(sources, tmp_path / "page.html").tasks == 2

@@ -10,9 +10,9 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from refusals import refused
 
 from hgpo_envs.episode import LONGEST_COMMAND
-from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.catalogue.catalogue import MANIFEST
 from hgpo_envs.webshop.data.build import build
@@ -55,7 +55,7 @@ def test_damaged_files_of_a_catalogue_are_one_line(awkward, tmp_path, damage):
             manifest = json.loads((folder / MANIFEST).read_text())
             manifest["files"][name][0] = len(content)
             (folder / MANIFEST).write_text(json.dumps(manifest))
-        with pytest.raises(InputError, match=r"^[^\n]{,700}$"):
+        with refused(r"^[^\n]{,700}$"):
             list(Catalogue.open(folder).human_instructions())
 
 
@@ -74,9 +74,7 @@ def test_too_many_combinations_of_options(tmp_path):
     }
     (tmp_path / "items.json").write_text(json.dumps([record]))
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(
-        InputError, match=r"record 0 \(B1\): its options have 1e\+18 combinations"
-    ):
+    with refused(r"record 0 \(B1\): its options have 1e\+18 combinations"):
         build(
             tmp_path / "items.json",
             *[tmp_path / "other.json"] * 2,

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refused, refused_saying
 
-from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.errors import UnknownTask
 from hgpo_envs.webshop.data.build import build
 from hgpo_envs.webshop.data.source import WebShopSource
 from hgpo_envs.webshop.reference.original import OriginalSource
@@ -69,10 +70,8 @@ def test_errors_contain_the_fix(checkout, program, line):
         (folder / program).unlink()
     else:
         checkout.write_text(program)
-    with pytest.raises(InputError) as caught:
+    with refused_saying(line):
         OriginalSource(folder)
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_bad_arguments(checkout):
@@ -84,7 +83,7 @@ def test_bad_arguments(checkout):
         ({"python": "/no/python"}, "cannot run /no/python: No such file or directory"),
         ({"goals": "any"}, "unknown kind of goals 'any'"),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             OriginalSource(**{"data": checkout.parents[2], **arguments})
 
 

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 from command import environment, python
+from refusals import refused
 
 from hgpo_envs.environment_spec import make_player
-from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.data.source import WebShopSource
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.reward import reward
@@ -91,7 +91,7 @@ def test_no_purchase_beats_the_experts(awkward, goals):
 def test_the_expert_on_the_recorded_catalogue(recorded):
     """Every human goal except those whose options are named like buttons."""
     source = WebShopSource(recorded, goals="human")
-    with pytest.raises(InputError, match="needs the native engine"):
+    with refused("needs the native engine"):
         make_player("expert", "WebShop").reset(
             source.task("0"), source.engine().start("0"), None
         )

@@ -5,8 +5,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from local_server import QuietHandler, serving
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_envs.files.download import NoConnection
 from hgpo_envs.webshop import bundled
 from hgpo_envs.webshop.catalogue import Catalogue
@@ -59,7 +59,7 @@ def test_from_a_folder(tmp_path):
         ("small", "nowhere", "nowhere: there is no such folder"),
         ("huge", "have", "size: expected 'small' or 'full', received 'huge'"),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             release.fetch_release(size, tmp_path / "other", local=tmp_path / folder)
 
 
@@ -72,9 +72,8 @@ def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first, monkeypatc
     paths = release.fetch_release("small", tmp_path)
     assert [path.read_bytes() for path in paths] == list(CONTENT.values())
     monkeypatch.setattr(release, "SOURCES", sources[:1])
-    with pytest.raises(
-        InputError,
-        match=r"^no source provides items_shuffle_1000.json[^\n]*--from FOLDER[^\n]*$",
+    with refused(
+        r"^no source provides items_shuffle_1000.json[^\n]*--from FOLDER[^\n]*$"
     ):
         release.fetch_release("small", tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -100,7 +99,7 @@ def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(
 
 
 def test_synthesis_and_build(hgpo, tmp_path):
-    code, out, _ = hgpo(
+    out = hgpo.output(
         "data",
         "synth",
         "webshop",
@@ -111,17 +110,14 @@ def test_synthesis_and_build(hgpo, tmp_path):
         "--out",
         tmp_path / "raw",
     )
-    assert code == 0
     following = out[out.index("hgpo data build") :].split()[1:]
     following[-1] = str(tmp_path / "shop")
-    code, out, _ = hgpo(*following, "--nouns", "stand-in")
-    assert code == 0
+    out = hgpo.output(*following, "--nouns", "stand-in")
     assert (
         f"Next: hgpo rollout --env HGPO/WebShop-v0 --data {tmp_path / 'shop'} --out runs/shop"
         in out
     )
-    code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--verify")
-    assert code == 0
+    out = hgpo.output("data", "show", "webshop", tmp_path / "shop", "--verify")
     assert "stand-in 1" in out
 
 
@@ -146,7 +142,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_larger_catalogue_starts_with_t
     # every record is a product
     assert build(*paths, tmp_path / "shop", nouns="stand-in")["products"] == 500
     for products in (0, 36**8):
-        with pytest.raises(InputError, match="products: expected a number from 1 to"):
+        with refused("products: expected a number from 1 to"):
             synthetic.write_synthetic(tmp_path / "raw", products, 1)
 
 

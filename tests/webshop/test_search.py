@@ -44,7 +44,7 @@ def test_recorded_rankings(recorded, shared):
     assert catalogue.search("red " * 5_000) == catalogue.search("red")
 
 
-def write_index(folder, documents: list[str], ranks=None) -> search_index.Index:
+def write_index(folder, documents, ranks=None):
     writer = IndexWriter(folder)
     for text in documents:
         writer.add(text)

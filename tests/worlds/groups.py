@@ -30,6 +30,14 @@ def group(task: str, members: int = 2, length: int = 3, **more: Any) -> Rows:
     ]
 
 
+def write_run(folder: str | Path, *groups: Any, **header: Any) -> Path:
+    """Write a run of these groups of rows, and return its folder."""
+    with StepWriter(folder, **header) as writer:
+        for rows in groups:
+            writer.add_group(rows)
+    return Path(folder)
+
+
 def write_rich_run(folder: Path, **header: Any) -> Path:
     """Write a run of six tasks in three shards, with a value in every column."""
     with StepWriter(folder, **header) as writer:

@@ -27,8 +27,6 @@ from hgpo_train.training.update.batches import (
 from hgpo_train.training.update.logprobs import response_logprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import polars as pl
     from numpy.typing import NDArray
     from torch import Tensor
@@ -116,7 +114,11 @@ class TokenScorer:
         tokens = len(samples.rollout_logprob)
         scores = TokenScores(np.zeros(tokens, np.float32), np.zeros(tokens, np.float32))
         with torch.no_grad(), memory_advice(self.config):
-            for micro in self.micro_batches(samples, np.arange(len(samples))):
+            rows = np.arange(len(samples))
+            limit = self.config.update.micro_batch_tokens
+            for micro in micro_batches(
+                samples, rows, max_tokens=limit, layout=self.layout
+            ):
                 found = self.forward(model, micro, entropy_gradient=False)
                 for values, part in zip(scores, found, strict=True):
                     values[micro.token] = part.cpu().numpy()
@@ -143,17 +145,6 @@ class TokenScorer:
                 entropy_gradient=entropy_gradient,
                 chunk=self.config.update.logits_at_a_time,
             )
-
-    def micro_batches(
-        self, samples: Samples, rows: NDArray[np.int64]
-    ) -> Iterator[MicroBatch]:
-        """Split rows into micro-batches of the configured size."""
-        return micro_batches(
-            samples,
-            rows,
-            max_tokens=self.config.update.micro_batch_tokens,
-            layout=self.layout,
-        )
 
 
 def _layout_of(
