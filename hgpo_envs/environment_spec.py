@@ -16,7 +16,6 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
-from itertools import chain
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
@@ -253,6 +252,7 @@ _APART: Final = {
 """Benchmarks of the project's own distributions, by their folders in `integrations`; listed also if not installed."""
 
 _added: dict[str, EnvironmentSpec] = {}
+"""The benchmarks of this process by id: those that were asked for, and those without an entry point."""
 
 
 def add_spec(spec: EnvironmentSpec) -> None:
@@ -309,7 +309,8 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     if env_id in _added:
         return _added[env_id]
     if env_id in _OWN:
-        return _own_spec(env_id)
+        _added[env_id] = resolve_name(_OWN[env_id])
+        return _added[env_id]
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
             raise NotInstalled(
@@ -333,12 +334,6 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     return spec
 
 
-@cache
-def _own_spec(env_id: str) -> EnvironmentSpec:
-    spec: EnvironmentSpec = resolve_name(_OWN[env_id])
-    return spec
-
-
 def provider(env_id: str) -> str:
     """Return the name of the distribution that declares a benchmark; empty for one that was added in this process."""
     if env_id in _OWN:
@@ -354,8 +349,8 @@ def spec_named(name: str) -> EnvironmentSpec | None:
     Raises:
         InputError: If the package that declares it is broken.
     """
-    known = chain(_OWN, _added, _APART, _installed_ids())
-    match = next((env_id for env_id in known if name_in(env_id) == name), None)
+    ids = (env_id for env_id in environment_ids() if name_in(env_id) == name)
+    match = next(ids, None)
     return None if match is None else environment_spec(match)
 
 

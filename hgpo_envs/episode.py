@@ -133,9 +133,10 @@ def settings_for(
         else memory
     )
     template = load_template(prompt_template, benchmark)
+    is_chat = values.get("prompt_style") == "chat"
     return Settings(
         template=template,
-        turn_template=turn_template(template),
+        turn_template=turn_template(template) if is_chat else None,
         memory=remember,
         prompt_template=prompt_template,
         **values,

@@ -133,6 +133,7 @@ class PromptTemplate:
         trusted: Whether it is one of this package or of an installed benchmark, which need no test before the first
             episode.
         answer: What the benchmark expects of a response.
+        stripped: Whether prompts have no white space at their ends.
 
     Attributes:
         fingerprint: The xxh3_64 hash of the template, 16 hexadecimal digits, which is stored with results.
@@ -142,12 +143,19 @@ class PromptTemplate:
     """
 
     def __init__(
-        self, text: str, name: str, trusted: bool = False, answer: Answer = _TAGGED
+        self,
+        text: str,
+        name: str,
+        trusted: bool = False,
+        answer: Answer = _TAGGED,
+        stripped: bool = True,
     ) -> None:
+        self._arguments = (text, name, trusted, answer, stripped)
         self.text = text
         self.name = name
         self.trusted = trusted
         self.answer = answer
+        self._stripped = stripped
         self.fingerprint = xxhash.xxh3_64_hexdigest(
             text.encode("utf-8", "surrogatepass")
         )
@@ -175,10 +183,8 @@ class PromptTemplate:
                 f"prompt template {name}: {unknown('field', field, FIELDS)}"
             )
 
-    def __reduce__(
-        self,
-    ) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool, Answer]]:
-        return PromptTemplate, (self.text, self.name, self.trusted, self.answer)
+    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[object, ...]]:
+        return PromptTemplate, self._arguments
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptTemplate:
         return self
@@ -237,7 +243,10 @@ class PromptTemplate:
             *self.answer,
         )
         try:
-            return clean_text(self._prompt(*fields).strip())
+            prompt = self._prompt(*fields)
+            if self._stripped:
+                prompt = prompt.strip()
+            return clean_text(prompt)
         except Exception as error:  # a template can raise any exception
             frames = traceback.walk_tb(error.__traceback__)
             lines = [
@@ -301,10 +310,10 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         text = (files("hgpo_envs") / "prompt.j2").read_text(encoding="utf-8")
         return _compiled(text, "prompt.j2", trusted=True, answer=answer)
     if isinstance(path, str) and path.startswith(VERL_AGENT):
-        from hgpo_envs.verl_agent_prompts import VerlAgentTemplate, read_constants
+        from hgpo_envs.verl_agent_prompts import read_template
 
         checkout = Path(path.removeprefix(VERL_AGENT))
-        return VerlAgentTemplate(read_constants(checkout, benchmark), benchmark, path)
+        return PromptTemplate(read_template(checkout, benchmark), path, stripped=False)
     if not isinstance(path, str | Path):
         raise InputError(
             f"prompt_template: expected the path of a file, received {path!r}"

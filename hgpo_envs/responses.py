@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -325,30 +326,40 @@ def message_calls(message: Mapping[str, Any]) -> list[Any]:
     return calls if isinstance(calls, list) else [calls]
 
 
-def call_of(entry: object, *, cut_off: bool = False) -> ToolCall | None:
-    """Return a tool call of a server's message; None if it is malformed.
+def call_text(entry: object, *, cut_off: bool = False) -> str | None:
+    r"""Return a tool call of a server's message as text (`ToolCall.text`); None if it is malformed.
 
     Args:
         entry: An element of the message's ``tool_calls``. Its arguments are JSON, an object, or absent.
         cut_off: Whether the message was cut off at the token limit: then absent arguments are malformed.
 
-    >>> call_of({"type": "function", "function": {"name": "find", "arguments": '{"zip": "10"}'}})
-    ToolCall(name='find', arguments={'zip': '10'})
+    >>> call_text({"type": "function", "function": {"name": "find", "arguments": '{"zip":"10"}'}})
+    '<tool_call>\n{"name": "find", "arguments": {"zip": "10"}}\n</tool_call>'
     """
     if not isinstance(entry, dict) or entry.get("type") not in (None, "", "function"):
         return None
     function = entry.get("function")
     if not isinstance(function, dict):
         return None
+    name = function.get("name")
     arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments.strip():
-        try:
-            arguments = _DECODER.decode(arguments)
-        except (ValueError, RecursionError):
-            return None
-    elif arguments in (None, "") and not cut_off:
+    if isinstance(name, str) and isinstance(arguments, str) and arguments.strip():
+        return _decoded_call(name, arguments)
+    if arguments in (None, "") and not cut_off:
         arguments = {}
-    return _tool_call(function.get("name"), arguments)
+    call = _tool_call(name, arguments)
+    return None if call is None else call.text()
+
+
+@lru_cache(maxsize=16)  # the text of a message and its action have the same calls
+def _decoded_call(name: str, arguments: str) -> str | None:
+    """Return a call whose arguments are JSON as text; None if it is malformed."""
+    try:
+        decoded = _DECODER.decode(arguments)
+    except (ValueError, RecursionError):
+        return None
+    call = _tool_call(name, decoded)
+    return None if call is None else call.text()
 
 
 def _written(entry: object) -> str:
@@ -439,8 +450,8 @@ def message_text(message: Mapping[str, Any]) -> str:
     thought, text = _thought_and_text(message)
     calls = []
     for entry in message_calls(message):
-        call = call_of(entry)
-        calls.append(_written(entry) if call is None else call.text())
+        call = call_text(entry)
+        calls.append(_written(entry) if call is None else call)
     return _with_thought(thought, text, *calls)
 
 
@@ -466,9 +477,9 @@ def action_text(
     entries = message_calls(message) if tools else []
     calls = []
     for entry in entries:
-        call = call_of(entry, cut_off=cut_off and entry is entries[-1])
+        call = call_text(entry, cut_off=cut_off and entry is entries[-1])
         if call is not None:
-            calls.append(call.text())
+            calls.append(call)
             continue
         # Malformed, as it has no name, whatever the model wrote.
         malformed = _json({"malformed": _written(entry)})

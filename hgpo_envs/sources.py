@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from threading import RLock
@@ -80,7 +81,7 @@ class SharedSource:
 
     def __reduce__(self) -> tuple[Callable[..., SharedSource], tuple[object, ...]]:
         if self.factory:
-            return _reopen, (self.factory, self.arguments)
+            return partial(open_shared, self.factory, **dict(self.arguments)), ()
         return SharedSource, (self.source,)
 
 
@@ -117,10 +118,6 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
         if len(_kept) > KEPT:
             del _kept[next(iter(_kept))]
     return shared
-
-
-def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSource:
-    return open_shared(factory, **dict(arguments))
 
 
 def _file_version(value: object) -> Hashable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +20,6 @@ _NAMED: Final = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.KEYWORD_ONLY,
 )
-_ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
-_SECTION: Final = re.compile(r"^([A-Z][a-z]+):[ ]*$", re.MULTILINE)  # of a docstring
 _DEEPEST: Final = 8  # a schema that contains itself ends here
 
 
@@ -31,7 +28,7 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
     The annotations give the types of the arguments: int, float, str, bool, None, Literal, Optional and other unions,
     list, dict, enums, dataclasses. Arguments with a default are optional. The description is the docstring's text, and
-    those of the arguments are its section ``Args:``, in Google's style.
+    those of the arguments are its section ``Args:``, in Google's style, or in that of NumPy or Sphinx.
 
     Args:
         function: The function. A first argument ``self`` is left out.
@@ -49,14 +46,15 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     >>> tool_schema(ask)["function"]["parameters"]["properties"]
     {'trait': {'type': 'string', 'description': 'An adjective.'}, 'times': {'type': 'integer', 'default': 1}}
     '''
+    from docstring_parser import parse
+
     name = function.__name__
-    text, *sections = _SECTION.split(inspect.getdoc(function) or "")
-    by_title = dict(zip(sections[::2], sections[1::2], strict=True))
-    described = _arguments(by_title.get("Args", ""))
-    if not text.strip():
+    docstring = parse(inspect.getdoc(function) or "")
+    if not docstring.description:
         raise InputError(
             f"tool {name}: expected a docstring, which tells the model what the tool does"
         )
+    described = {one.arg_name: one.description for one in docstring.params}
     parameters = [
         one
         for one in inspect.signature(function).parameters.values()
@@ -91,27 +89,19 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
         components |= parts
         if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
             schema["type"] = "string"  # which some servers require
-        properties[one.name] = schema | described.get(one.name, {}) | default
+        if meaning := described.get(one.name):
+            schema["description"] = " ".join(meaning.split())
+        properties[one.name] = schema | default
     body: dict[str, Any] = {"type": "object", "properties": properties}
     body["required"] = [one.name for one in parameters if one.default is one.empty]
     if components:
         body["$defs"] = components
-    what = {"name": name, "description": text.strip(), "parameters": body}
+    what = {
+        "name": name,
+        "description": docstring.description,
+        "parameters": body,
+    }
     return {"type": "function", "function": what}
-
-
-def _arguments(section: str) -> dict[str, dict[str, str]]:
-    """Return the descriptions in a docstring's section ``Args:`` by argument. Lines that are indented continue one."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in inspect.cleandoc(f"\n{section}").split("\n"):
-        match = None if line.startswith(" ") else _ARGUMENT.match(line)
-        if match:
-            name = match[1]
-            found[name] = match[2]
-        elif name:
-            found[name] = f"{found[name]} {line.strip()}".strip()
-    return {argument: {"description": text} for argument, text in found.items()}
 
 
 def referenced(reference: object, root: object) -> Any:  # noqa: ANN401 - a JSON value

@@ -125,7 +125,6 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         self._hashes = np.full(
             (num_envs, settings.history_depth + 1), hashing.UNDEFINED, dtype=np.int64
         )
-        self._prompts = [""] * num_envs
         self._make_spaces()
 
     def _make_spaces(self) -> None:
@@ -166,7 +165,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             self._seed_group(group, group_seed)
         slots: list[int] = np.flatnonzero(mask).tolist()
         self._start(slots, tasks)
-        return self._observe(slots), self._infos(slots)
+        return self._observe(), self._infos(slots)
 
     def step(
         self, actions: Sequence[str]
@@ -221,25 +220,21 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             if self.autoreset_mode is AutoresetMode.SAME_STEP
             else {}
         )
-        slots = range(self.num_envs)
-        return (
-            self._observe(slots),
-            rewards,
-            terminated,
-            truncated,
-            self._infos(slots) | final,
-        )
+        infos = self._infos(range(self.num_envs)) | final
+        return self._observe(), rewards, terminated, truncated, infos
 
     def _reset_ended(self) -> dict[str, Any]:
         """Reset the slots whose episodes have ended. Return their last observations and infos, as Gymnasium does."""
         ended = [slot for slot, episode in enumerate(self.episodes) if episode.done]
         if not ended:
             return {}
-        observation = self._observe(ended)
         observations = np.full(self.num_envs, None, dtype=np.object_)
         for slot in ended:
+            episode = self.episodes[slot]
             observations[slot] = {
-                name: values[slot] for name, values in observation.items()
+                "state": episode.state.text,
+                "prompt": episode.prompt(),
+                "history_hash": self._hashes[slot].copy(),
             }
         mask = _mask(ended, self.num_envs)
         infos = self._infos(ended)
@@ -302,7 +297,6 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         other._drawn = list(map(list.copy, self._drawn))
         other._taken = self._taken.copy()
         other._hashes = self._hashes.copy()
-        other._prompts = self._prompts.copy()
         return other
 
     __copy__ = fork  # a shallow copy would share the episodes
@@ -315,30 +309,17 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             else None
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_prompts"}
-
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        self.__dict__.update(kept)
-        self._prompts = [
-            episode.prompt() if episode.started else "" for episode in self.episodes
-        ]
-
     def _state_hashes(self, slots: Iterable[int]) -> NDArray[np.int64]:
         return np.array(
             [self.episodes[slot].state_hash for slot in slots], dtype=np.int64
         )
 
-    def _observe(self, slots: Iterable[int]) -> Observation:
-        """Return the observations of all slots, after the prompts of some were rendered anew."""
-        for slot in slots:
-            self._prompts[slot] = self.episodes[slot].prompt()
+    def _observe(self) -> Observation:
+        """Return the observations of all slots; empty texts for those that were never reset."""
+        episodes = self.episodes
         return {
-            "state": tuple(
-                episode.state.text if episode.started else ""
-                for episode in self.episodes
-            ),
-            "prompt": tuple(self._prompts),
+            "state": tuple([one.state.text if one.started else "" for one in episodes]),
+            "prompt": tuple([one.prompt() if one.started else "" for one in episodes]),
             "history_hash": self._hashes.copy(),
         }
 

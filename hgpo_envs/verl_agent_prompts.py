@@ -12,89 +12,37 @@ import ast
 import string
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_envs.memory import as_text
-from hgpo_envs.prompts import PromptTemplate
-from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hgpo_envs.memory import Pair
+    from collections.abc import Iterator
 
 _FOLDER: Final = Path("agent_system/environments/prompts")
 _LONGEST_FILE: Final = 1 << 20
-_LONGEST_WEBSHOP: Final = 13_000
-"""Characters of a WebShop prompt above which verl-agent leaves out the history."""
+_LONGEST: Final = {"ALFWorld": 1 << 30, "WebShop": 13_000}
+"""Characters of a prompt above which verl-agent leaves out the history."""
 
-_FIELD_NAMES: Final = """
-    task_description step_count history_length action_history current_step current_observation admissible_actions
-    available_actions
-"""
-_FIELDS: Final = frozenset(_FIELD_NAMES.split())
-
-
-class VerlAgentTemplate(PromptTemplate):
-    """The prompts of a benchmark in a checkout of verl-agent.
-
-    Args:
-        texts: The templates with and without history (`read_constants`).
-        benchmark: ALFWorld or WebShop.
-        name: Where they come from, for error lines.
-    """
-
-    def __init__(self, texts: tuple[str, str], benchmark: str, name: str) -> None:
-        self.text = "".join(texts)
-        self.name = name
-        self.trusted = False
-        self.renders_turns = False
-        self._texts = texts
-        self._benchmark = benchmark
-
-    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[Any, ...]]:
-        return VerlAgentTemplate, (self._texts, self._benchmark, self.name)
-
-    def render(
-        self,
-        *,
-        admissible_actions: Sequence[str],
-        pairs: list[Pair],
-        steps_taken: int,
-        past: str | None = None,
-        **others: Any,
-    ) -> str:
-        """See `PromptTemplate.render`. Line breaks at the start and at the end remain, as in verl-agent."""
-        webshop = self._benchmark == "WebShop"
-        if webshop:
-            actions = "\n".join(f"'{action}'," for action in admissible_actions)
-        else:
-            actions = "\n ".join(
-                f"'{action}'" for action in admissible_actions if action != "help"
-            )
-        history = as_text(pairs) if past is None else past
-        values = {
-            "task_description": others["task"],
-            "step_count": steps_taken,
-            # a memory's text stands for all steps
-            "history_length": len(pairs) or steps_taken,
-            "action_history": history,
-            "current_step": steps_taken + 1,
-            "current_observation": others["observation"],
-            "admissible_actions": actions,
-            "available_actions": actions,
-        }
-        with_history, without = self._texts
-        prompt = (with_history if history else without).format(**values)
-        if webshop and len(prompt) > _LONGEST_WEBSHOP:
-            prompt = without.format(**values)
-        return clean_text(prompt)
+_FIELDS: Final = {
+    "task_description": "{{ task }}",
+    "step_count": "{{ steps_taken }}",
+    # a memory's text stands for all steps
+    "history_length": "{{ history_length or steps_taken }}",
+    "action_history": "{{ history }}",
+    "current_step": "{{ step }}",
+    "current_observation": "{{ observation }}",
+    "admissible_actions": "{% for action in admissible_actions if action != 'help' %}"
+    "{{ '' if loop.first else '\\n ' }}'{{ action }}'{% endfor %}",
+    "available_actions": "{% for action in admissible_actions %}"
+    "{{ '' if loop.first else '\\n' }}'{{ action }}',{% endfor %}",
+}
+"""verl-agent's fields, and what stands for them in a template of this package."""
 
 
-def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
-    """Return the two templates of a benchmark: with history, and without.
+def read_template(checkout: Path, benchmark: str) -> str:
+    """Return the prompts of a benchmark as the text of a Jinja template.
 
     Args:
         checkout: The folder of a checkout of verl-agent.
@@ -103,6 +51,16 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
     Raises:
         InputError: The file is missing or not Python, or a constant is missing, is no text, or has other fields.
     """
+    with_history, without = _read_constants(checkout, benchmark)
+    return (
+        f"{{% set whole %}}{with_history}{{% endset %}}"
+        f"{{% if history and whole | length <= {_LONGEST[benchmark]} %}}{{{{ whole }}}}"
+        f"{{% else %}}{without}{{% endif %}}"
+    )
+
+
+def _read_constants(checkout: Path, benchmark: str) -> list[str]:
+    """Return the two templates of a benchmark: with history, and without."""
     path = checkout / _FOLDER / f"{benchmark.lower()}.py"
     try:
         source = read_bytes(path, _LONGEST_FILE, "prompt file of verl-agent").decode(
@@ -132,19 +90,23 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
             raise InputError(
                 f"{path}: expected the text {name}, a constant; it is missing"
             )
-        _check_fields(texts[name], f"{name} in {path}")
-        templates.append(texts[name])
-    return templates[0], templates[1]
+        templates.append("".join(_as_jinja(texts[name], f"{name} in {path}")))
+    return templates
 
 
-def _check_fields(template: str, name: str) -> None:
-    """Raise unless the template contains only plain fields, without attributes, indices, conversions or formats."""
+def _as_jinja(template: str, name: str) -> Iterator[str]:
+    """Yield the parts of a template in Jinja. Its fields must be plain, without attributes, conversions or formats."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise InputError(f"{name} is not a template: {error}") from error
-    for _, field, form, conversion in parts:
-        if field is not None and (field not in _FIELDS or form or conversion):
+    for literal, field, form, conversion in parts:
+        # as a text of Jinja, so that nothing in it is a tag, and no line break is trimmed
+        yield f"{{{{ {literal!r} }}}}"
+        if field is None:
+            continue
+        if field not in _FIELDS or form or conversion:
             raise InputError(
                 f"{name}: expected the fields {', '.join(sorted(_FIELDS))}, received {one_line(field)!r}"
             )
+        yield _FIELDS[field]

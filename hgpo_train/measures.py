@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import polars as pl
 
 from hgpo_train.proportions import wilson_interval
-from hgpo_train.resampling import ratio_interval
+from hgpo_train.resampling import Scale, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hgpo_train.resampling import Scale
 
 TASK: Final = ("env_id", "task_id")
 
@@ -130,12 +129,13 @@ def _estimate(tasks: pl.DataFrame, name: str) -> Estimate | None:
         return None
     above = known[f"{name}, above"].to_numpy()
     below = known[f"{name}, below"].to_numpy()
+    if known[f"{name}, successes"].all():
+        share = float(above.sum() / below.sum())
+        return Estimate(share, *wilson_interval(share, len(known)))
     of_tasks = above / below
     is_share = name not in _REAL and 0 <= of_tasks.min() <= of_tasks.max() <= 1
     scale = "share" if is_share else _REAL.get(name, "real")
     value, low, high = ratio_interval(above, below, scale)
-    if known[f"{name}, successes"].all():
-        low, high = wilson_interval(value, len(known))
     if name == "mean_length" and low is not None and high is not None:
         # No mean is beyond the shortest and the longest task, which a step limit can decide.
         low = max(low, float(of_tasks.min()))

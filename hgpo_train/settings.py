@@ -18,7 +18,7 @@ import sys
 import textwrap
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import date, time
 from functools import cache, lru_cache
@@ -43,8 +43,6 @@ from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.field_docs import fields_in_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
@@ -199,16 +197,14 @@ class Settings:
     __post_init__ = check
 
 
-def types_of(cls: type) -> dict[str, Any]:
+def _types_of(cls: type) -> dict[str, Any]:
     """Return the annotation of each field of a dataclass."""
-    return _types_of(cls)  # a cached function takes no classes, for type checkers
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 # bounded: each use of an estimator that is a function creates a new class
-@lru_cache(64)
-def _types_of(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+types_of: Callable[[type], dict[str, Any]] = lru_cache(64)(_types_of)
 
 
 def annotation_of(cls: type, name: str) -> object:

@@ -24,7 +24,7 @@ ROOMS = {
     "hgpo_train": [
         {"field_docs"},  # read by help, which imports nothing else
         # shared by all layers
-        {"settings", "lazy_names", "local_server", "proportions"},
+        {"settings", "lazy_names", "local_server", "proportions", "registry"},
         {"resampling"},
         # panels know environments and settings, and nothing of how they are played
         {"measures", "models", "panels"},

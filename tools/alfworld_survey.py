@@ -255,10 +255,10 @@ def survey(layouts: Path, games: Path) -> str:
         for key, value in result.tables().items()
     ]
     rooms = ",\n".join(
-        json.dumps(result.room(scene, layouts), separators=(",", ":"))
+        f'"{scene}": {json.dumps(result.room(scene, layouts), separators=(",", ":"))}'
         for scene in SCENES
     )
-    return "{" + ",\n".join(lines) + f',\n"rooms": [\n{rooms}\n]}}\n'
+    return "{" + ",\n".join(lines) + f',\n"rooms": {{\n{rooms}\n}}}}\n'
 
 
 if __name__ == "__main__":

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from hgpo_datasets.branches import branch_faults, has_branches, with_prefixes
+from hgpo_datasets.branches import (
+    COLUMNS,
+    branch_faults,
+    has_branches,
+    with_prefixes,
+)
 from hgpo_datasets.rows import refuse
 from hgpo_datasets.schema import GROUP_KEY, SORT_KEY, columns
 from hgpo_envs import hashing
@@ -182,16 +187,11 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     hash of an action is that of its text, and the supplied one only where the text is null. The rows must be sorted;
     `first` is the mask of `first_rows`. Returns, lengths, results and hashes of a branch include its parents' steps.
     """
-    if not has_branches(frame):
-        return _of_whole_trajectories(frame, first, depth)
-    whole = with_prefixes(frame.select(_READ)).sort(SORT_KEY)
-    computed = _of_whole_trajectories(whole, first_rows(whole), depth)
-    return computed.filter(~whole["in_prefix"])
-
-
-def _of_whole_trajectories(
-    frame: pl.DataFrame, first: NDArray[np.bool_], depth: int
-) -> pl.DataFrame:
+    if has_branches(frame):
+        # The steps that a branch shares with its parents count in its sums and chains, and are rows of theirs.
+        whole = with_prefixes(frame.select(_READ)).sort(SORT_KEY)
+        computed = derived(whole.drop(COLUMNS), first_rows(whole), depth)
+        return computed.filter(~whole["in_prefix"])
     starts, lengths = _spans(first)
     rewards = frame["reward"].to_list()
     ends = starts + lengths
@@ -266,7 +266,7 @@ def text_hashes(texts: pl.Series, of: Callable[[str], str] | None = None) -> pl.
     """Return the int64 hashes of texts, or of a function of them; null for null. Each distinct text is hashed once."""
     distinct = texts.drop_nulls().unique()
     keys = distinct if of is None else [of(text) for text in distinct]
-    codes = pl.Series(hashing.text_hashes(keys), dtype=pl.Int64)
+    codes = pl.Series([hashing.text_hash(key) for key in keys], dtype=pl.Int64)
     return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
 
 

@@ -59,7 +59,7 @@ class Partition:
 
     def scan(self) -> pl.LazyFrame:
         """Scan the steps of the partition."""
-        return scan_files(self.files, self.depth, {})
+        return scan_files(self.files, self.depth)
 
 
 def partitions(
@@ -85,8 +85,8 @@ def partitions(
         raise InputError(
             f"chunk_rows: expected an integer of at least 1, received {rows}"
         )
-    files = source_files(source, {})
-    depth = shared_depth(files, {}, plain=plain)
+    files = source_files(source)
+    depth = shared_depth(files, plain=plain)
     limits = [0, len(files)]
     sizes = [file.shard.rows for file in files if file.shard is not None]
     if len(sizes) == len(files):
@@ -268,7 +268,7 @@ def _values(
     if not columns:
         return set()
     with errors(file.path):
-        steps = scan_files([file], depth, {})
+        steps = scan_files([file], depth)
         present = [name for name in columns if name in steps.collect_schema()]
         return set(steps.select(present).unique().collect().rows())
 

@@ -23,7 +23,7 @@ from hgpo_datasets.sources import PARQUET, STEPS, Part, Source, parts_of, run_of
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from hgpo_datasets.manifest import Header, Shard
 
@@ -54,7 +54,6 @@ def scan_steps(
     *,
     damaged: Choice = "refuse",
     plain: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
 ) -> pl.LazyFrame:
     """Scan the steps of a run, a folder of runs, a file, a pattern, or a URL as one LazyFrame.
 
@@ -66,13 +65,12 @@ def scan_steps(
         source: A run's folder or its `steps/`, a folder that contains runs at any depth, a Parquet file, a glob
             pattern of these (`runs/*`), the URL of a run or file (`s3://`, `gs://`, `az://`, `hf://`, `https://` …), or
             several of these. A run that is named twice is read once. A run inside another run, such as the evaluation
-            of a training run, is read only if it is named itself.
+            of a training run, is read only if it is named itself. Options of object stores are environment variables.
         damaged: Handling of files that are missing or whose size differs from the manifest: `refuse` raises, `skip`
             warns and reads the other files.
         plain: Whether to read Parquet files of other programs as well: local files outside of run folders, without the
             metadata of a step table. Their columns and the order of their rows are unchanged, but texts without the
             UTF-8 mark become texts.
-        storage_options: Options of the object store, as in `polars.scan_parquet`.
 
     Raises:
         InputError: The source has no rows, or contains both runs and other Parquet files; a file is damaged, is no
@@ -84,19 +82,12 @@ def scan_steps(
     """
     if damaged not in get_args(Choice):
         raise InputError(unknown("choice for damaged", damaged, get_args(Choice)))
-    options = dict(storage_options or {})
-    files = source_files(source, options, damaged)
-    return scan_files(
-        files,
-        shared_depth(files, options, plain=plain),
-        options,
-    )
+    files = source_files(source, damaged)
+    return scan_files(files, shared_depth(files, plain=plain))
 
 
 def source_files(
-    source: Source | Iterable[Source],
-    options: Mapping[str, Any],
-    damaged: Choice = "refuse",
+    source: Source | Iterable[Source], damaged: Choice = "refuse"
 ) -> list[StepFile]:
     """Return the files that `scan_steps` reads. The arguments and errors are those of `scan_steps`."""
     several = isinstance(source, Iterable) and not isinstance(source, str | os.PathLike)
@@ -107,7 +98,7 @@ def source_files(
             raise InputError(
                 f"expected the path or URL of a run or Parquet file, received {received}"
             )
-    parts = [_files(part, damaged, options) for part in parts_of(sources)]
+    parts = [_files(part, damaged) for part in parts_of(sources)]
     empty = parts.count([])
     names = ", ".join(map(str, sources)) or "an empty list"
     if empty == len(parts):
@@ -125,15 +116,13 @@ def source_files(
 
 def step_files(source: Source) -> list[str]:
     """Return the paths of the local files that `scan_steps` reads; none if there are no committed rows."""
-    return [
-        file.path for part in parts_of([source]) for file in _files(part, "refuse", {})
-    ]
+    return [file.path for part in parts_of([source]) for file in _files(part, "refuse")]
 
 
-def _files(part: Part, damaged: Choice, options: Mapping[str, Any]) -> list[StepFile]:
+def _files(part: Part, damaged: Choice) -> list[StepFile]:
     """Return the files of one run, file or URL."""
     if part.kind == "url" and not part.path.endswith(PARQUET):
-        return _remote_files(part.path, options)
+        return _remote_files(part.path)
     if part.kind != "run":
         if part.kind == "file":
             shards.file_size(Path(part.path))
@@ -170,12 +159,12 @@ def _refuse_or_warn(choice: Choice, message: str) -> None:
     warnings.warn(f"{message}; skipped", StepTableWarning, stacklevel=5)
 
 
-def _remote_files(url: str, options: Mapping[str, Any]) -> list[StepFile]:
+def _remote_files(url: str) -> list[StepFile]:
     """Return the files of a run at the URL of its folder or of its `steps/`."""
     run = url.rstrip("/").removesuffix(f"/{STEPS}")
     name = f"{run}/{manifest.NAME}"
     with errors(name):
-        listed = manifest.decode(remote.read_lines(name, manifest.MOST_BYTES, options))
+        listed = manifest.decode(remote.read_lines(name, manifest.MOST_BYTES))
     if listed.problem:
         raise InputError(f"{url}: {listed.problem}")
     files = [
@@ -184,13 +173,11 @@ def _remote_files(url: str, options: Mapping[str, Any]) -> list[StepFile]:
     ]
     # a missing file is an error of the scan, not of a later query
     for file in files[:1]:
-        _columns(file.path, options)
+        _columns(file.path)
     return files
 
 
-def shared_depth(
-    files: Sequence[StepFile], options: Mapping[str, Any], *, plain: bool = False
-) -> int | None:
+def shared_depth(files: Sequence[StepFile], *, plain: bool = False) -> int | None:
     """Return the depth of hashes that all files have, or None if their columns are the same.
 
     Raises:
@@ -199,9 +186,7 @@ def shared_depth(
     alone = [file.path for file in files if file.header is None]
     depths = {file.header.depth for file in files if file.header is not None}
     plain_files = [path for path in alone if plain and is_plain(path)]
-    seen = [
-        _columns(path, options, versioned=path not in plain_files) for path in alone
-    ]
+    seen = [_columns(path, versioned=path not in plain_files) for path in alone]
     if seen:
         seen += [dict(schema.polars_schema(depth)) for depth in depths]
     if len(depths) < 2 and all(columns == seen[0] for columns in seen):
@@ -221,9 +206,7 @@ def shared_depth(
     return min([*depths] + [schema.stored_depth(columns) for columns in seen])
 
 
-def scan_files(
-    files: Sequence[StepFile], depth: int | None, options: Mapping[str, Any]
-) -> pl.LazyFrame:
+def scan_files(files: Sequence[StepFile], depth: int | None) -> pl.LazyFrame:
     """Return one frame over files, with the columns of this depth if it is not None."""
     schemas: dict[str, Any] = {}
     if depth is not None:
@@ -233,12 +216,7 @@ def scan_files(
             "extra_columns": "ignore",
         }
     paths = [file.path for file in files]
-    steps = pl.scan_parquet(
-        paths,
-        storage_options=dict(options) or None,
-        glob=False,
-        **schemas,
-    )
+    steps = pl.scan_parquet(paths, glob=False, **schemas)
     if any(file.header is not None for file in files):
         return steps
     # other writers do not mark texts as UTF-8
@@ -263,20 +241,11 @@ def is_plain(file: str) -> bool:
         return shards.VERSION_KEY not in pl.read_parquet_metadata(file)
 
 
-def _columns(
-    file: str, options: Mapping[str, Any], *, versioned: bool = True
-) -> dict[str, pl.DataType]:
+def _columns(file: str, *, versioned: bool = True) -> dict[str, pl.DataType]:
     with errors(file):
         if versioned:
-            shards.check_version(
-                pl.read_parquet_metadata(file, storage_options=dict(options) or None),
-                file,
-            )
-        return dict(
-            pl.scan_parquet(
-                file, storage_options=dict(options) or None, glob=False
-            ).collect_schema()
-        )
+            shards.check_version(pl.read_parquet_metadata(file), file)
+        return dict(pl.scan_parquet(file, glob=False).collect_schema())
 
 
 @contextmanager
@@ -290,3 +259,9 @@ def errors(what: object) -> Iterator[None]:
         raise InputError(
             f"{what} cannot be read: {shards.first_line(error)}"
         ) from error
+
+
+def header_of(files: Sequence[StepFile]) -> Header | None:
+    """Return the description of the run whose files these are; None for files of several runs, or of none."""
+    folders = {Path(file.path).parent for file in files}
+    return files[0].header if len(folders) == 1 else None

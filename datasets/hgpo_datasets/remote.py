@@ -1,14 +1,13 @@
 """Files on web servers and in object stores: lines up to a fixed size, and whole objects.
 
-The options of object stores are those of Polars, because both use the Rust package object_store: `aws_access_key_id`,
-`aws_endpoint_url` and so on, or the same names as environment variables. Writing requires the package obstore (extra
-`ray`).
+The options of object stores are environment variables, with Polars' names: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` and
+so on. Writing requires the package obstore (extra `ray`).
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -16,11 +15,10 @@ from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 
-def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
+def read_lines(url: str, most: int) -> bytes:
     """Read the lines of a remote text file, whatever size the server reports.
 
     Polars buffers a few chunks beyond the limit, and always reads complete lines.
@@ -28,14 +26,13 @@ def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
     Args:
         url: URL on a web server (`http://`, `https://`) or in an object store.
         most: Largest accepted size in bytes.
-        options: Options of the object store, as in `polars.scan_lines`.
 
     Raises:
         InputError: The file is larger.
         OSError, polars.exceptions.PolarsError: The request failed.
     """
     content = bytearray()
-    lines = pl.scan_lines(url, storage_options=dict(options) or None)
+    lines = pl.scan_lines(url)
     for batch in lines.collect_batches(lazy=True, engine="streaming"):
         for line in batch["line"]:
             content += f"{line}\n".encode()

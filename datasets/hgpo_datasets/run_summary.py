@@ -10,7 +10,13 @@ import polars as pl
 
 from hgpo_datasets import schema
 from hgpo_datasets.branches import IS_BRANCH
-from hgpo_datasets.reader import errors, scan_files, shared_depth, source_files
+from hgpo_datasets.reader import (
+    errors,
+    header_of,
+    scan_files,
+    shared_depth,
+    source_files,
+)
 from hgpo_datasets.wordings import wordings_of
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
@@ -47,16 +53,12 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(
             f"expected a local run or local files, received the URL {source}; copy it to this machine"
         )
-    files = source_files(source, {})
-    header = (
-        files[0].header
-        if len({Path(file.path).parent for file in files}) == 1
-        else None
-    )
+    files = source_files(source)
+    header = header_of(files)
     run_group = ("run", *schema.GROUP_KEY)
     # 1. One row per episode; only these columns are read.
     with errors(source):
-        steps = scan_files(files, shared_depth(files, {}), {})
+        steps = scan_files(files, shared_depth(files))
         depth = schema.stored_depth(steps.collect_schema().names())
         episodes = (
             steps.group_by(*run_group, "trajectory")

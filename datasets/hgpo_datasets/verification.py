@@ -127,14 +127,13 @@ def verify(
     Args:
         source: The run or file.
         processes: Number of other processes, which decode the files. The report does not depend on it. None decodes
-            them in this process: do so only with files of your own, because a forged file can end it. 0 does so too,
-            in a process that may end: damage is then located, as in other processes. Programs that start processes
-            need ``if __name__ == "__main__":``.
+            them in this process: do so only with files of your own, because a forged file can end it. Programs that
+            start processes need ``if __name__ == "__main__":``.
 
     Raises:
-        InputError: The run or file does not exist, or `processes` is negative.
+        InputError: The run or file does not exist, or `processes` is less than 1.
     """
-    if processes:
+    if processes is not None:
         check_processes(processes)
     if not isinstance(source, str | os.PathLike):
         raise InputError(
@@ -278,7 +277,11 @@ def _check_files(
         run=run,
         isolated=processes is not None,
     )
-    results = _in_processes(check, files, processes) if processes else map(check, files)
+    results = (
+        map(check, files)
+        if processes is None
+        else _in_processes(check, files, processes)
+    )
     for (path, _), (checked, keys) in zip(files, results, strict=True):
         for name in ("problems", "notes", "files", "rows", "bytes"):
             setattr(
@@ -338,7 +341,7 @@ def _check_file(
     report = VerifyReport(str(path))
     keys: list[tuple[Any, ...]] = []
     if isolated:
-        limit_memory()
+        _limit_memory()
     with _reporting(path, report):
         if not os.path.lexists(path):
             if (
@@ -373,7 +376,7 @@ def _check_file(
     return report, keys
 
 
-def limit_memory() -> None:
+def _limit_memory() -> None:
     """Let this process fail, not the machine, if a file declares more memory than any table needs."""
     with suppress(ImportError, ValueError):  # Windows, or a lower limit
         import resource

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -40,6 +39,7 @@ from hgpo_envs.unicode_text import clean_text
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection, KeysView
+    from collections.abc import Set as AbstractSet
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
@@ -53,15 +53,6 @@ class GroupKey(NamedTuple):
     iteration: int
     task_id: str
     group: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """Rows that are in no shard yet, and the groups and trajectories that are new with them."""
-
-    frame: pl.DataFrame
-    groups: frozenset[GroupKey] = frozenset()
-    trajectories: frozenset[str] = frozenset()
 
 
 class StepWriter:
@@ -126,8 +117,8 @@ class StepWriter:
                 rows.series_of([value], known[name])
         self._dropped = _columns_to_drop(without, depth)
         self._limits = (shard_rows, shard_bytes)
-        self._ready: list[_Batch] = []
-        self._writing: tuple[Shard, list[_Batch]] | None = None
+        self._ready: list[pl.DataFrame] = []
+        self._writing: tuple[Shard, pl.DataFrame, int] | None = None
         self._run = ShardFolder(self.folder, header)
         self.header = self._run.header
         try:
@@ -152,7 +143,10 @@ class StepWriter:
         self._files = {
             GroupKey(*key): Path(path).name for *key, path in groups.iter_rows()
         }
-        self._trajectories = frozenset(starts["trajectory"])
+        self._trajectories = set(starts["trajectory"])
+        # Both committed and accepted ones count: none may come a second time.
+        self._known_groups = set(self._files)
+        self._known_trajectories = set(self._trajectories)
         self._defaults = {
             **(defaults or {}),
             "run": self.header.run,
@@ -179,28 +173,23 @@ class StepWriter:
         frame = self._completed(steps, checked=checked)
         if frame.is_empty():
             return
-        batch = _batch(frame)
-        # Both committed and accepted groups count: none may come a second time.
-        known_groups = self._files.keys() | frozenset().union(
-            *(batch.groups for batch in self._ready)
-        )
-        if known_groups & batch.groups:
-            name = preview(tuple(min(known_groups & batch.groups)), 200)
+        groups = _groups(frame)
+        if again := groups & self._known_groups:
+            name = preview(tuple(min(again)), 200)
             raise InputError(f"group {name} (iteration, task, group) {self._already}")
-        known_trajectories = self._trajectories.union(
-            *(batch.trajectories for batch in self._ready)
-        )
-        self._refuse_known(batch, known_trajectories)
-        self._ready.append(batch)
+        trajectories = _trajectories(frame)
+        self._refuse_known(trajectories)
+        self._known_groups |= groups
+        self._known_trajectories |= trajectories
+        self._ready.append(frame)
         shard_rows, shard_bytes = self._limits
-        ready = [batch.frame for batch in self._ready]
         if (
-            sum(map(len, ready)) >= shard_rows
-            or sum(frame.estimated_size() for frame in ready) >= shard_bytes
+            sum(map(len, self._ready)) >= shard_rows
+            or sum(each.estimated_size() for each in self._ready) >= shard_bytes
         ):
             self.commit()
 
-    def extend(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
+    def extend(self, steps: rows.Rows) -> list[Shard]:
         """Add complete rollouts to groups, of which some may be committed already, and commit them.
 
         The file of a committed group is written again as in `replace`; the others get a file of their own. Accepted
@@ -209,7 +198,6 @@ class StepWriter:
 
         Args:
             steps: Rows of new trajectories, as in `add_group`.
-            checked: As in `add_group`.
 
         Raises:
             RowError: Rows violate the schema or belong to another run, or a trajectory is already in the run. Nothing
@@ -218,20 +206,13 @@ class StepWriter:
         """
         self.commit()
         self._check_open()
-        frame = self._completed(steps, checked=checked)
-        self._refuse_known(_batch(frame), self._trajectories)
-        written = []
-        # Only the files with groups of the rows are read, so that the cost does not grow with the run.
-        files = {self._files[group] for group in self.committed & _batch(frame).groups}
-        for shard in [self._run.manifest.shards[file] for file in sorted(files)]:
-            kept = self._read(shard)
-            members = frame.join(kept, schema.GROUP_KEY, "semi", maintain_order="left")
-            written.append(
-                self._write_shard([_Batch(kept), _batch(members)], replaces=shard.file)
-            )
-            frame = frame.join(kept, schema.GROUP_KEY, "anti", maintain_order="left")
-        if not frame.is_empty():
-            written.append(self._write_shard([_batch(frame)]))
+        frame = self._completed(steps, checked=False)
+        self._refuse_known(_trajectories(frame))
+        keys = frame.select(schema.GROUP_KEY).iter_rows()
+        new = frame.filter([key not in self.committed for key in keys])
+        written = self._write_again(frame)
+        if not new.is_empty():
+            written.append(self._write_shard([new]))
         return written
 
     def commit(self) -> Shard | None:
@@ -245,7 +226,7 @@ class StepWriter:
             return None
         self._check_open()
         self._settle()
-        return self._write_shard(list(self._ready)) if self._ready else None
+        return self._write_shard(self._ready) if self._ready else None
 
     def replace(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
         """Replace committed trajectories, for example aborted ones, by complete trajectories of the same names.
@@ -267,36 +248,29 @@ class StepWriter:
         self.commit()
         self._check_open()
         frame = self._completed(steps, checked=checked)
-        wanted = frame.select(*TRAJECTORY_KEY, "parent").unique()
-        names = {}
-        missing = wanted.filter(pl.col("parent").is_null())
-        for shard in self._run.manifest.shards.values():
-            path = self._run.steps / shard.file
-            stored = pl.scan_parquet(path, glob=False)
-            known = stored.select(TRAJECTORY_KEY).unique().collect()
-            names[shard] = wanted.join(known, schema.GROUP_KEY, "semi")
-            missing = missing.join(known, TRAJECTORY_KEY, "anti")
+        known = self.scan().select(TRAJECTORY_KEY).unique().collect()
+        wanted = frame.filter(pl.col("parent").is_null()).select(TRAJECTORY_KEY)
+        missing = wanted.join(known, on=TRAJECTORY_KEY, how="anti")
         if not missing.is_empty():
-            *group, name, _ = missing.row(0)
+            *group, name = missing.row(0)
             raise InputError(
                 f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run"
             )
-        return [
-            self._replace_in(shard, some, frame)
-            for shard, some in names.items()
-            if not some.is_empty()
-        ]
+        return self._write_again(frame)
 
-    def _replace_in(
-        self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame
-    ) -> Shard:
-        kept = self._read(shard).join(
-            names,
-            on="trajectory",
-            how="anti",
-        )
-        new = frame.join(names, on="trajectory", how="semi")
-        return self._write_shard([_Batch(kept), _batch(new)], replaces=shard.file)
+    def _write_again(self, frame: pl.DataFrame) -> list[Shard]:
+        """Write each file with a group of some rows again, with these rows instead of its trajectories of their names.
+
+        Only these files are read, so that the cost does not grow with the run.
+        """
+        written = []
+        files = {self._files[group] for group in _groups(frame) & self.committed}
+        for shard in [self._run.manifest.shards[file] for file in sorted(files)]:
+            stored = self._read(shard)
+            kept = stored.join(frame, on="trajectory", how="anti")
+            new = frame.join(stored, on=schema.GROUP_KEY, how="semi")
+            written.append(self._write_shard([kept, new], replaces=shard.file))
+        return written
 
     def _read(self, shard: Shard) -> pl.DataFrame:
         """Read a committed shard."""
@@ -322,7 +296,7 @@ class StepWriter:
         try:
             self.close()
         except (Exception, pl.exceptions.PanicException) as failure:
-            lost = sum(len(batch.groups) for batch in self._ready)
+            lost = len(self._known_groups - self.committed)
             note = f"{lost} finished groups could not be committed to {self.folder}"
             if error is None:
                 failure.add_note(note)
@@ -335,8 +309,8 @@ class StepWriter:
         return self._files.keys()
 
     @property
-    def trajectories(self) -> frozenset[str]:
-        """Identifiers of the committed trajectories."""
+    def trajectories(self) -> AbstractSet[str]:
+        """Identifiers of the committed trajectories, also of those that follow."""
         return self._trajectories
 
     def scan(self, file: str | None = None) -> pl.LazyFrame:
@@ -352,8 +326,8 @@ class StepWriter:
     def _already(self) -> str:
         return f"is already in run {self.header.run!r}"
 
-    def _refuse_known(self, batch: _Batch, known: frozenset[str]) -> None:
-        if names := sorted(batch.trajectories & known):
+    def _refuse_known(self, trajectories: set[str]) -> None:
+        if names := sorted(trajectories & self._known_trajectories):
             raise RowError(
                 (name, f"trajectory {preview(name, 200)} {self._already}")
                 for name in names
@@ -392,11 +366,10 @@ class StepWriter:
             pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped
         )
 
-    def _write_shard(self, batches: list[_Batch], replaces: str | None = None) -> Shard:
-        frames = [batch.frame for batch in batches if batch.frame.height]
-        frame = (
-            frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
-        )
+    def _write_shard(
+        self, frames: list[pl.DataFrame], replaces: str | None = None
+    ) -> Shard:
+        frame = pl.concat(frames).sort(schema.SORT_KEY)
         data = shards.encode(frame, shards.metadata_of(self.header))
         shard = Shard(
             file=self._run.manifest.next_file,
@@ -409,7 +382,7 @@ class StepWriter:
         )
         # From here on, `_settle` knows what was begun, whatever interrupts it.
         self._run.check_free()
-        self._writing = shard, batches
+        self._writing = shard, frame, len(self._ready)
         try:
             self._run.write(shard, data)
             self._settle()
@@ -427,30 +400,26 @@ class StepWriter:
         """Make folder and memory consistent after a write that succeeded, failed or was interrupted."""
         if self._writing is None:
             return
-        shard, batches = self._writing
+        shard, frame, ready = self._writing
         if shard.file in self._run.manifest.shards or self._run.settle(shard):
-            if shard.replaces is not None:
-                moved = [
-                    group
-                    for group, file in self._files.items()
-                    if file == shard.replaces
-                ]
-                self._files.update(dict.fromkeys(moved, shard.file))
-            for batch in batches:
-                self._files.update(dict.fromkeys(batch.groups, shard.file))
-            self._trajectories = self._trajectories.union(
-                *(batch.trajectories for batch in batches)
-            )
-            self._ready = [batch for batch in self._ready if batch not in batches]
+            groups = _groups(frame)
+            trajectories = _trajectories(frame)
+            self._files.update(dict.fromkeys(groups, shard.file))
+            self._trajectories |= trajectories
+            self._known_groups |= groups
+            self._known_trajectories |= trajectories
+            del self._ready[:ready]
         self._writing = None
 
 
-def _batch(frame: pl.DataFrame) -> _Batch:
-    """Return rows that are new, with their groups and trajectories."""
-    groups = frozenset(
-        GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows()
-    )
-    return _Batch(frame, groups, frozenset(frame["trajectory"].unique()))
+def _groups(frame: pl.DataFrame) -> set[GroupKey]:
+    """Return the groups of some rows."""
+    return {GroupKey(*key) for key in frame.select(schema.GROUP_KEY).unique().rows()}
+
+
+def _trajectories(frame: pl.DataFrame) -> set[str]:
+    """Return the names of the trajectories of some rows."""
+    return set(frame["trajectory"].unique())
 
 
 def _header(run: object, depth: object, config: object) -> Header:

@@ -26,8 +26,12 @@ TRIES: Final = 8
 """The number of consecutive tries without progress after which a download fails."""
 FIRST_TRIES: Final = 2
 """The number of tries after which it fails if no connection could be made: there is probably no network."""
+FIRST_PAUSE: Final = 1.0
+"""Seconds before the second try. The pause doubles with each try."""
 LONGEST_PAUSE: Final = 60.0
 """The maximum pause between two tries in seconds."""
+TIMEOUT: Final = 30.0
+"""Seconds without data, or with fewer than `SLOWEST` bytes a second, after which a try fails."""
 SLOWEST: Final = 1024
 """The fewest bytes a second with which a try goes on."""
 LARGEST: Final = 64 << 30
@@ -47,23 +51,12 @@ class _TooSlow(_TryAgain):
     """A try whose bytes are too few to count as progress."""
 
 
-def download(
-    url: str,
-    path: Path,
-    *,
-    tries: int = TRIES,
-    pause: float = 1.0,
-    timeout: float = 30.0,
-    progress: Progress | None = None,
-) -> None:
+def download(url: str, path: Path, progress: Progress | None = None) -> None:
     """Download a file. If the download fails, `path` contains a part of it.
 
     Args:
         url: The address, http or https.
         path: The file to write, usually one of `hgpo_envs.files.atomic.new_path`.
-        tries: The number of consecutive tries without progress after which the download fails.
-        pause: Seconds before the second try. The pause doubles with each try, up to `LONGEST_PAUSE`.
-        timeout: Seconds without data, or with fewer than `SLOWEST` bytes a second, after which a try fails.
         progress: Called after each chunk.
 
     Raises:
@@ -80,12 +73,12 @@ def download(
     failures = 0
     with (
         path.open("wb") as file,
-        httpx.Client(timeout=timeout, follow_redirects=True) as client,
+        httpx.Client(timeout=TIMEOUT, follow_redirects=True) as client,
     ):
         while True:
             before = file.tell()
             try:
-                return _receive(client, url, file, unchanged, timeout, progress)
+                return _receive(client, url, file, unchanged, progress)
             except (httpx.TransportError, _TryAgain) as error:
                 has_more = file.tell() > before and not isinstance(error, _TooSlow)
                 failures = 1 if has_more else failures + 1
@@ -97,12 +90,12 @@ def download(
                     raise NoConnection(
                         f"no connection to {httpx.URL(url).host} ({reason})"
                     ) from None
-                if failures >= tries:
+                if failures >= TRIES:
                     reason = redact(str(error)) or type(error).__name__
                     raise InputError(
                         f"{redact(url)}: {reason}; stopped after {failures} tries without progress"
                     ) from None
-                time.sleep(min(LONGEST_PAUSE, pause * 2 ** (failures - 1)))
+                time.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)))
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise InputError(redact(f"{url}: {error}")) from None
 
@@ -112,7 +105,6 @@ def _receive(
     url: str,
     file: IO[bytes],
     unchanged: dict[str, str],
-    timeout: float,
     progress: Progress | None,
 ) -> None:
     """Send one request and append the received bytes to the file, or start over if the server sends all of them."""
@@ -144,7 +136,7 @@ def _receive(
                 unchanged["If-Range"] = validator
         length = answer.headers.get("Content-Length", "")
         total = file.tell() + int(length) if length.isdecimal() else None
-        for piece in _pieces(answer, timeout):
+        for piece in _pieces(answer):
             if file.tell() + len(piece) > LARGEST:
                 raise InputError(
                     f"{redact(url)}: expected at most {LARGEST:,} bytes, received more"
@@ -154,7 +146,7 @@ def _receive(
                 progress(file.tell(), total)
 
 
-def _pieces(answer: httpx.Response, timeout: float) -> Iterator[bytes]:
+def _pieces(answer: httpx.Response) -> Iterator[bytes]:
     """Yield what arrives; a byte now and then would keep a try alive for ever."""
     since = monotonic()
     received = 0
@@ -162,7 +154,7 @@ def _pieces(answer: httpx.Response, timeout: float) -> Iterator[bytes]:
         yield piece
         received += len(piece)
         seconds = monotonic() - since
-        if seconds > timeout:
+        if seconds > TIMEOUT:
             if received < seconds * SLOWEST:
                 raise _TooSlow(f"fewer than {SLOWEST:,} bytes a second arrive")
             since += seconds

@@ -17,7 +17,7 @@ import os
 from array import array
 from bisect import bisect_left
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+
+Value = TypeVar("Value", bound=np.generic)
 
 LONGEST_RECORD: Final = 1 << 24
 """The maximum size of a record in bytes, as in `hgpo_envs.webshop.data.raw_files`."""
@@ -93,7 +95,7 @@ class Records:
     def __init__(self, folder: Path, name: str, record: Any = Any) -> None:  # noqa: ANN401 (a type)
         self._decode = msgspec.json.Decoder(record).decode
         path = folder / f"{name}.starts.npy"
-        self._starts: Final[NDArray[np.int64]] = mapped(path, np.int64)
+        self._starts: Final = mapped(path, np.int64)
         self._text: Final = _text(folder / f"{name}.jsonl")
         if not len(self._starts) or self._starts[-1] != len(self._text):
             raise InputError(
@@ -148,7 +150,7 @@ class Labels:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._codes: Final[NDArray[np.int32]] = mapped(folder / f"{name}.npy", np.int32)
+        self._codes: Final = mapped(folder / f"{name}.npy", np.int32)
         self._texts: Final = Records(folder, name, str)
 
     def rows(self, text: str) -> NDArray[np.int64]:
@@ -169,7 +171,7 @@ def write_records(
     writer.close()
 
 
-def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[Any]:
+def mapped(path: Path, *kinds: type[Value], columns: int = 0) -> NDArray[Value]:
     """Return the read-only array of a .npy file.
 
     The file is memory-mapped unless it is small, because an empty array cannot be mapped.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import partial, reduce
 from typing import (
@@ -26,13 +25,13 @@ from typing import (
 import numpy as np
 import polars as pl
 
-from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.plugins import import_object, installed, load
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.input_columns import StepTableError, columns_used, prepare
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.score_columns import check_scores, require_scores
 from hgpo_train.advantages.tables import step_table
+from hgpo_train.registry import NamedFunction, Registry
 from hgpo_train.settings import build, types_of
 
 if TYPE_CHECKING:
@@ -53,17 +52,13 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-ENTRY_POINTS: Final = "hgpo.estimators"
-
 LARGE: Final = 20_000
 """The number of rows above which Polars' streaming engine is faster."""
 _ESTIMATES: Final = "(estimates)"
 
-_registered: dict[str, Estimator] = {}
-
 
 @dataclass(frozen=True)
-class Estimator:
+class Estimator(NamedFunction):
     """An estimator with its parameters: `hgpo(steps, gamma=1)` is `compute(steps, "hgpo", gamma=1)`.
 
     Attributes:
@@ -75,7 +70,6 @@ class Estimator:
         column, details: As of `compute`.
     """
 
-    name: str
     function: Callable[..., pl.LazyFrame]
     parameters: Any  # of a class with these fields, a subclass of `Parameters`
     reads: Callable[[Any], Sequence[str] | None] = lambda _: None
@@ -126,11 +120,6 @@ class Estimator:
             column=self.column if column is None else column,
             details=self.details if details is None else details,
         )
-
-    @property
-    def summary(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or self.name).splitlines()[0].rstrip(".")
 
     @property
     def added(self) -> dict[str, str]:
@@ -424,11 +413,7 @@ def estimator(
             smallest_group=smallest_group,
             branches=branches,
         )
-        if _registered.setdefault(new.name, new) is not new:
-            raise InputError(
-                f"an estimator {new.name!r} is registered already; choose another name"
-            )
-        return cast("TypedEstimator[P]", new)
+        return cast("TypedEstimator[P]", _ESTIMATORS.add(new))
 
     return decorate
 
@@ -485,6 +470,15 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
     return Estimator(name, function, parameters())
 
 
+def _read(found: object, name: str) -> Estimator:
+    """Return a function of another package as an estimator: one of an entry point has its name."""
+    estimator = as_estimator(found)
+    return estimator if ":" in name else replace(estimator, name=name)
+
+
+_ESTIMATORS: Final = Registry("hgpo.estimators", "an estimator", _read)
+
+
 def get(name: str) -> Estimator:
     """Return an estimator by its registered name, or one as ``module:function``, which is imported."""
     known, _, rest = name.partition(":")
@@ -492,17 +486,7 @@ def get(name: str) -> Estimator:
         raise InputError(
             f"estimator: expected a name without parameters, such as {known!r}, received {name!r}"
         )
-    if ":" in name:
-        return as_estimator(import_object(name, "an estimator"))
-    entry_points = installed(ENTRY_POINTS)
-    if name not in _registered and name in entry_points:
-        # Its module may register it by the decorator while it is loaded.
-        found = replace(as_estimator(load(entry_points[name])), name=name)
-        _registered.setdefault(name, found)
-    if name not in _registered:
-        message = unknown("estimator", name, names(scored=True))
-        raise InputError(f"{message}; your own is module:function")
-    return _registered[name]
+    return _ESTIMATORS.get(name)
 
 
 def names(*, scored: bool = False) -> list[str]:
@@ -513,13 +497,10 @@ def names(*, scored: bool = False) -> list[str]:
     Args:
         scored: Whether to add those that read scores.
     """
-    for name in installed(ENTRY_POINTS):
-        try:
-            get(name)
-        except InputError as error:
-            warnings.warn(str(error), stacklevel=2)
     # Others cannot be computed from any table, which is what "all" means to a caller.
-    found = {
-        name: each for name, each in _registered.items() if each.in_training is None
-    }
-    return [name for name, each in found.items() if scored or not each.scores]
+    found = [_ESTIMATORS.get(name) for name in _ESTIMATORS.names()]
+    return [
+        each.name
+        for each in found
+        if each.in_training is None and (scored or not each.scores)
+    ]

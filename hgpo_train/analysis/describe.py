@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import polars as pl
 
 from hgpo_envs.wording import counted, listed
 from hgpo_train.analysis.chunk_sums import ORACLE
-from hgpo_train.analysis.definitions import DEFINITIONS
+from hgpo_train.analysis.definitions import DEFINITIONS, Definition
 from hgpo_train.resampling import FEWEST_TASKS
 
 if TYPE_CHECKING:
-    from hgpo_train.analysis.definitions import Definition
+    from collections.abc import Mapping, Sequence
+
     from hgpo_train.analysis.statistics import Statistics
 
     Row = dict[str, Any]
@@ -31,6 +34,10 @@ _NUMBERS: Final = (
     "mean_length",
     "mean_return",
 )
+_OF_ABORTED: Final = ("aborted", "success_if_aborted_lost", "success_if_aborted_won")
+"""The statistics that tables show if a rollout was aborted."""
+_STATES: Final = 3
+"""The number of states in a table."""
 # what a sum of weights may lack of 1, because of the estimator's epsilon
 _ROUNDING: Final = 1e-5
 
@@ -274,7 +281,7 @@ def percent(value: float, digits: int = 0) -> str:
     >>> percent(-0.0001, 1), percent(-0.048, 1)
     ('0.0%', '-4.8%')
     """
-    return f"{round(value, digits + 2) + 0.0:.{digits}%}"
+    return f"{value:z.{digits}%}"
 
 
 def beginning(text: str, most: int = 60) -> str:
@@ -300,38 +307,103 @@ def cell(name: str, value: object) -> str:
     )
 
 
-def html_tables(found: Statistics) -> str:
-    """Return sentences, the summary and the levels as HTML, with the definition of each statistic on hover."""
+Cell: TypeAlias = str | Definition
+"""A text, or a statistic, which is named by its definition."""
+
+
+class Table(NamedTuple):
+    """A table: its title, the heads of its columns, its rows, and the number of columns that are texts."""
+
+    title: str
+    head: list[Cell]
+    rows: list[list[Cell]]
+    texts: int = 1
+
+
+def tables(found: Statistics, changed: Statistics | None = None) -> list[Table]:
+    """Return the tables of statistics: rollouts, levels of context, and states.
+
+    Args:
+        found: The statistics.
+        changed: Those of the same table with `without_unchanged`, whose levels follow.
+    """
     by = found.by
-    tables = [] if by else [f"<p>{'<br>'.join(map(escape, describe(found)))}</p>"]
+    has_aborted = bool(found.summary["aborted"].sum())
+    columns = {
+        name: of
+        for name, of in DEFINITIONS["summary"].items()
+        if has_aborted or name not in _OF_ABORTED
+    }
+    if by:
+        shown = [_from_frame("Rollouts", found.summary, by, columns)]
+    else:
+        run = found.summary.row(0, named=True)
+        rows: list[list[Cell]] = [
+            [of, cell(name, run[name])] for name, of in columns.items()
+        ]
+        shown = [Table("", ["", ""], rows)]
+    if has_aborted:
+        title = "Rollouts by their number of steps"
+        lengths = dict(DEFINITIONS["lengths"])
+        del lengths["steps"]
+        shown.append(_from_frame(title, found.lengths, [*by, "steps"], lengths))
+    if not found.summary["trajectories"].sum():
+        return shown
 
-    # The summary has a row for each value that the statistics are split by.
-    columns = DEFINITIONS["summary"]
-    rows = []
-    for row in found.summary.iter_rows(named=True):
-        values = [escape(str(row[name])) for name in by]
-        rows.append(values + [escape(cell(name, row[name])) for name in columns])
-    tables.append(_html_table([*map(escape, by), *map(_hover, columns.values())], rows))
+    # The levels are columns of a table of their own for each value that the statistics are split by.
+    title = "Levels of context"
+    for result in (found, changed):
+        levels = [] if result is None else [result.levels]
+        if by and result is not None:
+            levels = result.levels.partition_by(by, maintain_order=True)
+        for part in levels:
+            values = [f"{name} {part[name][0]}" for name in by]
+            rows = [
+                [words, *(cell(name, value) for value in part[name])]
+                for name, words in DEFINITIONS["levels"].items()
+            ]
+            shown.append(
+                Table(", ".join([title, *values]), ["k", *part["level"]], rows)
+            )
+        title += ", without replies to actions that changed nothing"
 
-    # The levels are columns of a table of their own for each value.
-    for part in (
-        found.levels.partition_by(by, maintain_order=True) if by else [found.levels]
-    ):
-        values = [f"{name} {part[name][0]}" for name in by]
-        rows = []
-        for name, words in DEFINITIONS["levels"].items():
-            rows.append([_hover(words), *(cell(name, value) for value in part[name])])
-        tables.append(
-            _html_table([escape(", ".join(["k", *values])), *part["level"]], rows)
-        )
-    return "\n".join(tables)
-
-
-def _hover(words: Definition) -> str:
-    return f'<span title="{escape(words.text)}">{escape(words.label)}</span>'
+    first = pl.int_range(pl.len()).over(by) if by else pl.int_range(pl.len())
+    states = found.states.filter(first < _STATES)
+    title = "States with most pairs of steps at the same state"
+    shown.append(_from_frame(title, states, [*by, "state"], DEFINITIONS["states"]))
+    return shown
 
 
-def _html_table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [f"<tr><th>{'</th><th>'.join(head)}</th></tr>"]
-    lines += [f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows]
-    return f"<table>{''.join(lines)}</table>"
+def _from_frame(
+    title: str,
+    frame: pl.DataFrame,
+    texts: Sequence[str],
+    columns: Mapping[str, Definition],
+) -> Table:
+    """Return columns of a frame, the texts before those that are defined."""
+    names = [*texts, *columns]
+    rows: list[list[Cell]] = [
+        [cell(name, row[name]) for name in names] for row in frame.iter_rows(named=True)
+    ]
+    heads = [name.replace("_", " ") for name in texts]
+    return Table(title, [*heads, *columns.values()], rows, len(texts))
+
+
+def html_tables(found: Statistics) -> str:
+    """Return sentences and tables as HTML, with the definition of each statistic on hover."""
+    parts = [] if found.by else [f"<p>{'<br>'.join(map(escape, describe(found)))}</p>"]
+    for table in tables(found):
+        lines = [f"<tr><th>{'</th><th>'.join(map(_html, table.head))}</th></tr>"]
+        lines += [
+            f"<tr><td>{'</td><td>'.join(map(_html, row))}</td></tr>"
+            for row in table.rows
+        ]
+        caption = f"<caption>{escape(table.title)}</caption>"
+        parts.append(f"<table>{caption}{''.join(lines)}</table>")
+    return "\n".join(parts)
+
+
+def _html(part: Cell) -> str:
+    if isinstance(part, str):
+        return escape(part)
+    return f'<span title="{escape(part.text)}">{escape(part.label)}</span>'

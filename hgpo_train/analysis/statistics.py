@@ -177,14 +177,19 @@ def statistics(
     >>> statistics(table, history_length=1).levels.select("level", "shared", "inconsistency").rows()
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
-    options: dict[str, Any] = {"permutations": permutations, "seed": seed, "by": by}
-    options |= {
-        "chunk_rows": chunk_rows,
-        "processes": processes,
-        "progress": progress,
-        "state_key": state_key,
-    }
-    return _statistics(steps, (without_unchanged,), **(options | parameters))[0]
+    (found,) = _statistics(
+        steps,
+        (without_unchanged,),
+        by=by,
+        state_key=state_key,
+        permutations=permutations,
+        seed=seed,
+        chunk_rows=chunk_rows,
+        processes=processes,
+        progress=progress,
+        **parameters,
+    )
+    return found
 
 
 def with_and_without_unchanged(

@@ -136,7 +136,7 @@ def advantages(
         )
         known = "null: every rollout is aborted"
         if mean is not None:
-            known = f"mean {round(mean, 3) + 0.0:.3f}, std {std:.3f}, {zero:.1%} zero"
+            known = f"mean {mean:z.3f}, std {std:.3f}, {zero:.1%} zero"
         print(f"{each.column}: {known}")
     common.note_runs(run)
     common.note_memory(common.prompt_length(run), estimators)

@@ -15,9 +15,9 @@ import warnings
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final
 
-from cyclopts import App, CoercionError, Parameter, convert
+from cyclopts import App, CoercionError, Parameter, Token, convert
 
 from hgpo_train.cli import card, certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
@@ -43,7 +43,6 @@ from hgpo_train.cli.view import view
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cyclopts import Token
 
 LIBRARIES: Final = (
     "gymnasium", "numpy", "polars", "pyarrow", "torch", "transformers", "tokenizers", "peft", "vllm", "aiohttp"
@@ -185,18 +184,14 @@ def application() -> App:
     return app
 
 
-def _is_integer(kind: object) -> bool:
-    """Return whether a type takes integers, with or without notes and None."""
-    parts = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
-    return kind is int or any(_is_integer(part) for part in parts)
-
-
 def _convert_without_rounding(kind: Any, tokens: Sequence[Token]) -> Any:  # noqa: ANN401 - cyclopts' protocol
     """Convert the words of an option as cyclopts does, which would read 1.5 as the integer 2."""
-    for token in tokens:
-        if _is_integer(kind) and "." in token.value:
+    converted = convert(kind, tokens)
+    values = converted if isinstance(converted, list) else [converted]
+    for value, token in zip(values, tokens, strict=False):
+        if type(value) is int and "." in token.value:
             raise CoercionError(token=token, target_type=int)
-    return convert(kind, tokens)
+    return converted
 
 
 def add_plugins(app: App, words: Sequence[str]) -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.wording import counted
-from hgpo_train.cli.display import print_table
+from hgpo_train.cli.display import print_table, shown
 from hgpo_train.proportions import wilson_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def _number(value: float | None, form: str = ".1%") -> str:
-    return "–" if value is None else format(value, form)
 
 
 def _interval(results: dict[str, Any]) -> str:
@@ -29,12 +25,12 @@ def _interval(results: dict[str, Any]) -> str:
 _RESULTS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "tasks": lambda results: f"{results['tasks']:,}",
     "episodes": lambda results: f"{results['episodes']:,}",
-    "success": lambda results: _number(results["success"]),
+    "success": lambda results: shown(results["success"], ".1%"),
     "95%": _interval,
-    "score": lambda results: _number(results["score"], ".3f"),
-    "return": lambda results: _number(results["mean_return"], ".3f"),
-    "length": lambda results: _number(results["mean_length"], ".1f"),
-    "valid": lambda results: _number(results["valid"]),
+    "score": lambda results: shown(results["score"], ".3f"),
+    "return": lambda results: shown(results["mean_return"], ".3f"),
+    "length": lambda results: shown(results["mean_length"], ".1f"),
+    "valid": lambda results: shown(results["valid"], ".1%"),
     "aborted": lambda results: f"{results['aborted']:,}",
 }
 """The columns of the table of results."""
@@ -68,7 +64,7 @@ def print_run(run: dict[str, Any]) -> None:
     }
     if total["aborted"] and total["success"] is not None:
         low, high = (
-            _number(total[f"success_if_aborted_{end}"]) for end in ("lost", "won")
+            shown(total[f"success_if_aborted_{end}"], ".1%") for end in ("lost", "won")
         )
         bounds = f"{low} of all episodes if they are lost, {high} if they are won"
         facts["aborted"] = (

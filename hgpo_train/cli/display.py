@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import Progress, TaskID, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -20,8 +20,6 @@ from hgpo_train.rollout.progress_line import spaced
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import ConsoleOptions, RenderableType
-    from rich.progress import TaskID
 
 _GAP: Final = 2
 _LABEL: Final = 24
@@ -54,6 +52,11 @@ def terminal(*, stderr: bool = False, **options: Any) -> Console:
     if isinstance(stream, RedactedStream):
         stream = stream.styled()
     return _CleanConsole(file=stream, **options)
+
+
+def shown(value: float | None, form: str, unknown: str = "–") -> str:
+    """Return a number in a form of `format`, or what stands for one that is not known."""
+    return unknown if value is None else format(value, form)
 
 
 def print_table(
@@ -94,12 +97,12 @@ def print_table(
             parts.append([])
         parts[-1].append(place)
     for part in parts:
-        shown = (
+        heading = (
             Text(f"\n{title}", style="table.title")
             if title and part is parts[0]
             else None
         )
-        table = Table(title=shown, title_justify="left", box=None, pad_edge=False)
+        table = Table(title=heading, title_justify="left", box=None, pad_edge=False)
         table.show_header = any(columns)
         table.padding = (0, _GAP, 0, 0)
         for name, width in zip(columns, labels, strict=False):

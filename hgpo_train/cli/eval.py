@@ -209,7 +209,7 @@ def _report(
 
     from hgpo_datasets.wordings import wordings_of
     from hgpo_envs.wording import counted
-    from hgpo_train.cli.display import print_json
+    from hgpo_train.cli.display import print_json, shown
     from hgpo_train.evaluation import compare, episode_table, evaluation_reports
     from hgpo_train.evaluation.certificate import NAME as CERTIFICATE
     from hgpo_train.evaluation.summary import NAME as SUMMARY
@@ -256,10 +256,7 @@ def _report(
         print(f"success of all tasks: {reports[0].success.describe()}")
     for comparison in comparisons:
         values = (comparison.difference, comparison.low, comparison.high)
-        difference, low, high = (
-            "unknown" if value is None else f"{round(value, 3) + 0.0:+.3f}"
-            for value in values
-        )
+        difference, low, high = (shown(value, "+z.3f", "unknown") for value in values)
         print(
             f"{comparison.measure} against {against}: {difference} (95% {low} … {high}) over "
             f"{counted(comparison.tasks, 'task')}, better on {comparison.better}, worse on {comparison.worse}; paired "
@@ -276,7 +273,7 @@ def _report(
 
 
 def _print_reports(reports: list[EvaluationReport], panel: str) -> None:
-    from hgpo_train.cli.display import print_table
+    from hgpo_train.cli.display import print_table, shown
 
     is_scored = _is_scored(reports)
     is_grouped = reports[0].scenarios is not None
@@ -302,11 +299,8 @@ def _print_reports(reports: list[EvaluationReport], panel: str) -> None:
         if is_scored:
             row += _mean_and_interval(values["score"], 1, 3)
         if is_grouped:
-            row.append(
-                "–"
-                if report.scenario_success is None
-                else f"{100 * report.scenario_success:.1f}"
-            )
+            share = report.scenario_success
+            row.append(shown(share and 100 * share, ".1f"))
         row += [
             _mean(values["length"], 1),
             _mean(values["validity"], 100),

@@ -104,14 +104,13 @@ def protocols(
 
 def _print_effects(title: str, reference: Reference, effects: list[Effect]) -> None:
     from hgpo_envs.wording import counted
-    from hgpo_train.cli.display import print_table
+    from hgpo_train.cli.display import print_table, shown
 
     rows = []
     for each in effects:
         values = (each.effect, each.low, each.high)
         effect, low, high = (
-            "" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}"
-            for value in values
+            shown(value and 100 * value, "+z.1f", "") for value in values
         )
         interval = f"{low} … {high}" if low else ""
         rows.append(

@@ -74,7 +74,7 @@ def rollout(
 
 def _report(run: CollectedRun) -> None:
     # slow to import: rollouts begin before
-    from hgpo_train.cli.display import print_table, terminal
+    from hgpo_train.cli.display import print_table, shown, terminal
 
     console = terminal(stderr=True, highlight=False)
     summary = run.summary
@@ -88,20 +88,9 @@ def _report(run: CollectedRun) -> None:
         ("rollouts", f"{every.height:,}, {tally.trajectories:,} of them new"),
         ("steps", f"{steps:,}, {tally.steps:,} of them new ({rate:,.0f}/s)"),
         ("solved", run.success.describe()),
-        (
-            "mean return",
-            "–" if summary["mean_return"] is None else f"{summary['mean_return']:.3f}",
-        ),
-        (
-            "well-formed actions",
-            "–" if summary["valid"] is None else f"{summary['valid']:.1%}",
-        ),
-        (
-            "admissible actions",
-            "unknown"
-            if summary["admissible"] is None
-            else f"{summary['admissible']:.1%}",
-        ),
+        ("mean return", shown(summary["mean_return"], ".3f")),
+        ("well-formed actions", shown(summary["valid"], ".1%")),
+        ("admissible actions", shown(summary["admissible"], ".1%", "unknown")),
     ]
     estimator = []
     if branched.height:

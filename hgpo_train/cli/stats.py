@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Final
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from hgpo_train.analysis.statistics import Statistics
 
 CHANGED: Final = ("levels", "intervals", "sizes")
 """The tables of --out that are also written without replies to actions that changed nothing."""
-_STATES: Final = 3
-"""The number of states that are printed."""
 
 
 def stats(
@@ -48,12 +44,12 @@ def stats(
     from hgpo_datasets import scan_steps
     from hgpo_datasets.branches import has_branches
     from hgpo_envs.errors import InputError
-    from hgpo_train.analysis.describe import describe
+    from hgpo_train.analysis.describe import describe, tables
     from hgpo_train.analysis.statistics import (
         default_permutations,
         with_and_without_unchanged,
     )
-    from hgpo_train.cli.display import ProgressBars, terminal
+    from hgpo_train.cli.display import ProgressBars, print_table, terminal
 
     by = by or []
     if plot is not None:
@@ -87,7 +83,12 @@ def stats(
         print(
             "Branches are left out: the statistics are of rollouts that began at the start of their task."
         )
-    _print(result, changed, by)
+    for table in tables(result, changed):
+        head, *rows = [
+            [part if isinstance(part, str) else part.label for part in row]
+            for row in (table.head, *table.rows)
+        ]
+        print_table(head, rows, title=table.title, texts=table.texts)
     if not by:
         console = terminal(highlight=False, markup=False)
         for sentence in (
@@ -119,90 +120,3 @@ def _write(result: Statistics, changed: Statistics | None, out: Path) -> None:
         }
     for name, frame in tables.items():
         write_file(out / f"{name}.csv", frame.write_csv().encode())
-
-
-def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> None:
-    """Print the summary, the levels with and without replies to actions that changed nothing, and the states."""
-    import polars as pl
-
-    from hgpo_train.analysis.definitions import DEFINITIONS
-    from hgpo_train.analysis.describe import beginning, cell
-    from hgpo_train.cli.display import print_table
-
-    labels = {
-        table: {name: one.label for name, one in known.items()}
-        for table, known in DEFINITIONS.items()
-    }
-    keys = {name: name for name in by}
-    hidden = (
-        ()
-        if result.summary["aborted"].sum()
-        else ("aborted", "success_if_aborted_lost", "success_if_aborted_won")
-    )
-    columns = {
-        name: title for name, title in labels["summary"].items() if name not in hidden
-    }
-    if by:
-        _print_frame("Rollouts", keys | columns, result.summary, len(by))
-    else:
-        run = result.summary.row(0, named=True)
-        print_table(
-            ["", ""],
-            [[title, cell(name, run[name])] for name, title in columns.items()],
-        )
-    if not hidden:
-        _print_frame(
-            "Rollouts by their number of steps",
-            keys | labels["lengths"],
-            result.lengths,
-            len(by) + 1,
-        )
-    if not result.summary["trajectories"].sum():
-        return
-    parts = {"Levels of context": result.levels}
-    if changed is not None:
-        parts["Levels of context, without replies to actions that changed nothing"] = (
-            changed.levels
-        )
-    for title, levels in parts.items():
-        for part in levels.partition_by(by, maintain_order=True) if by else [levels]:
-            rows = [
-                [words, *(cell(name, value) for value in part[name])]
-                for name, words in labels["levels"].items()
-            ]
-            values = [f"{name} {part[name][0]}" for name in by]
-            print_table(["k", *part["level"]], rows, title=", ".join([title, *values]))
-    states = (
-        result.states.group_by(by, maintain_order=True).head(_STATES)
-        if by
-        else result.states.head(_STATES)
-    )
-    states = states.with_columns(
-        state=pl.Series([beginning(text) for text in states["state"]])
-    )
-    columns = keys | {"state": "state"} | labels["states"]
-    _print_frame(
-        "States with most pairs of steps at the same state",
-        columns,
-        states,
-        len(by) + 1,
-    )
-
-
-def _print_frame(
-    title: str, columns: dict[str, str], frame: pl.DataFrame, texts: int
-) -> None:
-    """Print some columns of a frame with their titles; the first `texts` columns are no numbers."""
-    from hgpo_train.analysis.describe import cell
-    from hgpo_train.cli.display import print_table
-
-    rows = [
-        [cell(name, row[name]) for name in columns]
-        for row in frame.iter_rows(named=True)
-    ]
-    print_table(
-        [name.replace("_", " ") for name in columns.values()],
-        rows,
-        title=title,
-        texts=texts,
-    )

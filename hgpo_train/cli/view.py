@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -55,65 +56,26 @@ def view(
         raise InputError("--task selects the tasks of a page; name one with --out")
     if terminal:
         _show(open_sources(run), estimator or ())
-    elif out is not None:
-        chosen = {"estimators": estimator} if estimator else {}
-        _write(
-            open_sources(run),
-            out,
-            max_mb=max_mb,
-            overwrite=overwrite,
-            tasks=tasks,
-            task_ids=task or (),
-            **chosen,
-        )
-        _note_runs(run)
-    else:
+        return
+    sources = open_sources(run, wait=out is None)
+    for name in run:
+        common.note_runs(name, "shown, each by itself")
+    if out is None:
         from hgpo_train.view.app import serve
 
-        sources = open_sources(run, wait=True)
         for waiting in filter(None, (source.problem() for source in sources)):
             print(
                 f"{waiting}; the page shows the run as soon as it can be read.",
                 file=sys.stderr,
             )
-        _note_runs(run)
         serve(
             sources,
             host=host,
             port=port,
             open_browser=browser,
             estimators=estimator or (),
-            say=print,
         )
-
-
-def _note_runs(sources: Sequence[str]) -> None:
-    for source in sources:
-        common.note_runs(source, "shown, each by itself")
-
-
-def _show(sources: list[Source], estimators: Sequence[str]) -> None:
-    from hgpo_envs.errors import InputError
-    from hgpo_train.view.terminal.app import TerminalViewer
-
-    app = TerminalViewer(sources, estimators)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise InputError(
-            "--terminal: expected a terminal, received a pipe or a file; use -o to write a page"
-        )
-    app.run()
-    if app.return_code:
-        sys.exit(app.return_code)
-
-
-def _write(
-    sources: list[Source],
-    out: Path,
-    *,
-    max_mb: float,
-    overwrite: bool,
-    **selection: Any,
-) -> None:
+        return
     from hgpo_envs.files.atomic import making_folder
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import ProgressBars
@@ -124,17 +86,30 @@ def _write(
         page = write_page(
             sources,
             out,
+            tasks=tasks,
+            task_ids=task or (),
+            estimators=estimator or (),
             max_mb=max_mb,
-            progress=lambda done, total: bars.show("tasks", done, total),
-            **selection,
+            progress=partial(bars.show, "tasks"),
         )
     for problem in page.problems:
         print(f"warning: {problem}", file=sys.stderr)
-    left_out = (
-        f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)"
-        if page.left_out
-        else ""
-    )
-    print(
-        f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser."
-    )
+    size = f"{counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB"
+    if page.left_out:
+        size += f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)"
+    print(f"{out}: {size}. Open it in a browser.")
+
+
+def _show(sources: list[Source], estimators: Sequence[str]) -> None:
+    """Show runs in this terminal until the viewer is left."""
+    from hgpo_envs.errors import InputError
+    from hgpo_train.view.terminal import TerminalViewer
+
+    app = TerminalViewer(sources, estimators)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InputError(
+            "--terminal: expected a terminal, received a pipe or a file; use -o to write a page"
+        )
+    app.run()
+    if app.return_code:
+        sys.exit(app.return_code)

@@ -1,8 +1,7 @@
 """Evaluation: play every task of a split once per seed, and report results with confidence intervals."""
 
 from hgpo_train.evaluation.comparison import Comparison, compare
-from hgpo_train.evaluation.panel_evaluation import evaluate_panel
-from hgpo_train.evaluation.play import evaluate
+from hgpo_train.evaluation.play import evaluate, evaluate_panel
 from hgpo_train.evaluation.report import (
     EvaluationReport,
     episode_table,

@@ -112,7 +112,7 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
     is_evaluation = bool(config.get("evaluation"))
     is_complete = bool(sessions) and sessions[-1].ended == "complete"
     seeds = episodes["seed"].unique().sort().to_list()
-    count = _entry(config, "tasks", "count")
+    count = header.section("tasks").get("count")
     planned = None
     if is_evaluation and is_complete and isinstance(count, int):
         planned = count * len(seeds)
@@ -123,8 +123,8 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
 
     # 3. The document.
     kind = "evaluation" if is_evaluation else "rollouts"
-    policy = _entry(config, "policy", "name") or "unknown"
-    environment = _entry(config, "env", "id") or "an unknown environment"
+    policy = header.section("policy").get("name") or "unknown"
+    environment = header.section("env").get("id") or "an unknown environment"
     settings = {
         "environment": config.get("env"),
         "tasks": config.get("tasks"),
@@ -296,9 +296,3 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
         return None
     text = str(value)
     return Path(text).name if Path(text).is_absolute() else text
-
-
-def _entry(config: Mapping[str, Any], table: str, name: str) -> Any:  # noqa: ANN401 - JSON
-    """Return a value of a table of a manifest, which anybody can have written; None if there is none."""
-    values = config.get(table)
-    return values.get(name) if isinstance(values, dict) else None

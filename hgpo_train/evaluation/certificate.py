@@ -15,16 +15,17 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, get_type_hints
 
 import polars as pl
+from msgspec import Meta
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
-from hgpo_train.evaluation.report import SHARES, episode_table, evaluation_reports
+from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.evaluation.reporting_rules import success_by_rule
 from hgpo_train.evaluation.summary import INTERVALS, expense
 from hgpo_train.models.checkpoint_files import BUNDLED, file_checksums
@@ -38,22 +39,29 @@ if TYPE_CHECKING:
 NAME: Final = "certificate.json"
 FORMAT: Final = "hgpo certificate 1"
 
-OUTCOME: Final[dict[str, pl.DataType]] = {
-    "seed": pl.Int64(),
-    "task_id": pl.String(),
-    "task": pl.String(),
-    "task_type": pl.String(),
-    "won": pl.Boolean(),
-    "score": pl.Float64(),
-    "length": pl.Float64(),
-    "invalid": pl.Int64(),
-    "judged": pl.Int64(),
-    "admissible": pl.Int64(),
-    "aborted": pl.Boolean(),
-    "truncated": pl.Boolean(),
-    "trajectory": pl.String(),
-}
-"""What a certificate says of an episode: columns of `episode_table`, and `trajectory`, a hash (`trajectory_hash`)."""
+Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class Outcome(TypedDict):
+    """What a certificate says of an episode: columns of `episode_table`, and the hash of its steps."""
+
+    seed: Count
+    task_id: str
+    task: str | None
+    task_type: str | None
+    won: bool | None
+    score: float | None
+    length: Annotated[float, Meta(ge=0, lt=1 << 31)]
+    invalid: Count
+    judged: Count
+    admissible: Count
+    aborted: bool
+    truncated: bool
+    trajectory: str
+
+
+OUTCOME: Final = get_type_hints(Outcome)
+"""The types of the columns by name."""
 
 
 def write_certificate(run: Path, panel: Panel) -> None:
@@ -140,7 +148,6 @@ def as_table(episodes: Sequence[Mapping[str, Any]], env_id: str) -> pl.DataFrame
     return table.with_columns(
         pl.lit(env_id).alias("env_id"),
         pl.col("won").cast(pl.Float64).alias("success"),
-        *SHARES,
     )
 
 

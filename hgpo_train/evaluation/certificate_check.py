@@ -10,30 +10,32 @@ import random
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import polars as pl
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.sealed import is_sealed
 from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_envs.responses import DEEPEST, is_deep
 from hgpo_train.evaluation.certificate import (
     FORMAT,
     NAME,
+    Outcome,
     as_table,
     certificate,
     figures,
 )
 from hgpo_train.evaluation.json_difference import differences
-from hgpo_train.evaluation.panel_evaluation import SAMPLING
+from hgpo_train.evaluation.play import FIXED
 from hgpo_train.panels.data import find_data
 from hgpo_train.panels.loading import load_panel
 from hgpo_train.panels.panel import Panel
-from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
@@ -41,37 +43,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from hgpo_train.rollout.env_handle import EnvHandle
 
 MOST_BYTES: Final = 256 << 20
 """The largest certificate that is read, in bytes: about half a million episodes."""
 
-DEEPEST: Final = 64
-"""The deepest nesting of values that is read."""
-
 _REPLAYED: Final = ("state", "reward", "terminated", "truncated", "won", "score")
 """What is compared of every step that is replayed."""
-
-
-Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
-
-
-class Outcome(TypedDict):
-    """What a certificate says of an episode (`hgpo_train.evaluation.certificate.OUTCOME`)."""
-
-    seed: Count
-    task_id: str
-    task: str | None
-    task_type: str | None
-    won: bool | None
-    score: float | None
-    length: Annotated[float, Meta(ge=0, lt=1 << 31)]
-    invalid: Count
-    judged: Count
-    admissible: Count
-    aborted: bool
-    truncated: bool
-    trajectory: str
 
 
 class _PanelPart(Struct, forbid_unknown_fields=True):
@@ -138,16 +115,8 @@ def read_certificate(path: Path) -> Certificate:
         raise InputError(
             f"{path} is no certificate of the form {FORMAT!r}: {one_line(error, 200)}"
         ) from None
-    if _is_deep(
-        [
-            found.panel.settings,
-            found.data,
-            found.policy,
-            found.cost,
-            found.machine,
-            found.results,
-        ]
-    ):
+    free = [found.panel.settings, found.data, found.policy, found.cost, found.machine]
+    if is_deep([*free, found.results]):
         raise InputError(
             f"{path} is no certificate of the form {FORMAT!r}: values are nested more than {DEEPEST} deep"
         )
@@ -352,20 +321,6 @@ def _key(episode: Mapping[str, Any]) -> str:
     return f"seed {episode['seed']}, {episode['task_id']}"
 
 
-def _is_deep(value: object) -> bool:
-    """Return whether values are nested deeper than `DEEPEST`, which later recursions over them could not follow."""
-    level: list[object] = [value]
-    for _ in range(DEEPEST):
-        below: list[object] = []
-        for each in level:
-            if isinstance(each, dict):
-                below += each.values()
-            elif isinstance(each, list):
-                below += each
-        level = below
-    return bool(level)
-
-
 def _wrong_settings(run: Path, panel: Panel) -> list[str]:
     """Return the settings with which a run was played, by its manifest, that are not the panel's."""
     header = manifest.read(run).header
@@ -374,7 +329,7 @@ def _wrong_settings(run: Path, panel: Panel) -> list[str]:
     policy = {} if header is None else header.section("policy")
     found = {} if header is None else dict(header.section("env"))
     # A policy that samples from no model has no such options.
-    found |= {name: policy[name] for name in SAMPLING if name in policy}
+    found |= {name: policy[name] for name in FIXED if name in policy}
     expected = {name: settings[name] for name in settings if name in found}
     return _named(
         f"settings of {run}", expected, {name: found[name] for name in expected}

@@ -15,6 +15,8 @@ from hgpo_train.proportions import paired_interval
 from hgpo_train.resampling import ratio_interval
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 TASK: Final = ("env_id", "task_id", "task")
@@ -50,7 +52,11 @@ class Comparison:
 
 
 def compare(
-    first: pl.DataFrame, second: pl.DataFrame, measure: str = "success"
+    first: pl.DataFrame,
+    second: pl.DataFrame,
+    measure: str = "success",
+    *,
+    on: Sequence[str] = TASK,
 ) -> Comparison:
     """Compare two evaluations on the tasks that both contain: those with equal environments, ids and instructions.
 
@@ -60,6 +66,7 @@ def compare(
         first: Episodes of `episode_table`.
         second: Episodes of the other evaluation.
         measure: One of `MEASURES`, or of `hgpo_train.measures.MEASURES`, whose columns the tables then need.
+        on: The columns that identify a task.
 
     Raises:
         InputError: The evaluations have no task in common of which the measure is known (neither null nor NaN).
@@ -73,12 +80,10 @@ def compare(
     name = MEASURES.get(measure, measure)
     # NaN is what other libraries write for a value that is not known.
     sides = [
-        measure_by_task(table.fill_nan(None), name, TASK) for table in (first, second)
+        measure_by_task(table.fill_nan(None), name, on) for table in (first, second)
     ]
     both = (
-        sides[0]
-        .join(sides[1], on=TASK, suffix=" of second", nulls_equal=True)
-        .sort(TASK)
+        sides[0].join(sides[1], on=on, suffix=" of second", nulls_equal=True).sort(on)
     )
     if both.is_empty():
         raise InputError(

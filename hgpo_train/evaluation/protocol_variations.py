@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.registration import resolve_id
-from hgpo_train.evaluation.panel_evaluation import evaluate_panel
-from hgpo_train.evaluation.play import SAMPLING
+from hgpo_train.evaluation.play import SAMPLING, evaluate_panel
 from hgpo_train.evaluation.protocols import (
     LIMITS,
     SEEDS_SOURCE,
@@ -154,7 +153,7 @@ def played_effects(
         policy: The policy's name.
         out: The folder.
         data: Where the panel's data are. Default: the bundled data, or the environment's usual places.
-        **execution: Further arguments of `hgpo_train.evaluation.panel_evaluation.evaluate_panel`.
+        **execution: Further arguments of `hgpo_train.evaluation.evaluate_panel`.
 
     Returns:
         The reference, and the effects of the variations that differ from it.

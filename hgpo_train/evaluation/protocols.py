@@ -45,6 +45,7 @@ import polars as pl
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.task_sampling import verl_agent
+from hgpo_train.evaluation.comparison import compare
 from hgpo_train.evaluation.report import episode_table
 from hgpo_train.evaluation.reporting_rules import DROPPED, OUTCOMES, by_seed, count
 from hgpo_train.measures import TASK
@@ -228,16 +229,15 @@ def best_checkpoint(reference: Reference) -> Effect:
 
 def paired_difference(first: Reference, second: Reference) -> Effect:
     """Return the difference of two evaluations on the tasks with the same ids."""
-    shares = DROPPED.mean().alias("share")
-    tables = [
-        each.rollouts.group_by(TASK).agg(shares).drop_nulls("share")
-        for each in (first, second)
-    ]
-    both = tables[0].join(tables[1], on=TASK, suffix=" of second", nulls_equal=True)
-    if both.is_empty():
+    try:
+        found = compare(
+            first.rollouts.with_columns(success="won"),
+            second.rollouts.with_columns(success="won"),
+            on=TASK,
+        )
+    except InputError:
         return not_known("no task was played without failure in both")
-    differences = (both["share"] - both["share of second"]).to_list()
-    return Effect("shift", fmean(differences), *paired_interval(differences))
+    return Effect("shift", found.difference, found.low, found.high)
 
 
 # ------------------------------------------------------------------------------------------------------------ spreads

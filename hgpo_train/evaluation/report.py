@@ -30,19 +30,12 @@ the number of steps, and the shares of well-formed and of admissible actions.
 """
 
 
-SHARES: Final = (
-    (1 - pl.col("invalid") / pl.col("length")).alias("validity"),
-    (pl.col("admissible") / pl.col("judged")).fill_nan(None).alias("admissibility"),
-)
-"""The shares of an episode's actions as columns; null without actions of which it is known."""
-
-
 def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
     """Return a frame with one row per episode, sorted by seed and task.
 
-    Its columns are seed, env_id, task_id, task (the instruction), task_type, the measures (null where unknown),
-    aborted, truncated, won; invalid, judged and admissible (numbers of actions, `hgpo_train.measures`); and scenario,
-    if the benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
+    Its columns are seed, env_id, task_id, task (the instruction), task_type, success and score (null where unknown),
+    length, aborted, truncated, won; invalid, judged and admissible (numbers of actions, `hgpo_train.measures`); and
+    scenario, if the benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
     """
     episodes = (
         rollout_table(steps)
@@ -54,7 +47,6 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
             "task_type",
             pl.col("won").cast(pl.Float64).alias("success"),
             pl.col("score", "length").cast(pl.Float64),
-            *SHARES,
             "aborted",
             "truncated",
             "won",

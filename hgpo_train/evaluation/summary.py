@@ -18,13 +18,12 @@ from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.rollout.failures import failures_of_steps
-from hgpo_train.rollout.sessions import read_sessions
+from hgpo_train.rollout.sessions import Session, read_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hgpo_train.rollout.sessions import Session
 
 NAME: Final = "summary.json"
 FORMAT: Final = "hgpo summary 2"

@@ -11,18 +11,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_train.models.hf import unwrap_peft
+from hgpo_train.models.hf import Model, unwrap_peft
 from hgpo_train.models.packed_attention import has_packed_kernel, last_hidden_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
-
-    from hgpo_train.models.hf import Model
 
 LENGTHS: Final = (24, 40)
 """The lengths of the two sequences that are tried, in tokens."""

@@ -13,14 +13,13 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.chat_format import use_chat_template
 from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
 from hgpo_train.models.forward_check import check_logits, disable_dropout
-from hgpo_train.models.hf import no_progress_bars, unwrap_peft
+from hgpo_train.models.hf import Model, Tokenizer, no_progress_bars, unwrap_peft
 from hgpo_train.models.preflight import check_loads_no_code, check_model_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hgpo_train.models.config import LoraConfig, ModelConfig
-    from hgpo_train.models.hf import Model, Tokenizer
 
 
 _DRIVERS: Final = {"11": "450 or newer", "12": "525 or newer", "13": "580 or newer"}

@@ -7,18 +7,13 @@ of a generation too, take Transformers' `sdpa`.
 from __future__ import annotations
 
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from hgpo_train.models.hf import unwrap_peft
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hgpo_train.models.hf import Model
+from hgpo_train.models.hf import Model, unwrap_peft
 
 PACKED_SDPA: Final = "hgpo_packed_sdpa"
 """The name under which the attention function is registered in Transformers."""

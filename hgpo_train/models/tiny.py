@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from hgpo_train.models.hf import no_progress_bars
+from hgpo_train.models.hf import Model, Tokenizer, no_progress_bars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from hgpo_train.models.hf import Model, Tokenizer
 
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

@@ -20,20 +20,17 @@ import random
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import redact
-from hgpo_train.policies.conversation import chat_messages
+from hgpo_train.policies.conversation import Turn, chat_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.memory import Pair
-    from hgpo_train.policies.conversation import Turn
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_completion(answer: bytes) -> dict[str, Any]:
-    """Return a chat completion with one choice, whose ``message`` is an object.
+    """Return a chat completion whose first choice is the reply, with a ``message`` that is an object.
 
     Raises:
         RequestError: The answer is none, or it reports an error.
@@ -31,7 +31,8 @@ def read_completion(answer: bytes) -> dict[str, Any]:
     completion = _decoded(answer)
     # Whatever the form is, the message becomes an object, and the error a value.
     whole = completion if isinstance(completion, dict) else {}
-    choice = _choice(whole.get("choices"))
+    choices = _choices(whole.get("choices"))
+    choice = choices[0] if choices else {}
     message = choice.get("message", choice.get("text"))  # the text of older servers
     if isinstance(message, str):
         message = {"content": message}
@@ -40,7 +41,10 @@ def read_completion(answer: bytes) -> dict[str, Any]:
         message = {name: _shallow(value) for name, value in message.items()}
     fault = whole.get("error") or (_fault(choice, message) if choice else completion)
     if choice and not fault:
-        return {**whole, "choices": [{**choice, "message": message or {}}]}
+        return {
+            **whole,
+            "choices": [{**choice, "message": message or {}}, *choices[1:]],
+        }
     reported = read_error(
         fault if isinstance(fault, dict | list | str) else answer, 200
     )
@@ -65,15 +69,12 @@ def _decoded(answer: bytes) -> Any:  # noqa: ANN401 - any JSON
         ) from None
 
 
-def _choice(listed: object) -> dict[str, Any]:
-    """Return the choice number 0, or else the first one; an empty object if there is none."""
+def _choices(listed: object) -> list[dict[str, Any]]:
+    """Return the choices, from number 0 on."""
     if not isinstance(listed, list):
-        return {}
+        return []
     choices = [each for each in listed if isinstance(each, dict)]
-    for choice in choices:
-        if choice.get("index") == 0:
-            return choice
-    return choices[0] if choices else {}
+    return sorted(choices, key=lambda choice: choice.get("index") != 0)
 
 
 def _fault(choice: Mapping[str, Any], message: object) -> object:

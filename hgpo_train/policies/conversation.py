@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.responses import before_calls, call_of, message_calls, tool_calls
+from hgpo_envs.responses import before_calls, call_text, message_calls, tool_calls
 from hgpo_train.models.chat_format import RESPONSE
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _sendable(entry: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the serv
 
     Servers parse the arguments of past calls, and refuse the whole conversation if they are no object.
     """
-    if call_of(entry) is not None:
+    if call_text(entry) is not None:
         arguments = entry["function"].get("arguments") or "{}"
         return {
             **entry,

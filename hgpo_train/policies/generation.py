@@ -19,8 +19,9 @@ from msgspec import Meta
 from hgpo_envs.errors import InputError
 from hgpo_train.models.chat_format import opened_thought, with_opened_thought
 from hgpo_train.models.config import ChatTemplate
-from hgpo_train.policies.base import Failure, Policy, Reply
+from hgpo_train.policies.base import Failure, Policy, Reply, Request
 from hgpo_train.policies.conversation import (
+    Turn,
     encode_chats,
     encode_conversation,
     fewest_dropped,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.base import Request
-    from hgpo_train.policies.conversation import Turn
     from hgpo_train.policies.registry import PolicyContext
 
 Options = TypeVar("Options", bound="GenerationOptions")

@@ -26,7 +26,7 @@ from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.plugins import distribution, import_object, installed, load
-from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Request
+from hgpo_train.policies.base import Answer, AsyncPolicy, BatchPolicy, Policy, Request
 from hgpo_train.policies.validation import preview
 from hgpo_train.settings import types_of
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from hgpo_train.models.config import ModelConfig
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.base import Answer, Policy
     from hgpo_train.policies.generation import GenerationOptions, TrainablePolicy
 
     Factory = Callable[[str, "PolicyContext"], Policy]
@@ -105,7 +104,7 @@ _SPECS: Final = {
     "expert": "hgpo_train.policies.scripted:EXPERT",
     "explorer": "hgpo_train.policies.scripted:EXPLORER",
     "outdated": "hgpo_train.policies.scripted:OUTDATED",
-    "forgetful": "hgpo_train.policies.forgetful:FORGETFUL",
+    "forgetful": "hgpo_train.policies.scripted:FORGETFUL",
     "mixture": "hgpo_train.policies.scripted:MIXTURE",
     "openai": "hgpo_train.policies.server:OPENAI",
     "vllm": "hgpo_train.policies.vllm:VLLM",

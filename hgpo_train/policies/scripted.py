@@ -1,9 +1,10 @@
-"""Policies without a model: ``random``, ``outdated``, a benchmark's players ``expert`` and ``explorer``, mixtures."""
+"""Policies without a model: ``random``, ``outdated``, ``forgetful``, a benchmark's players, and mixtures."""
 
 from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -11,8 +12,9 @@ from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.tools import random_call
-from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.base import Answer, BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import (
+    PolicyContext,
     PolicySpec,
     check_admissible_actions,
     make_policy,
@@ -24,29 +26,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Player
-    from hgpo_train.policies.base import Answer
-    from hgpo_train.policies.registry import PolicyContext
 
 OPEN_QUERY: Final = "<your query>"
 """The part of an admissible action that stands for any text."""
 MOST_WORDS: Final = 3
 """The largest number of words of a query."""
 
+MISTAKE: Final = 0.2
+"""The probability of a mistake of ``forgetful``."""
+STALE: Final = 0.02
+"""The probability of its actions that were admissible one step before, and may not be any more."""
+LOST: Final = 0.06
+"""The probability with which it loses track of the task, at each step."""
+HABITS: Final = 2
+"""The number of mistakes that it makes in a state."""
+IDLE: Final = ("look", "inventory", "examine", "help")
+"""Actions that change nothing, which are no mistakes of it."""
+
 _WORD: Final = re.compile(r"[^\W_]+")
 
 
-class RandomPolicy(BatchPolicy):
-    """A policy that draws uniformly from the admissible actions, by the request's seed.
-
-    An open search query is filled with one to three words of the instruction. Where the state lists no actions and
-    there are tools, it calls one with random arguments.
+class ActionPolicy(BatchPolicy):
+    """A policy that chooses an action for each request, and writes it in the form that a run expects.
 
     Args:
         action_format: The format of the action: ``command``, ``response`` or ``number``.
         benchmark: The benchmark's name, whose form responses have.
     """
 
-    name = "random"
     reproducible = True
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
@@ -54,33 +61,58 @@ class RandomPolicy(BatchPolicy):
         self._action_format = action_format
         self._benchmark = benchmark
 
+    @abstractmethod
+    def choose(self, request: Request) -> str | Failure:
+        """Return the action."""
+
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
-        replies: list[Reply | Failure] = []
-        for request in requests:
-            action = self._choose(request)
-            if action is None:
-                message = f"{self.name} draws from the admissible actions, and the state lists none"
-                replies.append(Failure("PolicyFailed", message))
-                continue
-            replies.append(
-                Reply(
-                    format_action(
-                        action,
-                        self._action_format,
-                        request.state.actions,
-                        self._benchmark,
-                    )
-                )
-            )
-        return replies
+        return [self._reply(request) for request in requests]
 
-    def _choose(self, request: Request) -> str | None:
+    def _reply(self, request: Request) -> Reply | Failure:
+        action = self.choose(request)
+        if isinstance(action, Failure):
+            return action
+        actions = request.state.actions
+        return Reply(
+            format_action(action, self._action_format, actions, self._benchmark)
+        )
+
+
+class RandomPolicy(ActionPolicy):
+    """A policy that draws uniformly from the admissible actions, by the request's seed.
+
+    An open search query is filled with one to three words of the instruction. Where the state lists no actions and
+    there are tools, it calls one with random arguments.
+    """
+
+    name = "random"
+
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
         if request.tools and not request.state.actions:
             return random_call(
                 request.tools, request.rng, instruction_words(request.task.instruction)
             )
-        return _draw(request, "action", request.state.actions)
+        return self._draw(request, "action", request.state.actions)
+
+    def _draw(
+        self, request: Request, purpose: str, actions: Sequence[str]
+    ) -> str | Failure:
+        """Return a random action, with words of the instruction in an open query."""
+        if not actions:
+            message = f"{self.name} draws from the admissible actions, and the state lists none"
+            return Failure("PolicyFailed", message)
+        action = actions[_seeded_choice(request.seed, purpose, len(actions))]
+        if OPEN_QUERY not in action:
+            return action
+        words = instruction_words(request.task.instruction)
+        count = 1 + _seeded_choice(request.seed, "words", MOST_WORDS)
+        chosen = [
+            words[_seeded_choice(request.seed, f"word {number}", len(words))]
+            for number in range(count)
+        ]
+        return action.replace(OPEN_QUERY, " ".join(chosen))
 
 
 class OutdatedActionPolicy(RandomPolicy):
@@ -97,17 +129,18 @@ class OutdatedActionPolicy(RandomPolicy):
         super().__init__(action_format, benchmark)
         self._seen: dict[int, dict[str, None]] = {}
 
-    def _choose(self, request: Request) -> str | None:
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
         if request.is_first:
             self._seen[request.slot] = {}
         seen = self._seen[request.slot]
         now = request.state.actions
         outdated = [action for action in seen if action not in now]
         seen.update(dict.fromkeys(now))
-        return _draw(request, "stale action", outdated or now)
+        return self._draw(request, "stale action", outdated or now)
 
 
-class ScriptedPolicy(BatchPolicy):
+class ScriptedPolicy(ActionPolicy):
     """A scripted player, one instance per trajectory.
 
     A player's `reset` is called with the first state that it acts in: the task's initial state, or in a branch
@@ -116,11 +149,9 @@ class ScriptedPolicy(BatchPolicy):
     Args:
         name: The player's name.
         make: Creates the player of a trajectory.
-        action_format: The format of the action: ``command``, ``response`` or ``number``.
-        benchmark: The benchmark's name, whose form responses have.
+        action_format: As of `ActionPolicy`.
+        benchmark: Likewise.
     """
-
-    reproducible = True
 
     def __init__(
         self,
@@ -129,18 +160,13 @@ class ScriptedPolicy(BatchPolicy):
         action_format: str,
         benchmark: str = "",
     ) -> None:
-        super().__init__()
+        super().__init__(action_format, benchmark)
         self.name = name
         self._make = make
-        self._action_format = action_format
-        self._benchmark = benchmark
         self._players: dict[int, Player] = {}  # by slot
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
-        """See `Policy`."""
-        return [self._play(request) for request in requests]
-
-    def _play(self, request: Request) -> Reply | Failure:
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
         try:
             if request.is_first:
                 self._players.pop(request.slot, None)
@@ -150,14 +176,63 @@ class ScriptedPolicy(BatchPolicy):
             # in a mixture, it is asked again at later steps
             if request.slot not in self._players:
                 return Failure("PolicyFailed", f"{self.name} could not start the task")
-            action = self._players[request.slot].act(request.state)
+            return self._players[request.slot].act(request.state)
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
-        return Reply(
-            format_action(
-                action, self._action_format, request.state.actions, self._benchmark
-            )
-        )
+
+
+class ForgetfulPolicy(ActionPolicy):
+    """A benchmark's explorer with the weaknesses of small models, which wins about half of ALFWorld's games.
+
+    It makes mistakes, of which most can be undone; and at some step of many rollouts it loses track of the task, and
+    makes nothing but mistakes. Both follow habits, which depend on the task and the state alone, so that rollouts of a
+    task share states and histories, as those of a trained model do. Whether it has lost track is seen in the history
+    and not in the state.
+
+    Args:
+        explorer: The explorer, which sees every state, so that it can continue after a mistake.
+        action_format: As of `ActionPolicy`.
+        benchmark: Likewise.
+    """
+
+    name = "forgetful"
+
+    def __init__(
+        self, explorer: ActionPolicy, action_format: str, benchmark: str
+    ) -> None:
+        super().__init__(action_format, benchmark)
+        self._explorer = explorer
+        self._lost: set[int] = set()  # the slots of rollouts that have lost track
+        # by slot: what was admissible one step before
+        self._before: dict[int, list[str]] = {}
+
+    def choose(self, request: Request) -> str | Failure:
+        """See `ActionPolicy`."""
+        best = self._explorer.choose(request)
+        slot = request.slot
+        draw = request.rng
+        if request.is_first:
+            self._lost.discard(slot)
+            self._before[slot] = []
+        if draw.random() < LOST:
+            self._lost.add(slot)
+        now = [each for each in request.admissible_actions if OPEN_QUERY not in each]
+        stale = [action for action in self._before[slot] if action not in now]
+        self._before[slot] = now
+        if stale and draw.random() < STALE:
+            return draw.choice(stale)
+        if slot not in self._lost and draw.random() >= MISTAKE:
+            return best
+        # the mistakes in a state are always the same of a task
+        actions = [action for action in now if not action.startswith(IDLE)]
+        if not actions:
+            return best
+        order = {
+            action: text_hash(f"{request.task.id} {request.state.text} {action}")
+            for action in actions
+        }
+        habits = sorted(actions, key=order.__getitem__)[:HABITS]
+        return draw.choice(habits)
 
 
 class MixturePolicy(BatchPolicy):
@@ -262,22 +337,6 @@ def instruction_words(instruction: str) -> list[str]:
     return _WORD.findall(instruction) or [""]
 
 
-def _draw(request: Request, purpose: str, actions: Sequence[str]) -> str | None:
-    """Return a random action, with words of the instruction in an open query; None if there is none."""
-    if not actions:
-        return None
-    action = actions[_seeded_choice(request.seed, purpose, len(actions))]
-    if OPEN_QUERY not in action:
-        return action
-    words = instruction_words(request.task.instruction)
-    count = 1 + _seeded_choice(request.seed, "words", MOST_WORDS)
-    chosen = [
-        words[_seeded_choice(request.seed, f"word {number}", len(words))]
-        for number in range(count)
-    ]
-    return action.replace(OPEN_QUERY, " ".join(chosen))
-
-
 def _seeded_choice(seed: int, purpose: str, choices: int) -> int:
     """Return an integer in [0, choices) for a seed and a purpose: the text hash of ``"<seed>/<purpose>"``, scaled."""
     return ((text_hash(f"{seed}/{purpose}") % (1 << 64)) * choices) >> 64
@@ -300,6 +359,14 @@ def _make_player(name: str, argument: str, context: PolicyContext) -> ScriptedPo
     return ScriptedPolicy(name, make, context.action_format, context.benchmark)
 
 
+def _make_forgetful(argument: str, context: PolicyContext) -> ForgetfulPolicy:
+    """Create the policy of the benchmark's explorer with mistakes."""
+    refuse_settings(ForgetfulPolicy.name, argument, context)
+    check_admissible_actions(ForgetfulPolicy.name, context)
+    explorer = _make_player("explorer", "", context)
+    return ForgetfulPolicy(explorer, context.action_format, context.benchmark)
+
+
 def _make_mixture(argument: str, context: PolicyContext) -> MixturePolicy:
     """Create the policy `mixture:NAME=WEIGHT,NAME=WEIGHT`."""
     parts = []
@@ -317,4 +384,5 @@ RANDOM = PolicySpec(partial(_make_drawing, RandomPolicy))
 OUTDATED = PolicySpec(partial(_make_drawing, OutdatedActionPolicy))
 EXPERT = PolicySpec(partial(_make_player, "expert"))
 EXPLORER = PolicySpec(partial(_make_player, "explorer"))
+FORGETFUL = PolicySpec(_make_forgetful)
 MIXTURE = PolicySpec(_make_mixture)

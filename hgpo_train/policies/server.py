@@ -31,11 +31,11 @@ from hgpo_envs.files.secrets import (
     register_values,
 )
 from hgpo_envs.plugins import install_command
-from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
+from hgpo_train.policies.base import AsyncPolicy, Failure, Reply, Request
 from hgpo_train.policies.chat_completion import completion_reply, read_completion
 from hgpo_train.policies.conversation import chat_messages, without_oldest
 from hgpo_train.policies.http_client import LOCAL_HOSTS, HttpClient, RequestError
-from hgpo_train.policies.registry import PolicySpec
+from hgpo_train.policies.registry import PolicyContext, PolicySpec
 from hgpo_train.policies.server_errors import ServerError
 from hgpo_train.settings import (
     LARGEST_FLOAT,
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
-    from hgpo_train.policies.base import Request
-    from hgpo_train.policies.registry import PolicyContext
 
 LOCAL_URL: Final = "http://localhost:8000/v1"
 

@@ -24,7 +24,7 @@ import torch
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_train.models.forward_check import trying
-from hgpo_train.models.hf import unwrap_peft
+from hgpo_train.models.hf import Model, unwrap_peft
 from hgpo_train.models.packed_attention import last_hidden_states
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import DynamicCache
 
-    from hgpo_train.models.hf import Model
 
 PREFILL_TOKENS_CPU: Final = 512
 """Tokens of prompts that are computed together on a CPU. The activations of a small model then stay in its caches, and

@@ -18,7 +18,7 @@ from hgpo_train.policies.generation import (
     fit_prompts,
     model_options,
 )
-from hgpo_train.policies.registry import PolicySpec
+from hgpo_train.policies.registry import PolicyContext, PolicySpec, TrainableContext
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.registry import PolicyContext, TrainableContext
     from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions
 
 

@@ -30,14 +30,14 @@ from hgpo_train.models.preflight import (
     check_model_source,
     read_settings,
 )
-from hgpo_train.policies.base import Failure, Reply, attempt
+from hgpo_train.policies.base import Failure, Reply, Request, attempt
 from hgpo_train.policies.generation import (
     FittedPrompt,
     GenerationOptions,
     fit_prompts,
     model_options,
 )
-from hgpo_train.policies.registry import PolicySpec
+from hgpo_train.policies.registry import PolicyContext, PolicySpec, TrainableContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.base import Request
-    from hgpo_train.policies.registry import PolicyContext, TrainableContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

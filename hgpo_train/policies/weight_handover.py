@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from hgpo_train.models.hf import unwrap_peft
+from hgpo_train.models.hf import Model, unwrap_peft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
-    from hgpo_train.models.hf import Model
 
 _ALIGNMENT: Final = 64
 """Every tensor begins at a multiple of so many bytes, which all dtypes accept."""

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.plan import ExecutionOptions, Key
     from hgpo_train.rollout.tally import Tally
 
-ROWS: Final = 50_000
-"""About how many rows of the branched run are in memory."""
+ROWS: Final = 10_000
+"""About how many rows of the branched run are read at a time."""
 
-_CHARACTERS: Final = 64 << 20
-"""Number of characters of branches in memory. A commit writes the files of their groups again, so that few is best."""
+_RARER: Final = 2
+"""How many times as many groups are committed together if their files are written again, so that few are twice."""
 
 _POINT: Final = (
     "iteration",
@@ -127,11 +127,16 @@ def branch_rollouts(
         seed=spec.seed,
         retry_failed=retry_failed,
     )
+    rarely = replace(
+        execution,
+        groups_per_shard=_RARER * execution.groups_per_shard,
+        shard_characters=_RARER * execution.shard_characters,
+    )
     # listed now, because files are replaced
     parts = [
         roots(part.scan().filter(is_here)) for part in partitions(writer.folder, ROWS)
     ]
-    branches.play(parts, policy, execution, tally, **controls)
+    branches.play(parts, policy, rarely, tally, **controls)
 
 
 @dataclass
@@ -234,10 +239,7 @@ class Branches:
             # The number of environments is at most that of branches.
             size = max(1, self.expected // tasks)
             spec = RolloutSpec(tasks=tasks, group_size=size, seed=self.seed)
-            rarely = replace(
-                execution, groups_per_shard=tasks, shard_characters=_CHARACTERS
-            )
-            scheduler = GroupScheduler(groups, spec, rarely, self._commit, {}, {})
+            scheduler = GroupScheduler(groups, spec, execution, self._commit, {}, {})
             play_groups(
                 self.handle,
                 policy,

@@ -10,7 +10,6 @@ its branches are compared among themselves (`fresh` of the estimators over trees
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,14 +17,12 @@ import polars as pl
 from msgspec import Meta
 
 from hgpo_datasets.branches import IS_FIRST
-from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.hashing import text_hashes
-from hgpo_envs.plugins import import_object, installed, load
+from hgpo_train.registry import NamedFunction, Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-ENTRY_POINTS: Final = "hgpo.branch_rules"
 
 GROUP: Final = ("iteration", "task_id", "group")
 POINT: Final = (*GROUP, "trajectory", "step")
@@ -51,11 +48,9 @@ WIDTH: Final = 1
 WIDEST: Final = 1000
 Width = Annotated[int, Meta(ge=1, le=WIDEST)]
 
-_registered: dict[str, BranchRule] = {}
-
 
 @dataclass(frozen=True)
-class BranchRule:
+class BranchRule(NamedFunction):
     """A registered rule.
 
     Attributes:
@@ -67,15 +62,9 @@ class BranchRule:
         outcomes: Whether it reads what happened after a step.
     """
 
-    name: str
     function: Callable[[pl.LazyFrame], pl.LazyFrame]
     scores: tuple[str, ...] = ()
     outcomes: bool = False
-
-    @property
-    def summary(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or self.name).splitlines()[0].rstrip(".")
 
 
 def branch_rule(
@@ -88,36 +77,25 @@ def branch_rule(
     """
 
     def decorate(function: Callable[[pl.LazyFrame], pl.LazyFrame]) -> BranchRule:
-        new = BranchRule(name, function, tuple(scores), outcomes)
-        if _registered.setdefault(name, new) is not new:
-            raise InputError(
-                f"a branch rule {name!r} is registered already; choose another name"
-            )
-        return new
+        return RULES.add(BranchRule(name, function, tuple(scores), outcomes))
 
     return decorate
 
 
-def get(name: str) -> BranchRule:
-    """Return a rule by its registered name, or one as ``module:function``, which is imported.
-
-    Raises:
-        InputError: It is unknown, or is no rule.
-    """
-    if name in _registered:
-        return _registered[name]
-    if ":" in name:
-        return _as_rule(import_object(name, "a branch rule"), name)
-    entry_points = installed(ENTRY_POINTS)
-    if name not in entry_points:
-        raise InputError(unknown("branch rule", name, names()))
-    loaded = _as_rule(load(entry_points[name]), name)
-    return _registered.setdefault(name, loaded)  # its module may have registered it
+def _as_rule(found: object, name: str) -> BranchRule:
+    if isinstance(found, BranchRule):
+        return found
+    if callable(found):
+        # unknown, and so the careful answer
+        return BranchRule(name, found, outcomes=True)
+    raise InputError(
+        f"{name}: expected a function of a step table, received {type(found).__name__}"
+    )
 
 
-def names() -> list[str]:
-    """Return the names of all rules."""
-    return [*dict.fromkeys([*_registered, *installed(ENTRY_POINTS)])]
+RULES: Final = Registry("hgpo.branch_rules", "a branch rule", _as_rule)
+get = RULES.get
+names = RULES.names
 
 
 def check_in_rollouts(name: str, group_size: int) -> BranchRule:
@@ -144,17 +122,6 @@ def identity(name: str | None, width: int) -> dict[str, Any]:
     if name is None:
         return {}
     return {"branches": {"at": name, "outcomes": get(name).outcomes, "width": width}}
-
-
-def _as_rule(found: object, name: str) -> BranchRule:
-    if isinstance(found, BranchRule):
-        return found
-    if callable(found):
-        # unknown, and so the careful answer
-        return BranchRule(name, found, outcomes=True)
-    raise InputError(
-        f"{name}: expected a function of a step table, received {type(found).__name__}"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------ the rules

@@ -34,7 +34,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.sources import Split
 from hgpo_envs.task_sampling import SORTED
-from hgpo_train.measures import measure
+from hgpo_train.measures import MEASURES
 from hgpo_train.policies.registry import (
     PolicyContext,
     PolicySpec,
@@ -120,9 +120,12 @@ class CollectedRun:
         """
         solved = self.success
         low, high = solved.interval or (None, None)
-        others = measure(
-            self.rollouts, ("mean_return", "mean_length", "valid", "admissible")
-        )[None]
+        others = ("mean_return", "mean_length", "valid", "admissible")
+        sums = [(name, *MEASURES[name]) for name in others]
+        means = self.rollouts.filter(~pl.col("aborted")).select(
+            (above.sum() / below.sum()).fill_nan(None).alias(name)
+            for name, above, below in sums
+        )
         return {
             "groups": self.rollouts.n_unique(GROUP),
             "rollouts": solved.rollouts,
@@ -133,7 +136,7 @@ class CollectedRun:
             "success_95_high": high,
             "success_if_aborted_lost": solved.if_aborted_lost,
             "success_if_aborted_won": solved.if_aborted_won,
-            **{name: found and found.value for name, found in others.items()},
+            **means.row(0, named=True),
         }
 
     def __repr__(self) -> str:

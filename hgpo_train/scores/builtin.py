@@ -5,15 +5,10 @@ All are in nats, of the distribution softmax(logits / temperature) that response
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import polars as pl
 
 from hgpo_train.scores.registry import score
-from hgpo_train.scores.rows import TOKENS
-
-if TYPE_CHECKING:
-    from hgpo_train.scores.rows import ScoredRows
+from hgpo_train.scores.rows import TOKENS, ScoredRows
 
 
 @score("logprobs", columns={"logprobs": TOKENS})

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.plugins import import_object, installed, load
+from hgpo_envs.errors import InputError, one_line
+from hgpo_train.registry import NamedFunction, Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hgpo_train.scores.rows import ScoredRows
 
-ENTRY_POINTS: Final = "hgpo.scores"
-
-_registered: dict[str, Score] = {}
-
 
 @dataclass(frozen=True)
-class Score:
+class Score(NamedFunction):
     """A registered score.
 
     Attributes:
@@ -32,14 +26,8 @@ class Score:
         columns: The dtypes of its columns by name.
     """
 
-    name: str
     function: Callable[[ScoredRows], Mapping[str, pl.Series]]
     columns: Mapping[str, pl.DataType]
-
-    @property
-    def summary(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or self.name).splitlines()[0].rstrip(".")
 
     def __call__(self, rows: ScoredRows) -> dict[str, pl.Series]:
         """Return the score's columns.
@@ -86,41 +74,9 @@ def score(
     """
 
     def decorate(function: Callable[[ScoredRows], Mapping[str, pl.Series]]) -> Score:
-        new = Score(name, function, dict(columns))
-        if _registered.setdefault(name, new) is not new:
-            raise InputError(
-                f"a score {name!r} is registered already; choose another name"
-            )
-        return new
+        return SCORES.add(Score(name, function, dict(columns)))
 
     return decorate
-
-
-def get(name: str) -> Score:
-    """Return a score by its registered name, or one as ``module:object``, which is imported.
-
-    Raises:
-        InputError: It is unknown, or is no score.
-    """
-    if name not in _registered and ":" in name:
-        return _as_score(import_object(name, "a score"), name)
-    entry_points = installed(ENTRY_POINTS)
-    if name not in _registered and name in entry_points:
-        # Its module may register it by the decorator while it is loaded.
-        _registered.setdefault(name, _as_score(load(entry_points[name]), name))
-    if name not in _registered:
-        raise InputError(unknown("score", name, names()))
-    return _registered[name]
-
-
-def names() -> list[str]:
-    """Return the names of all scores. Warn if an entry point cannot be imported."""
-    for name in installed(ENTRY_POINTS):
-        try:
-            get(name)
-        except InputError as error:
-            warnings.warn(str(error), stacklevel=2)
-    return list(_registered)
 
 
 def score_command(run: object, scores: Iterable[str]) -> str:
@@ -144,3 +100,8 @@ def _as_score(found: object, name: str) -> Score:
             f"{name}: expected a function with the decorator `score`, received {type(found).__name__}"
         )
     return found
+
+
+SCORES: Final = Registry("hgpo.scores", "a score", _as_score)
+get = SCORES.get
+names = SCORES.names

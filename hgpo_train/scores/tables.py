@@ -18,18 +18,16 @@ from hgpo_datasets.row_tables import (
     readable_files,
     write_table,
 )
-from hgpo_datasets.sources import parts_of, run_at, run_of_file
+from hgpo_datasets.sources import Source, parts_of, run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted, listed
 from hgpo_train.scores.registry import columns_of, get, score_command
-from hgpo_train.scores.rows import ScoredRows
+from hgpo_train.scores.rows import ScoredRows, Scorer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hgpo_datasets.sources import Source
     from hgpo_train.models.hf import Tokenizer
-    from hgpo_train.scores.rows import Scorer
 
 FOLDER: Final = "scores"
 METADATA: Final = "hgpo.scores"

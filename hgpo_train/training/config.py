@@ -543,17 +543,15 @@ def configured_estimator(config: Config) -> Estimator:
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two layers of a configuration. A new estimator drops the parameters below that it does not have."""
     # Either can be anything, because it is validated after the last layer.
-    estimator = _entry(over.get("advantage"), "estimator")
-    parameters = _entry(base.get("advantage"), "parameters")
-    if isinstance(estimator, str) and isinstance(parameters, dict) and parameters:
-        known = types_of(type(get(estimator).parameters))
-        kept = {name: value for name, value in parameters.items() if name in known}
-        base = {**base, "advantage": {**base["advantage"], "parameters": kept}}
+    match base, over:
+        case (
+            {"advantage": {"parameters": dict(parameters), **others}},
+            {"advantage": {"estimator": str(estimator)}},
+        ) if parameters:
+            known = types_of(type(get(estimator).parameters))
+            kept = {name: value for name, value in parameters.items() if name in known}
+            base = {**base, "advantage": {**others, "parameters": kept}}
     return merge(base, over)
-
-
-def _entry(table: object, name: str) -> object:
-    return table.get(name) if isinstance(table, dict) else None
 
 
 def _override(text: str, cls: type) -> dict[str, Any]:

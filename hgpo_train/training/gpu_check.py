@@ -25,7 +25,7 @@ import torch
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import one_line
 from hgpo_envs.plugins import install_command
-from hgpo_train.models.hf import no_progress_bars
+from hgpo_train.models.hf import Model, no_progress_bars
 from hgpo_train.models.loading import (
     add_adapters,
     checkpoint_layers,
@@ -36,17 +36,20 @@ from hgpo_train.models.loading import (
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.memory_plan import GIB, meta_model, plan_memory, this_card
-from hgpo_train.training.update.batches import samples_from_steps
+from hgpo_train.training.memory_plan import (
+    GIB,
+    MemoryPlan,
+    meta_model,
+    plan_memory,
+    this_card,
+)
+from hgpo_train.training.update.batches import Samples, samples_from_steps
 from hgpo_train.training.update.learner import Learner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hgpo_train.models.hf import Model
     from hgpo_train.policies.vllm import VLLMPolicy
-    from hgpo_train.training.memory_plan import MemoryPlan
-    from hgpo_train.training.update.batches import Samples
 
 FREE_MEMORY: Final = "free memory"
 VOCABULARY: Final = 512

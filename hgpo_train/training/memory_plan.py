@@ -23,14 +23,13 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.loading import choose_device, why_no_gpu
 from hgpo_train.models.preflight import check_loads_no_code
-from hgpo_train.training.config import replace, shipped
+from hgpo_train.training.config import Config, SftConfig, replace, shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hgpo_train.models.config import LoraConfig
     from hgpo_train.models.hf import Model
-    from hgpo_train.training.config import Config, SftConfig
     from hgpo_train.training.display import Display
 
 GIB: Final = 2**30

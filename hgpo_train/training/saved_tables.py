@@ -111,7 +111,7 @@ def train_on_table(
             state,
         )
         write_config(folder, config)
-        with closing(Trackers(config, folder, run.number)) as trackers:
+        with closing(Trackers(config, folder, run.state.iteration + 1)) as trackers:
             with display.stage("score"):
                 scored = stages.score(run, rows)
             with display.stage("update"):

@@ -94,11 +94,6 @@ class Run:
     state: TrainingState
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def number(self) -> int:
-        """The number of the current iteration, from 1."""
-        return self.state.iteration + 1
-
 
 # -------------------------------------------------------------------------------------------------- collect, evaluate
 
@@ -231,29 +226,25 @@ def trained_groups(config: Config, steps: pl.DataFrame) -> pl.DataFrame:
     return steps.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
 
 
-def needed_scores(config: Config, estimator: Estimator) -> list[str]:
-    """Return the scores that the estimator and the loss read."""
-    needed = list(estimator.scores)
-    if config.update.old_logprobs == "recompute":
-        needed.append("logprobs")
-    if config.update.kl_weight > 0:
-        needed.append("reference_logprobs")
-    return list(dict.fromkeys(needed))
-
-
 def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the steps that are trained on, with the scores that the estimator and the loss read, stored in RUN/scores.
 
     Raises:
         InputError: The rows have no token ids or some that the model lacks, or the device ran out of memory.
     """
-    needed = needed_scores(run.config, run.estimator)
+    # 1. What the estimator and the loss read; what a table has already is read from it.
+    needed = list(run.estimator.scores)
+    if run.config.update.old_logprobs == "recompute":
+        needed.append("logprobs")
+    if run.config.update.kl_weight > 0:
+        needed.append("reference_logprobs")
+    needed = list(dict.fromkeys(needed))
     # one that reads scores can later be computed of all groups (`hgpo advantages`)
     if not run.estimator.scores:
         steps = trained_groups(run.config, steps)
     if not needed:
         return steps
-    path = path_of(run.folder, scores.FOLDER, run.number)
+    path = path_of(run.folder, scores.FOLDER, run.state.iteration + 1)
     temperature = run.learner.temperature
     about = scores.description(
         needed,
@@ -265,6 +256,7 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     if stored is not None:
         return trained_groups(run.config, _joined(steps, stored.select(*KEYS, *about)))
 
+    # 2. Otherwise the learner computes it.
     tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
     if len(tokens) and tokens.is_null().all():
         engine = run.config.rollout.engine
@@ -291,7 +283,7 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
     Raises:
         InputError: The estimator refuses the steps, or the stored advantages are not theirs.
     """
-    path = path_of(run.folder, advantages.FOLDER, run.number)
+    path = path_of(run.folder, advantages.FOLDER, run.state.iteration + 1)
     if path.exists():
         estimated = read_table(path)
         metrics = read_metadata(path, "metrics") or {}

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import orjson
+from typing import TYPE_CHECKING, Final
 
 import hgpo_datasets
 from hgpo_datasets import VerifyReport
@@ -24,7 +20,6 @@ from hgpo_datasets.sources import (
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import is_sealed
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_envs.wording import counted
 from hgpo_train.advantages.advantage_tables import FOLDER as ADVANTAGES
 from hgpo_train.models.checkpoint_files import (
     MANIFEST,
@@ -35,7 +30,8 @@ from hgpo_train.models.checkpoint_files import (
 from hgpo_train.scores.tables import FOLDER as SCORES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+    from pathlib import Path
 
 _TRAINING: Final = ("checkpoints", "metrics.jsonl", "config.toml")
 _SEALED: Final = (
@@ -49,39 +45,7 @@ _LARGEST: Final = 4 << 30
 """Size limit of these files in bytes."""
 
 
-def print_reports(paths: Sequence[str]) -> None:
-    """Print `verify_all` as JSON, in a process that may end: files of others are decoded in it."""
-    hgpo_datasets.verification.limit_memory()
-    sys.stdout.buffer.write(orjson.dumps(verify_all(paths, 0)))
-
-
-def verify_all(paths: Sequence[str], processes: int) -> dict[str, Any]:
-    """Return the reports of paths as JSON values, and the first refusal, which is null if there is none."""
-    reports: list[VerifyReport] = []
-    refused = None
-    for path in paths:
-        try:
-            reports += verify_run(Path(path), processes)
-        except InputError as error:
-            refused = refused or str(error)
-    return {"reports": [_printed(report) for report in reports], "refused": refused}
-
-
-def _printed(report: VerifyReport) -> dict[str, Any]:
-    verdict = (
-        counted(len(report.problems), "problem") if report.problems else "no problems"
-    )
-    return {
-        "values": report.to_dict(),
-        "line": f"{report.source}: {report.summary()}: {verdict}",
-        "rows": [
-            [problem.kind, Path(problem.file).name, problem.message]
-            for problem in (*report.problems, *report.notes)
-        ],
-    }
-
-
-def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
+def verify_run(path: Path, processes: int | None = 1) -> Iterator[VerifyReport]:
     """Verify everything at a path and yield a report of each part.
 
     Args:
@@ -119,7 +83,7 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
             yield _verify_files(part, hgpo_datasets.verify(part, processes=processes))
 
 
-def _verify_stage(folder: Path, processes: int) -> Iterator[VerifyReport]:
+def _verify_stage(folder: Path, processes: int | None) -> Iterator[VerifyReport]:
     """Verify the files of a training run, or of its evaluations, which may be missing, but for its checkpoints."""
     run = run_at(folder)
     if run is not None:

@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
-from hgpo_train.advantages import registry
+from hgpo_train.advantages import Estimator, registry
 from hgpo_train.local_server import address_of, bound_socket, is_known_host, known_hosts
 from hgpo_train.view.connections import BACKLOG, Connection
 from hgpo_train.view.documents import group_document, step_documents
@@ -44,7 +44,7 @@ from hgpo_train.view.overview import (
 )
 from hgpo_train.view.page import STATIC
 from hgpo_train.view.rollouts import rollouts_document, search_document, selected
-from hgpo_train.view.sources import add_evaluations, run_documents
+from hgpo_train.view.sources import Source, add_evaluations, run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,9 +52,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from hgpo_train.advantages import Estimator
     from hgpo_train.view.index import Index
-    from hgpo_train.view.sources import Source
 
     Document = Callable[[Source, Index, Request], object]
 
@@ -195,9 +193,8 @@ def serve(
     port: int = 0,
     open_browser: bool = True,
     estimators: Sequence[str] = (),
-    say: Callable[[str], object] = print,
 ) -> None:
-    """Serve a viewer until it is interrupted, and say the address of the page.
+    """Serve a viewer until it is interrupted, and print the address of the page.
 
     Other machines reach it only if `host` is not an address of loopback.
 
@@ -218,7 +215,7 @@ def serve(
     config = uvicorn.Config(app, http=Connection, ws="none", backlog=BACKLOG, **quiet)
     # from here on the page can be requested; it is answered as soon as the server runs
     listener.listen()
-    say(
+    print(
         f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop."
     )
     if open_browser:

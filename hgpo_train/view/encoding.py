@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from hgpo_envs.files.secrets import redact
+from hgpo_envs.files.secrets import redact_json
 
 _DEEPEST: Final = 100
 _LARGEST: Final = 2**53
@@ -28,36 +28,26 @@ def encode_redacted(document: object) -> bytes:
 
     Texts are redacted before they are encoded: a secret that is found in finished JSON may contain a quotation mark.
     """
-    return orjson.dumps(plain(document, redacted=True))
+    return orjson.dumps(redact_json(plain(document)))
 
 
-def plain(value: object, *, redacted: bool = False, depth: int = 0) -> Any:  # noqa: ANN401 (JSON)
+def plain(value: object, depth: int = 0) -> Any:  # noqa: ANN401 (JSON)
     """Return JSON values in which integers are exact, texts are Unicode, and no level is deeper than 100.
 
     Args:
         value: Nested values.
-        redacted: Whether secrets are removed from the texts.
         depth: The level of the value.
     """
     if isinstance(value, str):
-        text = redact(value) if redacted else value
-        return text.encode("utf-8", "replace").decode()
-    if isinstance(value, bool) or not isinstance(value, int | Mapping | list | tuple):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return float(value) if value.bit_length() < 1000 else "a huge integer"
+    if not isinstance(value, Mapping | list | tuple):
         return value
-    if isinstance(value, int):
-        return (
-            value
-            if abs(value) <= _LARGEST
-            else float(value)
-            if value.bit_length() < 1000
-            else "a huge integer"
-        )
     if depth > _DEEPEST:
         return "…"
     if isinstance(value, Mapping):
-        items = {
-            str(name): plain(item, redacted=redacted, depth=depth + 1)
-            for name, item in value.items()
+        return {
+            plain(str(name)): plain(item, depth + 1) for name, item in value.items()
         }
-        return {plain(name, redacted=redacted): item for name, item in items.items()}
-    return [plain(item, redacted=redacted, depth=depth + 1) for item in value]
+    return [plain(item, depth + 1) for item in value]

@@ -17,7 +17,7 @@ from hgpo_datasets.reader import errors
 from hgpo_datasets.row_tables import path_of
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import STATE_KEYS
-from hgpo_train.advantages import registry
+from hgpo_train.advantages import Estimator, registry
 from hgpo_train.advantages.advantage_tables import (
     FOLDER,
     join_advantages,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hgpo_train.advantages import Estimator
     from hgpo_train.view.index import Index
 
 AS_TRAINED: Final = "trained"

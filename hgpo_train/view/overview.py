@@ -18,6 +18,7 @@ from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.definitions import DEFINITIONS
 from hgpo_train.analysis.describe import beginning, describe
 from hgpo_train.analysis.statistics import (
+    Statistics,
     default_permutations,
     statistics,
     with_and_without_unchanged,
@@ -30,7 +31,6 @@ from hgpo_train.proportions import by_length
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hgpo_train.analysis.statistics import Statistics
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
 

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import orjson
 import polars as pl
 
 from hgpo_datasets.reader import errors
@@ -23,7 +24,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
-from hgpo_train.advantages import registry
+from hgpo_train.advantages.variants import read_variants
 from hgpo_train.measures import TASK
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
@@ -36,14 +37,13 @@ from hgpo_train.view.overview import (
     overview_document,
 )
 from hgpo_train.view.rollouts import rollouts_document
-from hgpo_train.view.sources import ESTIMATORS, TREE_ESTIMATORS, run_documents
+from hgpo_train.view.sources import ESTIMATORS, TREE_ESTIMATORS, Source, run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.view.index import Index
-    from hgpo_train.view.sources import Source
 
 
 MB: Final = 1 << 20
@@ -233,15 +233,8 @@ def _specs(source: Source, names: Sequence[str]) -> dict[str, Estimator | None]:
     """Return estimators with those parameters of a run's training that they have, and the advantages of training."""
     _, parameters = source.trained() or ("", {})
     specs: dict[str, Estimator | None] = {AS_TRAINED: None} if source.stored() else {}
-    for name in names:
-        estimator = registry.get(name)
-        own = {
-            key: value
-            for key, value in parameters.items()
-            if hasattr(estimator.parameters, key)
-        }
-        specs[name] = estimator.with_parameters(**own)
-    return specs
+    variants = read_variants(names, parameters)
+    return specs | {variant.name: variant.estimator for variant in variants}
 
 
 def _answers(
@@ -271,14 +264,10 @@ def _answers(
     return answers
 
 
-def _packed(answers: Mapping[str, bytes], head: Mapping[str, Any] = {}) -> bytes:
+def _packed(head: Mapping[str, Any], answers: Mapping[str, bytes]) -> bytes:
     """Return documents as one, compressed by gzip, in base64: nothing in it can end a script element."""
-    pairs = [
-        encode_redacted(address) + b":" + document
-        for address, document in answers.items()
-    ]
-    start = encode_redacted({**head, "answers": {}}).removesuffix(b"}}")
-    document = start + b",".join(pairs) + b"}}"
+    encoded = {address: orjson.Fragment(json) for address, json in answers.items()}
+    document = encode_redacted({**head, "answers": encoded})
     return base64.b64encode(gzip.compress(document, _LEVEL, mtime=0))
 
 
@@ -297,7 +286,7 @@ def _page(head: dict[str, Any], answers: Mapping[str, bytes]) -> bytes:
         b"<title>HGPO viewer</title><style>",
         style,
         b'</style></head><body><div id="app"></div><script type="text/plain" id="data">',
-        _packed(answers, head),
+        _packed(head, answers),
         b"</script><script>",
         script,
         b"</script></body></html>\n",

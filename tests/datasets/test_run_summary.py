@@ -204,14 +204,3 @@ def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path, hgpo):
     for call in (summarize_run, StepWriter):
         with refused("expected a UTF-8 path; rename it"):
             call(tmp_path / f"run{odd}")
-
-
-@pytest.mark.slow
-def test_verify_when_the_process_that_decodes_ends(run, hgpo, monkeypatch):
-    """As by a forged file: then each file is decoded in a process of its own."""
-    expected = hgpo("verify", run, "--json")
-    monkeypatch.setattr(
-        sys.modules["hgpo_train.cli.verify"], "CHILD", "import os; os.abort()"
-    )
-    assert hgpo("verify", run, "--json") == expected
-    assert expected[0] == 0

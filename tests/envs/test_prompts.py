@@ -238,6 +238,10 @@ def test_alfworld_prompts_have_every_field(checkout):
         f"\nGoal {info['task']}; 2 taken, 1 shown: {shown}\nNow 3: "
     )
     assert env.episode.prompt(0).startswith("\nFirst.")
+    # a run of these prompts is described by the template's hash
+    handle = open_env("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}")
+    template = load_template(f"verl-agent:{checkout}", "ALFWorld")
+    assert handle.identity({})["prompt_template"] == template.fingerprint
     assert pickle.loads(pickle.dumps(env)).episode.prompt() == observation["prompt"]
 
 

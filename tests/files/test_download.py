@@ -3,6 +3,7 @@
 import random
 import time
 from itertools import count
+from unittest.mock import patch
 
 import pytest
 from local_server import QuietHandler, serving
@@ -93,8 +94,10 @@ def server():
         yield answers
 
 
-def fetch(url, folder, **settings):
-    download(url, folder / "file", **{"pause": 0.01, "timeout": 0.5, **settings})
+def fetch(url, folder, progress=None, **constants):
+    constants = {"FIRST_PAUSE": 0.01, "TIMEOUT": 0.5, **constants}
+    with patch.multiple("hgpo_envs.files.download", **constants):
+        download(url, folder / "file", progress)
     return (folder / "file").read_bytes()
 
 
@@ -154,7 +157,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
     monkeypatch.setattr("hgpo_envs.files.download.monotonic", lambda: next(hours))
     line = "fewer than 1,024 bytes a second arrive; stopped after 2 tries"
     with refused(line):
-        fetch(server.url, tmp_path, tries=2)
+        fetch(server.url, tmp_path, TRIES=2)
 
 
 def test_a_file_that_is_missing_or_too_large_is_not_requested_again(
@@ -185,5 +188,5 @@ def test_credentials_in_an_address_are_not_printed(server, tmp_path):
     server.faults = ["cut 150000", 503]
     url = server.url.replace("http://", "http://me:hunter-2222@") + "?token=hunter-3333"
     with refused("stopped after 1 tries") as caught:
-        fetch(url, tmp_path, tries=1)
+        fetch(url, tmp_path, TRIES=1)
     assert "hunter" not in str(caught.value)

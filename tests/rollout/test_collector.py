@@ -1,6 +1,7 @@
 """The collector: reproducible rows, failures that abort one trajectory, resuming, dynamic sampling."""
 
 import asyncio
+import gc
 import random
 
 import polars as pl
@@ -203,6 +204,31 @@ def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     assert kept.select("state", "prompt", "action").equals(
         there.select("state", "prompt", "action")
     )
+
+
+def test_garbage_is_collected_less_often_during_a_collection_alone(runs):
+    during = []
+
+    class Watching(RandomPolicy):
+        def respond(self, requests):
+            during.append(gc.get_threshold())
+            return super().respond(requests)
+
+    def stop(_):
+        raise RuntimeError("stopped")
+
+    before = gc.get_threshold()
+    try:
+        for young in (700, 0, 10**6):
+            gc.set_threshold(young, 9, 8)
+            during.clear()
+            with pytest.raises(RuntimeError, match="stopped"):
+                runs.collect(f"{young}", Watching("response"), progress=stop)
+            expected = young and max(young, 50_000)
+            assert during == [(expected, 9, 8)]
+            assert gc.get_threshold() == (young, 9, 8)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_policy_that_raises_fails_its_open_requests(runs):

@@ -14,8 +14,7 @@ from textual.widgets import Input, Static, Tree
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute
 from hgpo_train.view.sources import open_sources
-from hgpo_train.view.terminal.app import TerminalViewer
-from hgpo_train.view.terminal.texts import block, line, visible
+from hgpo_train.view.terminal import TerminalViewer, block, line, visible
 
 
 @pytest.fixture
@@ -163,7 +162,7 @@ async def test_branches_are_below_their_parents(branched_run):
 async def test_the_tree_finds_tasks_and_follows_several_runs(
     small_run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("hgpo_train.view.terminal.app.GROUPS", 1)
+    monkeypatch.setattr("hgpo_train.view.terminal.GROUPS", 1)
     training = tmp_path / "training"
     with StepWriter(training) as writer:
         writer.add_group(small_rows("alpha", 0))
@@ -174,7 +173,7 @@ async def test_the_tree_finds_tasks_and_follows_several_runs(
             for text in ("small", "training", "alpha/0/w", "1 more: find a task"):
                 assert text in shown
             assert "key of omega" not in shown
-            monkeypatch.setattr("hgpo_train.view.terminal.app.GROUPS", 2)
+            monkeypatch.setattr("hgpo_train.view.terminal.GROUPS", 2)
             writer.add_group(small_rows("alpha", 1))
             writer.commit()
             shown = await press(pilot, "r", "end", "enter")

@@ -50,7 +50,7 @@ def to_dataset(
         raise InputError(
             f"Hugging Face datasets is not installed; run: {install_command('interchange')}"
         )
-    files = [file.path for file in source_files(source, {})]
+    files = [file.path for file in source_files(source)]
     for file in files:
         if "::" in file or os.path.expandvars(file) != file:
             raise InputError(

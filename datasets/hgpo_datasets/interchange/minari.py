@@ -19,7 +19,7 @@ import polars as pl
 from gymnasium import spaces
 
 from hgpo_datasets.branches import with_prefixes
-from hgpo_datasets.reader import scan_steps, source_files
+from hgpo_datasets.reader import header_of, scan_steps, source_files
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_envs.environment_spec import environment_ids
 from hgpo_envs.errors import InputError
@@ -134,12 +134,7 @@ def _new_folder(dataset_id: str) -> Path:
 
 def _env_spec(source: str | os.PathLike[str]) -> EnvSpec | None:
     """Return the spec of a run's environment with the run's arguments; None if it is not known."""
-    files = source_files(source, {})
-    header = (
-        files[0].header
-        if len({Path(file.path).parent for file in files}) == 1
-        else None
-    )
+    header = header_of(source_files(source))
     arguments = header.config.get("env") if header else None
     if not isinstance(arguments, dict) or arguments.get("id") not in environment_ids():
         return None

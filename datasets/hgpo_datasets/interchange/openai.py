@@ -59,7 +59,7 @@ def to_openai(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> in
     Raises:
         InputError: The run has no rows, was written without prompts, or the file cannot be written.
     """
-    header = source_files(source, {})[0].header
+    header = source_files(source)[0].header
     environment = header.config.get("env") if header else None
     is_chat = (
         isinstance(environment, dict) and environment.get("prompt_style") == "chat"

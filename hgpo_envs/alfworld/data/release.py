@@ -73,21 +73,18 @@ def fetch_release(
         )
     with writing(out), new_folder(out) as folder:
         if local:
-            return _install(
-                folder, {path.name: path for path in local}, None, unpacking
-            )
-        archives = {
-            url: folder / f".archive-{number}" for number, url in enumerate(urls)
-        }
-        for url, path in archives.items():
+            urls = []
+        archives = {path.name: path for path in local}
+        for number, url in enumerate(urls):
+            archives[url] = folder / f".archive-{number}"
             progress = downloading(url.rsplit("/", 1)[-1]) if downloading else None
             try:
-                download(url, path, progress=progress)
+                download(url, archives[url], progress)
             except NoConnection as error:
                 raise NoConnection(f"{error}. {_offline(urls)}") from None
         counts = _install(folder, archives, sha256, unpacking)
-        for path in archives.values():
-            path.unlink()
+        for url in urls:
+            archives[url].unlink()
         return counts
 
 

@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import gzip
-import json
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+import msgspec
 
 OFFICIAL_UNSEEN: Final = frozenset({10, 219, 308, 424})
 """The rooms of the official `valid_unseen`, which no official training game uses."""
@@ -31,8 +28,7 @@ def room_kind(scene: int) -> str:
     return ("Kitchen", "", "LivingRoom", "Bedroom", "Bathroom")[scene // 100]
 
 
-@dataclass(frozen=True, slots=True)
-class Receptacle:
+class Receptacle(msgspec.Struct, frozen=True, array_like=True):
     """A receptacle of a room.
 
     Attributes:
@@ -53,22 +49,21 @@ class Receptacle:
         return f"{self.kind.removesuffix('Basin')}|{self.position}"
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(msgspec.Struct, frozen=True, dict=True):
     """The fixed part of a room. Receptacles are identified by their index.
 
     Attributes:
         scene: The scene number.
         receptacles: The receptacles.
         fixtures: The objects on receptacles that cannot be carried: kind, position, receptacles.
-        overlaps: For a receptacle, the others on which its objects lie as well, each with the fraction of such objects.
+        overlaps: A receptacle, another one on which its objects lie as well, and the fraction of such objects.
         objects: The kinds of movable objects. Every game contains at least one of each.
     """
 
     scene: int
     receptacles: tuple[Receptacle, ...]
     fixtures: tuple[tuple[str, str, tuple[int, ...]], ...]
-    overlaps: Mapping[int, tuple[tuple[int, float], ...]]
+    overlaps: tuple[tuple[int, int, float], ...]
     objects: tuple[str, ...]
 
     @cached_property
@@ -85,8 +80,7 @@ class Room:
         return any(kind == "DeskLamp" for kind, _, _ in self.fixtures)
 
 
-@dataclass(frozen=True)
-class Rooms:
+class Rooms(msgspec.Struct, frozen=True):
     """All rooms and the statistics of the official games.
 
     Attributes:
@@ -98,49 +92,18 @@ class Rooms:
         goals: Task type → kind of object → kind of receptacle (or lamp) → number of official games.
     """
 
-    rooms: Mapping[int, Room]
-    attributes: Mapping[str, frozenset[str]]
-    holds: Mapping[str, frozenset[str]]
-    copies: Mapping[str, Mapping[int, int]]
-    where: Mapping[str, Mapping[str, Mapping[str, int]]]
-    goals: Mapping[str, Mapping[str, Mapping[str, int]]]
-
-
-def _room(row: dict[str, Any]) -> Room:
-    overlaps: dict[int, tuple[tuple[int, float], ...]] = {}
-    for first, second, share in row["overlaps"]:
-        overlaps[first] = (*overlaps.get(first, ()), (second, share))
-    return Room(
-        scene=row["scene"],
-        receptacles=tuple(
-            Receptacle(k, position, at, bool(opens))
-            for k, position, at, opens in row["receptacles"]
-        ),
-        fixtures=tuple(
-            (kind, position, tuple(held)) for kind, position, held in row["fixtures"]
-        ),
-        overlaps=overlaps,
-        objects=tuple(row["objects"]),
-    )
+    rooms: dict[int, Room]
+    attributes: dict[str, frozenset[str]]
+    holds: dict[str, frozenset[str]]
+    copies: dict[str, dict[int, int]]
+    where: dict[str, dict[str, dict[str, int]]]
+    goals: dict[str, dict[str, dict[str, int]]]
 
 
 @lru_cache(maxsize=1)
 def load_rooms() -> Rooms:
     """Return the bundled rooms, which are read once."""
-    packed = (
-        files("hgpo_envs.alfworld").joinpath("bundled", "rooms.json.gz").read_bytes()
-    )
-    data = json.loads(gzip.decompress(packed))
-    return Rooms(
-        rooms={row["scene"]: _room(row) for row in data["rooms"]},
-        attributes={
-            kind: frozenset(values) for kind, values in data["attributes"].items()
-        },
-        holds={kind: frozenset(values) for kind, values in data["holds"].items()},
-        copies={
-            kind: {int(n): games for n, games in counts.items()}
-            for kind, counts in data["copies"].items()
-        },
-        where=data["where"],
-        goals=data["goals"],
-    )
+    packed = files("hgpo_envs.alfworld") / "bundled" / "rooms.json.gz"
+    content = gzip.decompress(packed.read_bytes())
+    # Not strict: the file has 0 and 1 for `Receptacle.openable`.
+    return msgspec.json.decode(content, type=Rooms, strict=False)

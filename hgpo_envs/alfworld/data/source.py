@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,7 +41,6 @@ class ALFWorldSource:
     def __init__(
         self,
         data: str | Path | None = None,
-        *,
         grammar: str | None = None,
         keep: int = 256,
     ) -> None:
@@ -62,9 +61,8 @@ class ALFWorldSource:
         )
         """The compiled game of a task. Engines that play the same game share it."""
 
-    def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
-        data, grammar, keep = self._arguments
-        return partial(type(self), grammar=grammar, keep=keep), (data,)
+    def __reduce__(self) -> tuple[type[ALFWorldSource], tuple[object, ...]]:
+        return type(self), self._arguments
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the sorted task ids of a split. The split `all` contains every task."""

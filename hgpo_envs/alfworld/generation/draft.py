@@ -317,11 +317,12 @@ def _spot(
     if not place:
         return ()
     first = draws.choice(room.by_kind[place])
-    overlaps = room.overlaps.get(first, ())
     others = [
-        i
-        for i, share in overlaps
-        if draws.chance(share) and room.receptacles[i].kind != avoid
+        other
+        for lies_on, other, share in room.overlaps
+        if lies_on == first
+        and draws.chance(share)
+        and room.receptacles[other].kind != avoid
     ]
     return tuple(sorted({first, *others}))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.game import STATIONS
 from hgpo_envs.alfworld.engine.state import NOTHING, Ability, Trait
-from hgpo_envs.errors import InputError
+from hgpo_envs.players import engine_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,17 +31,13 @@ TREATMENTS: Final = {
 class ExpertPlayer:
     """A player that solves every solvable game from any state by reading the engine (`hgpo_envs.engine.Player`)."""
 
-    def __init__(self) -> None:
-        self._engine: ALFWorldEngine | None = None
+    _engine: ALFWorldEngine
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
         """Start a game. Raises InputError if the engine is not the native one."""
         del task, state
-        if not isinstance(engine, ALFWorldEngine):
-            raise InputError(
-                "the ALFWorld expert needs the native engine; use backend='native'"
-            )
-        self._engine = engine
+        reading = "ALFWorld's expert needs the native engine"
+        self._engine = engine_to_read(engine, ALFWorldEngine, reading)
 
     def fork(self, engine: Engine | None) -> ExpertPlayer:
         """Return a player of another engine, which must be a native one, too."""
@@ -51,7 +47,6 @@ class ExpertPlayer:
 
     def act(self, state: State) -> str:
         """Return the first command of a shortest plan, or `look` if there is no plan."""
-        assert self._engine is not None, "act before reset"
         plan = find_plan(self._engine.game, self._engine.game_state)
         return plan[0] if plan and plan[0] in state.actions else "look"
 

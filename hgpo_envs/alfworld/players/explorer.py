@@ -212,16 +212,6 @@ class _Memory:
         """Return whether the agent is at a receptacle."""
         return f"examine {receptacle}" in self.offered
 
-    def copy(self) -> _Memory:
-        """Return an independent copy."""
-        memory = copy.copy(self)
-        memory.contents = {
-            name: copy.copy(inside) for name, inside in self.contents.items()
-        }
-        memory.shut = self.shut.copy()
-        memory.treated = self.treated.copy()
-        return memory
-
     def forget(self) -> None:
         """Forget all contents, to search again for an object that another player moved."""
         self.contents = dict.fromkeys(self.contents)
@@ -245,11 +235,7 @@ class ExplorerPlayer:
     def fork(self, engine: Engine | None) -> ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
-        player = ExplorerPlayer()
-        player.__dict__.update(self.__dict__)
-        player._memory = self._memory.copy()
-        player._unfit = self._unfit.copy()
-        return player
+        return copy.deepcopy(self)
 
     def act(self, state: State) -> str:
         """Update the memory and return the first idea that is admissible."""

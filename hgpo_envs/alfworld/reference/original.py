@@ -6,6 +6,7 @@ It is slow (seconds per start, a quarter of a second per step) and needs Python 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
@@ -86,16 +87,7 @@ class OriginalEngine:
         if state is None:
             raise RuntimeError("act before start")
         if state.terminated:
-            return State(
-                state.text,
-                state.actions,
-                False,
-                True,
-                state.won,
-                0.0,
-                state.score,
-                state.info,
-            )
+            return replace(state, valid=False, reward=0.0)
         valid = command.strip() in state.actions
         shown, _, _ = self._env.step(command)
         return self._show(shown, valid=valid)

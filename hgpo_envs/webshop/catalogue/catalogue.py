@@ -87,25 +87,15 @@ class Catalogue:
         self.folder: Final = folder
         self.manifest: Final = manifest
         self._size: Final = int(manifest["products"])
-        self.asins: Final[NDArray[np.bytes_]] = mapped(folder / "asins.npy", np.bytes_)
-        self.order: Final[NDArray[np.int32]] = mapped(folder / "order.npy", np.int32)
-        self.prices: Final[NDArray[np.float64]] = mapped(
-            folder / "prices.npy",
-            np.float64,
-            columns=2,
-        )
-        self.combinations: Final[NDArray[np.int64]] = mapped(
-            folder / "combinations.npy", np.int64
-        )
-        self.instructed: Final[NDArray[np.int32]] = mapped(
-            folder / "instructed.npy", np.int32
-        )
+        self.asins: Final = mapped(folder / "asins.npy", np.bytes_)
+        self.order: Final = mapped(folder / "order.npy", np.int32)
+        self.prices: Final = mapped(folder / "prices.npy", np.float64, columns=2)
+        self.combinations: Final = mapped(folder / "combinations.npy", np.int64)
+        self.instructed: Final = mapped(folder / "instructed.npy", np.int32)
         self.index: Final = Index(folder / "index", self._size)
         self._human: Final = Records(folder, "human", HumanInstruction)
-        self._human_counts: Final[NDArray[np.int32]] = mapped(
-            folder / "human.counts.npy",
-            np.int32,
-            columns=2,
+        self._human_counts: Final = mapped(
+            folder / "human.counts.npy", np.int32, columns=2
         )
         self._labels: Final = {
             "category": Labels(folder, "categories"),

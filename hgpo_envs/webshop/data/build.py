@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -78,12 +79,12 @@ def build(
     report_progress = progress or (lambda *_: None)
     with writing(out), new_folder(out) as folder:
         known = _packed_attributes(attributes, report_progress)
-        share = _share(report_progress, "human instructions", human)
-        instructions = dict(elements(human, "{", share, most=LONGEST_HUMAN))
+        tell = partial(report_progress, "human instructions")
+        instructions = dict(elements(human, "{", tell, most=LONGEST_HUMAN))
         method, finder = noun_finder(nouns)
         maker = _Maker(folder, known, instructions, finder, compress=compress)
-        share = _share(report_progress, "products", items)
-        for number, record in elements(items, "[", share):
+        tell = partial(report_progress, "products")
+        for number, record in elements(items, "[", tell):
             try:
                 maker.take(record)
             except InputError as error:
@@ -101,22 +102,10 @@ def build(
         return _seal(folder, manifest)
 
 
-def _share(report_progress: Progress, stage: str, path: Path) -> Callable[[int], None]:
-    total = path.stat().st_size if path.exists() else 0
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        report_progress(stage, done, total)
-
-    return advance
-
-
 def _packed_attributes(path: Path, report_progress: Progress) -> dict[str, bytes]:
     """Return the checked entries of the attribute file by asin, as JSON, which needs a tenth of the memory."""
     known = {}
-    for asin, entry in elements(path, "{", _share(report_progress, "attributes", path)):
+    for asin, entry in elements(path, "{", partial(report_progress, "attributes")):
         try:
             # copied, because orjson allocates far more memory than its result needs
             known[asin] = bytes(
@@ -283,9 +272,7 @@ class _Maker:
             np.save(self.folder / f"{name}.npy", array)
         ranks = np.empty_like(order)
         ranks[order] = np.arange(len(order), dtype=np.int32)
-        self.index.finish(
-            ranks, lambda done, total: report_progress("search index", done, total)
-        )
+        self.index.finish(ranks, partial(report_progress, "search index"))
         return {
             "format": FORMAT,
             "products": len(self.seen),

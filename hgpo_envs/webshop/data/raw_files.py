@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    Progress = Callable[[int, int], object]
+
 PIECE: Final = 1 << 22
 """The number of characters read at a time."""
 
@@ -34,19 +36,15 @@ _DECODER: Final = json.JSONDecoder()
 class _Stream:
     """A decoder of successive JSON values from a file that is larger than memory."""
 
-    def __init__(self, path: Path, advance: Callable[[int], None] | None) -> None:
+    def __init__(self, path: Path, progress: Progress) -> None:
         self.path = path
-        self.advance = advance
+        self.progress = progress
         self.text = ""
         self.at = 0
         self.passed = 0  # characters of the file before `text`
         self.element = "before the first record"
         self.source = open_unpacked(path, "file of WebShop's official data")
-        self.characters = io.TextIOWrapper(
-            self.source,
-            "utf-8",
-            newline="",
-        )
+        self.characters = io.TextIOWrapper(self.source, "utf-8", newline="")
         self.close = self.characters.close
 
     def fault(self, reason: str, at: int) -> InputError:
@@ -57,11 +55,6 @@ class _Stream:
 
     def more(self) -> bool:
         """Read another piece. Returns False at the end of the file."""
-        before = os.lseek(
-            self.source.fileno(),
-            0,
-            os.SEEK_CUR,
-        )
         try:
             piece = self.characters.read(PIECE)
         except UnicodeDecodeError as error:
@@ -70,8 +63,8 @@ class _Stream:
             raise InputError(
                 f"{self.path}: cannot be read to its end ({error}; {self.element})"
             ) from None
-        if self.advance:
-            self.advance(os.lseek(self.source.fileno(), 0, os.SEEK_CUR) - before)
+        file = self.source.fileno()
+        self.progress(os.lseek(file, 0, os.SEEK_CUR), os.fstat(file).st_size)
         # What is decoded is dropped, so that the text never grows beyond a record and a piece.
         self.passed += self.at
         self.text = self.text[self.at :] + piece
@@ -133,7 +126,7 @@ class _Stream:
 def elements(
     path: Path,
     opening: Literal["[", "{"],
-    advance: Callable[[int], None] | None = None,
+    progress: Progress = lambda *_: None,
     *,
     most: int | None = None,
 ) -> Iterator[tuple[Any, Any]]:
@@ -142,7 +135,7 @@ def elements(
     Args:
         path: The file, gzipped or not.
         opening: `[` for an array, `{` for an object.
-        advance: Called after each read with the number of bytes read from the file, for a progress bar.
+        progress: Called after each read with the number of bytes read from the file, and its size.
         most: The maximum length of the file in characters, for callers that store all values. None sets no limit.
 
     Raises:
@@ -150,7 +143,7 @@ def elements(
             position and the element.
     """
     end = {"[": "]", "{": "}"}[opening]
-    with closing(_Stream(path, advance)) as stream:
+    with closing(_Stream(path, progress)) as stream:
         stream.take(opening)
         number = 0
         separator = "," if stream.peek() != end else stream.take(end)

@@ -139,7 +139,7 @@ def _download(file: OfficialFile, path: Path, progress: Progress | None) -> None
     for source in SOURCES:
         url = source + (file.drive if source.endswith("id=") else file.name)
         try:
-            download(url, path, progress=progress)
+            download(url, path, progress)
             return _check(file, path, file.name)
         except InputError as error:
             refusals.append(error)

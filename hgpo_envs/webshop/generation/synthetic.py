@@ -14,11 +14,13 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import orjson
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import writing
+from hgpo_envs.webshop.catalogue.products import options
 from hgpo_envs.webshop.engine.reward import first_colour
 from hgpo_envs.webshop.generation.vocabulary import (
     DESCRIBING,
@@ -33,7 +35,7 @@ from hgpo_envs.webshop.generation.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from hgpo_envs.webshop.generation.vocabulary import ProductKind
@@ -125,11 +127,7 @@ def identifier(number: int) -> str:
     (1000, 10)
     """
     value = number * 1_234_567_890_121 % _IDENTIFIERS
-    digits = ""
-    for _ in range(8):
-        value, digit = divmod(value, 36)
-        digits += "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[digit]
-    return "B0" + digits[::-1]
+    return f"B0{np.base_repr(value, 36):0>8}"
 
 
 def rare_word(rank: int) -> str:
@@ -317,9 +315,10 @@ class SyntheticProduct:
 
     def _human_entry(self) -> dict[str, Any]:
         asked = self.some(self.attributes, 1, 2)
+        offered = options(self.record["customization_options"])
         choices = {
             label: self.pick(values)
-            for label, values in self._offered().items()
+            for label, values in offered.items()
             if self.chance(0.8)
         }
         name = self.name.lower()
@@ -363,18 +362,6 @@ class SyntheticProduct:
             "instruction_options": list(choices.values()),
             "assignment_id": f"A{self.random.randint(10**11, 10**12)}",
             "worker_id": f"W{self.random.randint(10**5, 10**6)}",
-        }
-
-    def _offered(self) -> Mapping[str, list[str]]:
-        """Return the record's options as pages show them."""
-        offered = self.record["customization_options"] or {}
-        return {
-            label.lower(): [
-                option["value"].strip().replace("/", " | ").lower()
-                for option in options
-            ]
-            for label, options in offered.items()
-            if options
         }
 
 

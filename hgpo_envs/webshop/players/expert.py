@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.players import engine_to_read
 from hgpo_envs.webshop.engine import WebShopEngine, pages
 from hgpo_envs.webshop.engine.reward import (
     first_colour,
@@ -65,11 +65,8 @@ class ExpertPlayer:
             InputError: If the engine is not the native one.
         """
         del task, state
-        if not isinstance(engine, WebShopEngine):
-            raise InputError(
-                "WebShop's expert needs the native engine; use explorer with other engines"
-            )
-        self.plan = plan_purchase(engine)
+        reading = "WebShop's expert needs the native engine"
+        self.plan = plan_purchase(engine_to_read(engine, WebShopEngine, reading))
         self._done = 0
 
     def fork(self, engine: Engine | None) -> ExpertPlayer:

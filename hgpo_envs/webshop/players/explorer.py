@@ -58,12 +58,7 @@ class ExplorerPlayer:
     def fork(self, engine: Engine | None) -> ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
-        player = ExplorerPlayer()
-        player.__dict__.update(self.__dict__)
-        player._offers = self._offers.copy()
-        player._opened = self._opened.copy()
-        player._choices = copy.copy(self._choices)
-        return player
+        return copy.deepcopy(self)
 
     def act(self, state: State) -> str:
         """Return the next action."""

@@ -122,18 +122,10 @@ def check_rows(steps: pl.DataFrame, vocabulary: int) -> None:
         if not finite.fill_null(value=False).all():
             raise InputError("expected finite advantages, received one that is not")
 
-    if _has_logprobs(steps):
-        _check_logprobs(
-            steps["response_logprobs"], steps["response_token_ids"].list.len()
-        )
-
-
-def _has_logprobs(steps: pl.DataFrame) -> bool:
-    return steps.schema.get("response_logprobs", pl.Null) != pl.Null
-
-
-def _check_logprobs(logprobs: pl.Series, tokens: pl.Series) -> None:
-    """Raise `InputError` if rows with log-probabilities have not one for each token, of at most 0."""
+    if steps.schema.get("response_logprobs", pl.Null) == pl.Null:
+        return
+    logprobs = steps["response_logprobs"]
+    tokens = steps["response_token_ids"].list.len()
     numbers = logprobs.list.len()
     wrong = (numbers > 0) & (numbers != tokens)
     if wrong.any():
@@ -180,7 +172,7 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
         advantage = steps["advantage"].cast(pl.Float64).to_numpy()
 
     logprob = np.full(response_start[-1], np.nan, np.float32)
-    if _has_logprobs(steps):
+    if steps.schema.get("response_logprobs", pl.Null) != pl.Null:
         values, lengths = _ragged(steps["response_logprobs"], np.float32)
         reported = np.repeat(lengths > 0, response_length)
         logprob[reported] = np.maximum(values, _LEAST)

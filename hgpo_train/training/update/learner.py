@@ -204,8 +204,8 @@ class Learner(TokenScorer):
         The step is skipped and counted (`actor/skipped`) if the loss or the gradient is not finite. Arguments and
         result are those of `accumulate`, with the gradient norm before clipping, under verl's names (`actor/…`).
         """
-        parts = self.accumulate(samples, rows, fixed)
         with memory_advice(self.config):
+            parts = self.accumulate(samples, rows, fixed)
             norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
             finite = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
             if finite:
@@ -240,27 +240,26 @@ class Learner(TokenScorer):
         self.model.train()
         sums: dict[str, float] = {}
         for micro in self.micro_batches(samples, rows):
-            with memory_advice(self.config):
-                logprob, entropy = self.forward(
-                    self.model, micro, entropy_gradient=config.entropy_weight != 0
-                )
-                given = [
-                    None if values is None else self._tensor(values[micro.token])
-                    for values in fixed
-                ]
-                old, reference, rollout_is = given
-                loss, parts, totals = policy_loss(
-                    logprob,
-                    entropy,
-                    logprob.detach() if old is None else old,
-                    reference,
-                    self._tensor(samples.advantage[micro.row]),
-                    self._tensor(row_weight[micro.row]),
-                    config,
-                    rollout_is,
-                    torch.from_numpy(micro.row).to(self.device),
-                )
-                loss.backward()  # type: ignore[no-untyped-call]
+            logprob, entropy = self.forward(
+                self.model, micro, entropy_gradient=config.entropy_weight != 0
+            )
+            given = [
+                None if values is None else self._tensor(values[micro.token])
+                for values in fixed
+            ]
+            old, reference, rollout_is = given
+            loss, parts, totals = policy_loss(
+                logprob,
+                entropy,
+                logprob.detach() if old is None else old,
+                reference,
+                self._tensor(samples.advantage[micro.row]),
+                self._tensor(row_weight[micro.row]),
+                config,
+                rollout_is,
+                torch.from_numpy(micro.row).to(self.device),
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
             means = {name: total / tokens for name, total in totals.items()}
             for name, value in (parts | means).items():
                 sums[name] = sums.get(name, 0.0) + float(value)

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import parse_qsl
 
+import msgspec
 import orjson
 from websockets.asyncio.server import serve
 from websockets.datastructures import Headers
@@ -205,29 +206,15 @@ class EnvironmentServer:
         if address.resource == "openapi.json":
             return served.openapi()
         try:
-            query = {
-                name: values[-1]
-                for name, values in parse_qs(address.query, max_num_fields=10).items()
-            }
-        except ValueError:
+            query = dict(parse_qsl(address.query, max_num_fields=10))
+            asked = msgspec.convert(query, _Range, strict=False)
+        except (ValueError, msgspec.ValidationError) as error:
             raise Refusal(
                 HTTPStatus.BAD_REQUEST,
-                "expected the query start=…&stop=…, received more fields",
+                f"expected the query start=…&stop=… with numbers, of which at most {MOST_TASKS} ids are returned "
+                f"({error})",
             ) from None
-        start = query.get("start", "0")
-        stop = query.get("stop", str(10**9))
-        if not (
-            start.isascii()
-            and start.isdecimal()
-            and stop.isascii()
-            and stop.isdecimal()
-            and len(start + stop) < 40
-        ):
-            raise Refusal(
-                HTTPStatus.BAD_REQUEST,
-                f"start, stop: expected numbers; at most {MOST_TASKS} ids are returned",
-            )
-        return served.task_list(int(start), int(stop))
+        return served.task_list(asked.start, asked.stop)
 
     # ------------------------------------------------------------------------------------------------------- sessions
 
@@ -319,6 +306,13 @@ class EnvironmentServer:
         if line not in self._logged and len(self._logged) < 1_000:
             self._logged.add(line)
             self._log(line)
+
+
+class _Range(msgspec.Struct):
+    """The query of a list of tasks. Texts of numbers become numbers; other names are ignored."""
+
+    start: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] = 0
+    stop: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] = 10**9
 
 
 class _CallTimeoutError(Exception):

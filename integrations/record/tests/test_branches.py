@@ -2,10 +2,12 @@
 
 import json
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from hgpo_record.recording.branches import Branches
-from hgpo_record.recording.calls import read_answer, read_request
+from hgpo_record.recording.calls import UnreadableError, read_answer, read_request
 
 SYSTEM = {"role": "system", "content": "Find the exit."}
 USER = {"role": "user", "content": "Room 0."}
@@ -134,3 +136,57 @@ def test_messages_are_the_same_whatever_was_asked_before(before, after, items):
     request = read_request("chat/completions", second, begun)
     assert [item.decode() for item in request.items] == items
     assert request.prompt == after
+
+
+MESSAGES = st.lists(
+    st.sampled_from(["1", "12", '"a,"', '"]"', '{"role": "user"}', "[[1]]", '"é"']),
+    min_size=1,
+    max_size=4,
+)
+SPACE = st.sampled_from(["", " ", "\n"])
+
+
+@given(data=st.data(), first=MESSAGES, second=MESSAGES, space=SPACE)
+def test_a_longer_request_is_read_as_if_it_were_the_first(data, first, second, space):
+    """Only what is new is read, also if other fields have the same messages, or there are two fields of one name."""
+    whole = data.draw(st.sampled_from([first + second, second]))
+    template = data.draw(
+        st.sampled_from(
+            [
+                '{{"messages": [{0}]}}',
+                '{{"model": "m", "messages":[{0}] , "n": 1}}',
+                '{{"copy": [{0}], "messages": [{1}]}}',
+                '{{"messages": [{1}], "copy": [{0}]}}',
+                '{{"messages": [{1}], "messages": [{0}]}}',
+                '{{"messages": [{0}], "mess\\u0061ges": [{1}]}}',
+                '{{"messages": [{0},]}}',
+                '{{"messages": [{0}, , 1]}}',
+            ]
+        )
+    )
+    bodies = [
+        template.format(f"{space},".join(messages), ",".join(first)).encode()
+        for messages in (first, whole)
+    ]
+
+    def read(before):
+        try:
+            return read_request("chat/completions", bodies[1], before)
+        except UnreadableError:
+            return None
+
+    try:
+        before = read_request("chat/completions", bodies[0])
+    except UnreadableError:
+        before = None
+    expected = read(None)
+    found = read(before)
+    if expected is None:
+        assert found is None
+        return
+    assert (found.prompt, found.items, found.settings) == (
+        expected.prompt,
+        expected.items,
+        expected.settings,
+    )
+    assert list(found.items[: found.known]) == list(expected.items[: found.known])

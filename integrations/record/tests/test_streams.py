@@ -7,7 +7,7 @@ import pytest
 
 from hgpo_envs.files import secrets
 from hgpo_record.recording.calls import read_answer
-from hgpo_record.recording.streams import whole_answer
+from hgpo_record.recording.streams import is_whole, may_end, whole_answer
 
 
 def stream(*deltas: dict, finish: str = "tool_calls") -> bytes:
@@ -173,3 +173,16 @@ def test_a_key_that_the_server_repeats_is_in_no_column(monkeypatch, message):
     written = [answer.action, answer.reply.response, answer.reply.message]
     assert "***" in str(written)
     assert "1234" not in str(written)
+
+
+@pytest.mark.parametrize("space", ["", " "])
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_only_a_line_of_its_own_ends_a_stream(space, line_end):
+    """A model may write [DONE] itself."""
+    part = {"index": 0, "delta": {"content": "[DONE]"}, "finish_reason": None}
+    stream = b"data: " + orjson.dumps({"choices": [part]}) + line_end * 2
+    assert not may_end("chat/completions", stream, len(stream))
+    assert not is_whole("chat/completions", stream)
+    last = f"data:{space}[DONE]".encode() + line_end * 2
+    assert may_end("chat/completions", stream + last, len(last) - 9)
+    assert is_whole("chat/completions", stream + last)

@@ -9,6 +9,7 @@ that verl can reproduce. `RULES` is that list; nothing is left out silently.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from importlib import import_module
@@ -431,7 +432,8 @@ def translate(config: Config, cluster: Cluster, folder: Path) -> dict[str, Any]:
             raise InputError(f"setting {name}: verl cannot do this: {error}") from error
     section = {
         "folder": folder.as_posix(),
-        "configuration": _plain(dataclasses.asdict(config)),
+        # with lists instead of tuples, which YAML does not have
+        "configuration": json.loads(json.dumps(dataclasses.asdict(config))),
     }
     return {"defaults": ["ppo_trainer", "_self_"], **_nested(values), "hgpo": section}
 
@@ -523,10 +525,3 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
             place = place.setdefault(key, {})
         place[last] = value
     return nested
-
-
-def _plain(value: object) -> object:
-    """Return a value with lists instead of tuples, which YAML does not have."""
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -149,7 +149,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
-                env=_environment(scratch),
+                env=variables(scratch),
                 cwd=scratch,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -477,8 +477,11 @@ def _prefixes(python: str) -> list[str]:
     return found
 
 
-def _environment(scratch: str) -> Mapping[str, str]:
-    """Return the environment variables of AppWorld's processes: none of this process's but search paths."""
+def variables(scratch: str) -> Mapping[str, str]:
+    """Return the environment variables of AppWorld's processes, which write into a folder.
+
+    None of this process's are passed on but search paths; the same hashes, time zone and encoding are in every process.
+    """
     return {
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         "APPWORLD_ROOT": scratch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hgpo_appworld.generation.checks import (
     NO_ANSWER,
@@ -12,8 +12,8 @@ from hgpo_appworld.generation.checks import (
     only_fields,
     records,
 )
-from hgpo_appworld.generation.programs import PASSWORDS, all_pages, finish, login
-from hgpo_appworld.generation.scenario import Draft, Scenario
+from hgpo_appworld.generation.programs import all_pages
+from hgpo_appworld.generation.scenario import Draft, scenario
 from hgpo_appworld.generation.words import CHORES, EXPENSES, MONEY_NOTES, SENTENCES
 from hgpo_appworld.generation.world import NOW, add_email, ago
 
@@ -69,17 +69,33 @@ def _note_lines(title: str) -> list[str]:
     ]
 
 
-def _pay_contacts(
-    world: World, person: Person, rng: random.Random, rows: Rows
-) -> Draft:
+@scenario(
+    "train",
+    3,
+    "phone",
+    "venmo",
+    checks=(
+        NO_ANSWER,
+        only_changed("venmo.Transaction", "venmo.User", "venmo.Notification"),
+        counts("venmo.Transaction", added="len(private_data.receivers)"),
+        records(
+            "each transaction has the right receiver, amount and note",
+            "venmo.Transaction",
+            "added",
+            "(record.sender_id, record.receiver_id, record.amount, record.description)",
+            "(private_data.user, receiver, private_data.amount, private_data.note) "
+            "for receiver in private_data.receivers",
+        ),
+        only_fields("venmo.User", "venmo_balance"),
+    ),
+)
+def pay_contacts(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+    """Send money to contacts of a relationship."""
     del rows
     relationship = rng.choice(["roommate", "friend", "coworker", "sibling"])
     amount = rng.randrange(5, 60)
     note = rng.choice(MONEY_NOTES)
     steps = [
-        PASSWORDS,
-        login("phone"),
-        login("venmo"),
         _contacts_of(relationship),
         "print(apis.venmo.show_venmo_balance(access_token=venmo_token))",
         (
@@ -87,7 +103,6 @@ def _pay_contacts(
             f"    print(apis.venmo.create_transaction(receiver_email=contact['email'], amount={amount}, "
             f"description={note!r}, access_token=venmo_token))"
         ),
-        finish(),
     ]
     receivers = [other.id for other in world.contacts[person.id][relationship]]
     private = {
@@ -103,9 +118,28 @@ def _pay_contacts(
     return Draft(instruction, steps, None, private)
 
 
-def _request_shares(
+@scenario(
+    "dev",
+    3,
+    "simple_note",
+    "venmo",
+    checks=(
+        NO_ANSWER,
+        only_changed("venmo.PaymentRequest", "venmo.Notification"),
+        counts("venmo.PaymentRequest", added="len(private_data.shares)"),
+        records(
+            "each request has the right receiver, amount and description",
+            "venmo.PaymentRequest",
+            "added",
+            "(record.sender_id, record.receiver_id, record.amount, record.description)",
+            "(private_data.user, receiver, amount, private_data.title) for receiver, amount in private_data.shares",
+        ),
+    ),
+)
+def request_shares(
     world: World, person: Person, rng: random.Random, rows: Rows
 ) -> Draft:
+    """Request the amounts that a note lists."""
     title = f"{rng.choice(EXPENSES)} {NOW.year}"
     debtors = rng.sample(world.contacts[person.id]["friend"], 3)
     amounts = [rng.randrange(500, 9900) for _ in debtors]
@@ -115,9 +149,6 @@ def _request_shares(
     ]
     _add_note(rows, person, rng, title, lines, "money")
     steps = [
-        PASSWORDS,
-        login("simple_note"),
-        login("venmo"),
         *_note_lines(title),
         (
             "for line in lines:\n"
@@ -125,7 +156,6 @@ def _request_shares(
             "    print(apis.venmo.create_payment_request(user_email=email, amount=float(amount), "
             f"description={title!r}, access_token=venmo_token))"
         ),
-        finish(),
     ]
     shares = [
         [debtor.id, cents / 100] for debtor, cents in zip(debtors, amounts, strict=True)
@@ -139,16 +169,24 @@ def _request_shares(
     )
 
 
-def _save_email(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+@scenario(
+    "test_normal",
+    3,
+    "gmail",
+    "file_system",
+    checks=(
+        NO_ANSWER,
+        *ONE_NEW_FILE,
+    ),
+)
+def save_email(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+    """Save the body of an email as a file."""
     sender = rng.choice(world.contacts[person.id]["coworker"])
     subject = f"Code for locker {rng.randrange(100, 999)}"
     body = f"The code is {rng.randrange(1000, 9999)}. {rng.choice(SENTENCES)}"
     add_email(rows, sender, person, subject, body, ago(rng, 10))
     path = f"{person.home}notes/locker_{rng.randrange(10, 99)}.txt"
     steps = [
-        PASSWORDS,
-        login("gmail"),
-        login("file_system"),
         all_pages(
             "threads",
             f"apis.gmail.show_inbox_threads(from_email={sender.email!r}, access_token=gmail_token",
@@ -162,7 +200,6 @@ def _save_email(world: World, person: Person, rng: random.Random, rows: Rows) ->
             f"print(apis.file_system.create_file(file_path={path!r}, content=email['body'], "
             "access_token=file_system_token))"
         ),
-        finish(),
     ]
     instruction = (
         f'{sender.name} ({sender.email}) sent me an email with the subject "{subject}". '
@@ -171,9 +208,28 @@ def _save_email(world: World, person: Person, rng: random.Random, rows: Rows) ->
     return Draft(instruction, steps, None, {"path": path, "content": body})
 
 
-def _note_to_tasks(
+@scenario(
+    "train",
+    3,
+    "simple_note",
+    "todoist",
+    checks=(
+        NO_ANSWER,
+        only_changed("todoist.Task"),
+        counts("todoist.Task", added="len(private_data.titles)"),
+        records(
+            "each task has the right project and title",
+            "todoist.Task",
+            "added",
+            "(record.user_id, record.project_id, record.title)",
+            "(private_data.user, private_data.project, title) for title in private_data.titles",
+        ),
+    ),
+)
+def note_to_tasks(
     world: World, person: Person, rng: random.Random, rows: Rows
 ) -> Draft:
+    """Add a task for every line of a note."""
     project, (project_id, _) = rng.choice(
         [entry for entry in world.projects[person.id].items() if entry[0] != "Inbox"]
     )
@@ -184,9 +240,6 @@ def _note_to_tasks(
     ]
     _add_note(rows, person, rng, title, chores, "ideas")
     steps = [
-        PASSWORDS,
-        login("simple_note"),
-        login("todoist"),
         *_note_lines(title),
         (
             f"projects = apis.todoist.show_projects(query={project!r}, access_token=todoist_token)\n"
@@ -198,7 +251,6 @@ def _note_to_tasks(
             "    print(apis.todoist.create_task(project_id=project['project_id'], title=line, "
             "access_token=todoist_token))"
         ),
-        finish(),
     ]
     instruction = (
         f'Add a task to my Todoist project "{project}" for every line of my Simple Note note "{title}". '
@@ -212,130 +264,12 @@ def _note_to_tasks(
     )
 
 
-def _answer_requests(
-    world: World, person: Person, rng: random.Random, rows: Rows
-) -> Draft:
-    relationship = rng.choice(["friend", "coworker"])
-    known = world.contacts[person.id]
-    others = [other for kind in known if kind != relationship for other in known[kind]]
-    senders = [*rng.sample(known[relationship], 2), *rng.sample(others, 2)]
-    cents = [rng.randrange(200, 4000) for _ in senders]
-    ids = [
-        rows.add(
-            "venmo",
-            "PaymentRequest",
-            sender_id=sender.id,
-            receiver_id=person.id,
-            amount=amount / 100,
-            description=rng.choice(MONEY_NOTES),
-            created_at=ago(rng, 30),
-            updated_at=NOW.isoformat(),
-            private=False,
-        )
-        for sender, amount in zip(senders, cents, strict=True)
-    ]
-    steps = [
-        PASSWORDS,
-        login("phone"),
-        login("venmo"),
-        _contacts_of(relationship),
-        all_pages(
-            "requests",
-            "apis.venmo.show_received_payment_requests(status='pending', access_token=venmo_token",
-        ),
-        (
-            "emails = [contact['email'] for contact in contacts]\n"
-            "for request in requests:\n"
-            "    decide = apis.venmo.approve_payment_request if request['sender']['email'] in emails "
-            "else apis.venmo.deny_payment_request\n"
-            "    print(decide(payment_request_id=request['payment_request_id'], access_token=venmo_token))"
-        ),
-        finish(),
-    ]
-    instruction = (
-        f"Approve all pending Venmo payment requests that my {relationship}s sent me, and deny all others. My phone "
-        f"contacts say who my {relationship}s are."
-    )
-    return Draft(instruction, steps, None, {"approved": ids[:2], "denied": ids[2:]})
-
-
-PAY_CONTACTS: Final = Scenario(
-    "pay_contacts",
+@scenario(
     "train",
     3,
-    ("phone", "venmo"),
-    _pay_contacts,
-    (
-        NO_ANSWER,
-        only_changed("venmo.Transaction", "venmo.User", "venmo.Notification"),
-        counts("venmo.Transaction", added="len(private_data.receivers)"),
-        records(
-            "each transaction has the right receiver, amount and note",
-            "venmo.Transaction",
-            "added",
-            "(record.sender_id, record.receiver_id, record.amount, record.description)",
-            "(private_data.user, receiver, private_data.amount, private_data.note) "
-            "for receiver in private_data.receivers",
-        ),
-        only_fields("venmo.User", "venmo_balance"),
-    ),
-)
-REQUEST_SHARES: Final = Scenario(
-    "request_shares",
-    "dev",
-    3,
-    ("simple_note", "venmo"),
-    _request_shares,
-    (
-        NO_ANSWER,
-        only_changed("venmo.PaymentRequest", "venmo.Notification"),
-        counts("venmo.PaymentRequest", added="len(private_data.shares)"),
-        records(
-            "each request has the right receiver, amount and description",
-            "venmo.PaymentRequest",
-            "added",
-            "(record.sender_id, record.receiver_id, record.amount, record.description)",
-            "(private_data.user, receiver, amount, private_data.title) for receiver, amount in private_data.shares",
-        ),
-    ),
-)
-SAVE_EMAIL: Final = Scenario(
-    "save_email",
-    "test_normal",
-    3,
-    ("gmail", "file_system"),
-    _save_email,
-    (
-        NO_ANSWER,
-        *ONE_NEW_FILE,
-    ),
-)
-NOTE_TO_TASKS: Final = Scenario(
-    "note_to_tasks",
-    "train",
-    3,
-    ("simple_note", "todoist"),
-    _note_to_tasks,
-    (
-        NO_ANSWER,
-        only_changed("todoist.Task"),
-        counts("todoist.Task", added="len(private_data.titles)"),
-        records(
-            "each task has the right project and title",
-            "todoist.Task",
-            "added",
-            "(record.user_id, record.project_id, record.title)",
-            "(private_data.user, private_data.project, title) for title in private_data.titles",
-        ),
-    ),
-)
-ANSWER_REQUESTS: Final = Scenario(
-    "answer_requests",
-    "train",
-    3,
-    ("phone", "venmo"),
-    _answer_requests,
-    (
+    "phone",
+    "venmo",
+    checks=(
         NO_ANSWER,
         only_changed(
             "venmo.PaymentRequest",
@@ -357,3 +291,45 @@ ANSWER_REQUESTS: Final = Scenario(
         counts("venmo.Transaction", added="len(private_data.approved)"),
     ),
 )
+def answer_requests(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
+    """Approve the payment requests of some contacts, and deny others."""
+    relationship = rng.choice(["friend", "coworker"])
+    known = world.contacts[person.id]
+    others = [other for kind in known if kind != relationship for other in known[kind]]
+    senders = [*rng.sample(known[relationship], 2), *rng.sample(others, 2)]
+    cents = [rng.randrange(200, 4000) for _ in senders]
+    ids = [
+        rows.add(
+            "venmo",
+            "PaymentRequest",
+            sender_id=sender.id,
+            receiver_id=person.id,
+            amount=amount / 100,
+            description=rng.choice(MONEY_NOTES),
+            created_at=ago(rng, 30),
+            updated_at=NOW.isoformat(),
+            private=False,
+        )
+        for sender, amount in zip(senders, cents, strict=True)
+    ]
+    steps = [
+        _contacts_of(relationship),
+        all_pages(
+            "requests",
+            "apis.venmo.show_received_payment_requests(status='pending', access_token=venmo_token",
+        ),
+        (
+            "emails = [contact['email'] for contact in contacts]\n"
+            "for request in requests:\n"
+            "    decide = apis.venmo.approve_payment_request if request['sender']['email'] in emails "
+            "else apis.venmo.deny_payment_request\n"
+            "    print(decide(payment_request_id=request['payment_request_id'], access_token=venmo_token))"
+        ),
+    ]
+    instruction = (
+        f"Approve all pending Venmo payment requests that my {relationship}s sent me, and deny all others. My phone "
+        f"contacts say who my {relationship}s are."
+    )
+    return Draft(instruction, steps, None, {"approved": ids[:2], "denied": ids[2:]})

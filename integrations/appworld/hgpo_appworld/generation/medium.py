@@ -13,8 +13,8 @@ from hgpo_appworld.generation.checks import (
     only_fields,
     records,
 )
-from hgpo_appworld.generation.programs import PASSWORDS, all_pages, finish, login
-from hgpo_appworld.generation.scenario import Draft, Scenario
+from hgpo_appworld.generation.programs import all_pages
+from hgpo_appworld.generation.scenario import Draft, scenario
 from hgpo_appworld.generation.words import MESSAGES, NEW_PLAYLISTS
 from hgpo_appworld.generation.world import NOW
 
@@ -32,26 +32,28 @@ _SONGS: Final = (
 )
 
 
-def _most_played(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+@scenario("train", 2, "spotify", checks=(RIGHT_ANSWER, NOTHING_CHANGED))
+def most_played(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+    """Name the song that was played most or least."""
     del rows
     which, choose = rng.choice([("most", max), ("least", min)])
     song = choose(world.library[person.id], key=lambda song: song.play_count)
     steps = [
-        PASSWORDS,
-        login("spotify"),
         _LIBRARY,
         _SONGS,
         f"wanted = {choose.__name__}(songs, key=lambda song: song['play_count'])\nprint(wanted['title'])",
-        finish("wanted['title']"),
     ]
     return Draft(
         f"What is the title of the {which} played song in my Spotify song library?",
         steps,
         song.title,
+        answer_code="wanted['title']",
     )
 
 
-def _money_sent(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+@scenario("dev", 2, "venmo", checks=(RIGHT_ANSWER, NOTHING_CHANGED))
+def money_sent(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+    """Add up what was sent to a friend this year."""
     del rows
     mine = [
         t for t in world.transfers if t.sender == person.id and t.sent.year == NOW.year
@@ -63,8 +65,6 @@ def _money_sent(world: World, person: Person, rng: random.Random, rows: Rows) ->
     )
     cents = sum(t.cents for t in mine if t.receiver == friend.id)
     steps = [
-        PASSWORDS,
-        login("venmo"),
         (
             f"found = apis.venmo.search_users(query={friend.name!r}, access_token=venmo_token)\n"
             f"friend = next(user for user in found if user['last_name'] == {friend.last_name!r})\n"
@@ -76,24 +76,40 @@ def _money_sent(world: World, person: Person, rng: random.Random, rows: Rows) ->
             f"min_created_at='{NOW.year}-01-01', access_token=venmo_token",
         ),
         "total = round(sum(transaction['amount'] for transaction in sent), 2)\nprint(total)",
-        finish("total"),
     ]
     instruction = (
         f"How much money have I sent to {friend.name} on Venmo this year, in dollars?"
     )
-    return Draft(instruction, steps, cents / 100)
+    return Draft(instruction, steps, cents / 100, answer_code="total")
 
 
-def _urgent_chores(
+@scenario(
+    "test_normal",
+    2,
+    "todoist",
+    checks=(
+        NO_ANSWER,
+        only_changed("todoist.Task"),
+        counts("todoist.Task", updated="len(private_data.tasks)"),
+        only_fields("todoist.Task", "is_completed"),
+        records(
+            "the right tasks changed",
+            "todoist.Task",
+            "updated",
+            "record.id",
+            "private_data.tasks",
+        ),
+    ),
+)
+def urgent_chores(
     world: World, person: Person, rng: random.Random, rows: Rows
 ) -> Draft:
+    """Complete the tasks of a priority in a project."""
     del rows
     priority = rng.choice(["high", "medium", "low"])
     name = rng.choice([name for name in world.projects[person.id] if name != "Inbox"])
     _, chores = world.projects[person.id][name]
     steps = [
-        PASSWORDS,
-        login("todoist"),
         all_pages("projects", "apis.todoist.show_projects(access_token=todoist_token"),
         (
             f"project = next(project for project in projects if project['name'] == {name!r})\n"
@@ -109,7 +125,6 @@ def _urgent_chores(
             "    print(apis.todoist.update_task(task_id=task['task_id'], is_completed=True, "
             "access_token=todoist_token))"
         ),
-        finish(),
     ]
     private = {
         "tasks": [
@@ -122,132 +137,11 @@ def _urgent_chores(
     return Draft(instruction, steps, None, private)
 
 
-def _star_threads(
-    world: World, person: Person, rng: random.Random, rows: Rows
-) -> Draft:
-    del rows
-    plain = [thread for thread in world.inbox[person.id] if not thread.starred]
-    sender = world.person(rng.choice(plain).sender)
-    steps = [
-        PASSWORDS,
-        login("gmail"),
-        all_pages("threads", "apis.gmail.show_inbox_threads(access_token=gmail_token"),
-        (
-            f"wanted = [thread for thread in threads if not thread['starred'] "
-            f"and {sender.email!r} in [other['email'] for other in thread['participants']]]\n"
-            "print([thread['subject'] for thread in wanted])"
-        ),
-        (
-            "for thread in wanted:\n"
-            "    print(apis.gmail.mark_thread_starred(email_thread_id=thread['email_thread_id'], "
-            "access_token=gmail_token))"
-        ),
-        finish(),
-    ]
-    private = {"threads": [thread.id for thread in plain if thread.sender == sender.id]}
-    instruction = f"Star every email thread from {sender.name} ({sender.email}) in my Gmail inbox."
-    return Draft(instruction, steps, None, private)
-
-
-def _genre_playlist(
-    world: World, person: Person, rng: random.Random, rows: Rows
-) -> Draft:
-    del rows
-    genre = rng.choice(sorted({song.genre for song in world.library[person.id]}))
-    title = rng.choice(NEW_PLAYLISTS)
-    steps = [
-        PASSWORDS,
-        login("spotify"),
-        _LIBRARY,
-        _SONGS,
-        f"wanted = [song['song_id'] for song in songs if song['genre'] == {genre!r}]\nprint(wanted)",
-        f"playlist = apis.spotify.create_playlist(title={title!r}, access_token=spotify_token)\nprint(playlist)",
-        (
-            "for song_id in wanted:\n"
-            "    print(apis.spotify.add_song_to_playlist(playlist_id=playlist['playlist_id'], song_id=song_id, "
-            "access_token=spotify_token))"
-        ),
-        finish(),
-    ]
-    songs = [song.id for song in world.library[person.id] if song.genre == genre]
-    instruction = f'Create a Spotify playlist named "{title}" with all {genre} songs of my Spotify song library.'
-    return Draft(
-        instruction, steps, None, {"title": title, "songs": songs, "user": person.id}
-    )
-
-
-def _text_contacts(
-    world: World, person: Person, rng: random.Random, rows: Rows
-) -> Draft:
-    del rows
-    relationship = rng.choice(["friend", "coworker", "roommate"])
-    text = rng.choice(MESSAGES)
-    steps = [
-        PASSWORDS,
-        login("phone"),
-        all_pages(
-            "contacts",
-            f"apis.phone.search_contacts(relationship={relationship!r}, access_token=phone_token",
-            "[contact['first_name'] for contact in contacts]",
-        ),
-        (
-            "for contact in contacts:\n"
-            f"    print(apis.phone.send_text_message(phone_number=contact['phone_number'], message={text!r}, "
-            "access_token=phone_token))"
-        ),
-        finish(),
-    ]
-    private = {
-        "receivers": [other.id for other in world.contacts[person.id][relationship]],
-        "text": text,
-        "user": person.id,
-    }
-    return Draft(
-        f'Send a text message to each of my {relationship}s: "{text}"',
-        steps,
-        None,
-        private,
-    )
-
-
-MOST_PLAYED: Final = Scenario(
-    "most_played",
+@scenario(
     "train",
     2,
-    ("spotify",),
-    _most_played,
-    (RIGHT_ANSWER, NOTHING_CHANGED),
-)
-MONEY_SENT: Final = Scenario(
-    "money_sent", "dev", 2, ("venmo",), _money_sent, (RIGHT_ANSWER, NOTHING_CHANGED)
-)
-URGENT_CHORES: Final = Scenario(
-    "urgent_chores",
-    "test_normal",
-    2,
-    ("todoist",),
-    _urgent_chores,
-    (
-        NO_ANSWER,
-        only_changed("todoist.Task"),
-        counts("todoist.Task", updated="len(private_data.tasks)"),
-        only_fields("todoist.Task", "is_completed"),
-        records(
-            "the right tasks changed",
-            "todoist.Task",
-            "updated",
-            "record.id",
-            "private_data.tasks",
-        ),
-    ),
-)
-STAR_THREADS: Final = Scenario(
-    "star_threads",
-    "train",
-    2,
-    ("gmail",),
-    _star_threads,
-    (
+    "gmail",
+    checks=(
         NO_ANSWER,
         only_changed("gmail.UserEmailThread"),
         counts("gmail.UserEmailThread", updated="len(private_data.threads)"),
@@ -261,13 +155,34 @@ STAR_THREADS: Final = Scenario(
         ),
     ),
 )
-GENRE_PLAYLIST: Final = Scenario(
-    "genre_playlist",
+def star_threads(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
+    """Star the threads from a sender."""
+    del rows
+    plain = [thread for thread in world.inbox[person.id] if not thread.starred]
+    sender = world.person(rng.choice(plain).sender)
+    steps = [
+        all_pages("threads", "apis.gmail.show_inbox_threads(access_token=gmail_token"),
+        (
+            f"wanted = [thread for thread in threads if not thread['starred'] "
+            f"and {sender.email!r} in [other['email'] for other in thread['participants']]]\n"
+            "print([thread['subject'] for thread in wanted])"
+        ),
+        (
+            "for thread in wanted:\n"
+            "    print(apis.gmail.mark_thread_starred(email_thread_id=thread['email_thread_id'], "
+            "access_token=gmail_token))"
+        ),
+    ]
+    private = {"threads": [thread.id for thread in plain if thread.sender == sender.id]}
+    instruction = f"Star every email thread from {sender.name} ({sender.email}) in my Gmail inbox."
+    return Draft(instruction, steps, None, private)
+
+
+@scenario(
     "train",
     2,
-    ("spotify",),
-    _genre_playlist,
-    (
+    "spotify",
+    checks=(
         NO_ANSWER,
         only_changed("spotify.Playlist", "spotify.PlaylistSong"),
         counts("spotify.Playlist", added="1"),
@@ -288,13 +203,36 @@ GENRE_PLAYLIST: Final = Scenario(
         ),
     ),
 )
-TEXT_CONTACTS: Final = Scenario(
-    "text_contacts",
+def genre_playlist(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
+    """Make a playlist of the songs of a genre."""
+    del rows
+    genre = rng.choice(sorted({song.genre for song in world.library[person.id]}))
+    title = rng.choice(NEW_PLAYLISTS)
+    steps = [
+        _LIBRARY,
+        _SONGS,
+        f"wanted = [song['song_id'] for song in songs if song['genre'] == {genre!r}]\nprint(wanted)",
+        f"playlist = apis.spotify.create_playlist(title={title!r}, access_token=spotify_token)\nprint(playlist)",
+        (
+            "for song_id in wanted:\n"
+            "    print(apis.spotify.add_song_to_playlist(playlist_id=playlist['playlist_id'], song_id=song_id, "
+            "access_token=spotify_token))"
+        ),
+    ]
+    songs = [song.id for song in world.library[person.id] if song.genre == genre]
+    instruction = f'Create a Spotify playlist named "{title}" with all {genre} songs of my Spotify song library.'
+    return Draft(
+        instruction, steps, None, {"title": title, "songs": songs, "user": person.id}
+    )
+
+
+@scenario(
     "train",
     2,
-    ("phone",),
-    _text_contacts,
-    (
+    "phone",
+    checks=(
         NO_ANSWER,
         only_changed("phone.GlobalTextMessage", "phone.UserTextMessage"),
         counts("phone.GlobalTextMessage", added="len(private_data.receivers)"),
@@ -307,3 +245,33 @@ TEXT_CONTACTS: Final = Scenario(
         ),
     ),
 )
+def text_contacts(
+    world: World, person: Person, rng: random.Random, rows: Rows
+) -> Draft:
+    """Send a message to contacts of a relationship."""
+    del rows
+    relationship = rng.choice(["friend", "coworker", "roommate"])
+    text = rng.choice(MESSAGES)
+    steps = [
+        all_pages(
+            "contacts",
+            f"apis.phone.search_contacts(relationship={relationship!r}, access_token=phone_token",
+            "[contact['first_name'] for contact in contacts]",
+        ),
+        (
+            "for contact in contacts:\n"
+            f"    print(apis.phone.send_text_message(phone_number=contact['phone_number'], message={text!r}, "
+            "access_token=phone_token))"
+        ),
+    ]
+    private = {
+        "receivers": [other.id for other in world.contacts[person.id][relationship]],
+        "text": text,
+        "user": person.id,
+    }
+    return Draft(
+        f'Send a text message to each of my {relationship}s: "{text}"',
+        steps,
+        None,
+        private,
+    )

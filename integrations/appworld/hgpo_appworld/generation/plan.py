@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_appworld.apps import ACCOUNTS
 from hgpo_appworld.generation import easy, hard, medium
 from hgpo_appworld.generation.checks import evaluation
-from hgpo_appworld.generation.programs import solution
+from hgpo_appworld.generation.programs import PASSWORDS, finish, login, solution
 from hgpo_appworld.generation.world import NOW, Rows, make_world
 from hgpo_envs.errors import InputError
 
@@ -22,22 +22,22 @@ PER_SCENARIO: Final = 3
 """The tasks of a scenario, as in AppWorld."""
 
 SCENARIOS: Final = (
-    easy.LIBRARY_SIZE,
-    easy.ALARM_TIME,
-    easy.TAGGED_NOTES,
-    medium.MOST_PLAYED,
-    medium.MONEY_SENT,
-    medium.URGENT_CHORES,
-    hard.PAY_CONTACTS,
-    hard.REQUEST_SHARES,
-    hard.SAVE_EMAIL,
-    easy.SWITCH_ALARM,
-    medium.STAR_THREADS,
-    hard.NOTE_TO_TASKS,
-    easy.NEW_FILE,
-    medium.GENRE_PLAYLIST,
-    hard.ANSWER_REQUESTS,
-    medium.TEXT_CONTACTS,
+    easy.library_size,
+    easy.alarm_time,
+    easy.tagged_notes,
+    medium.most_played,
+    medium.money_sent,
+    medium.urgent_chores,
+    hard.pay_contacts,
+    hard.request_shares,
+    hard.save_email,
+    easy.switch_alarm,
+    medium.star_threads,
+    hard.note_to_tasks,
+    easy.new_file,
+    medium.genre_playlist,
+    hard.answer_requests,
+    medium.text_contacts,
 )
 """In the order in which a plan takes them, again from the start when there are more: so few tasks have all splits."""
 
@@ -58,6 +58,9 @@ class PlannedTask:
         """Return the task as JSON values for `build_root.py`."""
         person = self.supervisor
         scenario = self.scenario
+        logins = map(login, scenario.apps)
+        end = finish(self.draft.answer_code)
+        steps = [PASSWORDS, *logins, *self.draft.steps, end]
         return {
             "id": self.id,
             "split": scenario.split,
@@ -78,7 +81,7 @@ class PlannedTask:
                 {"requirement": check.requirement, "label": check.label}
                 for check in scenario.checks
             ],
-            "solution": solution(self.draft.steps),
+            "solution": solution(steps),
         }
 
 

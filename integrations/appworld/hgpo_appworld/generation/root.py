@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hgpo_appworld.data.commands import run
+from hgpo_appworld.engine.process import variables
 from hgpo_appworld.generation.plan import DEFAULT_TASKS, make_plan
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import writing
@@ -60,22 +60,8 @@ def write_root(
         run(
             command,
             "writing the world",
-            environment=_environment(scratch),
+            environment=variables(scratch),
             folder=Path(scratch),
             told=tell,
         )
     return {split: len(ids) for split, ids in plan["splits"].items()}
-
-
-def _environment(home: str) -> dict[str, str]:
-    """Return the variables of AppWorld's process: a home folder of its own, and the same hashes in every process."""
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": home,
-        "TMPDIR": home,
-        "TZ": "UTC",
-        "LANG": "C.UTF-8",
-        "PYTHONUTF8": "1",
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }

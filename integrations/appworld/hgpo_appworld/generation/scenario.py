@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import random
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from hgpo_appworld.generation.checks import Check
     from hgpo_appworld.generation.world import Person, Rows, World
 
+    Make: TypeAlias = "Callable[[World, Person, random.Random, Rows], Draft]"
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -19,15 +21,17 @@ class Draft:
 
     Attributes:
         instruction: The instruction.
-        steps: The steps of the solution.
+        steps: The steps of the solution, between the logins to the scenario's apps and the end.
         answer: The expected answer; None if the task asks for none.
         private: What the evaluation needs to know.
+        answer_code: What the solution answers, as an expression of the steps' variables; empty if it does not.
     """
 
     instruction: str
     steps: Sequence[str]
     answer: str | int | float | None = None
     private: dict[str, Any] = field(default_factory=dict)
+    answer_code: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,5 +51,16 @@ class Scenario:
     split: str
     difficulty: int
     apps: tuple[str, ...]
-    make: Callable[[World, Person, random.Random, Rows], Draft]
+    make: Make
     checks: tuple[Check, ...]
+
+
+def scenario(
+    split: str, difficulty: int, *apps: str, checks: tuple[Check, ...]
+) -> Callable[[Make], Scenario]:
+    """Make a scenario of the function that drafts its tasks, whose name it has. The arguments are `Scenario`'s."""
+
+    def of(make: Make) -> Scenario:
+        return Scenario(make.__name__, split, difficulty, apps, make, checks)
+
+    return of

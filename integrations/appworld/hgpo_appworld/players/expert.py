@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_appworld.engine.engine import AppWorldEngine
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.players import left_of
+from hgpo_envs.players import engine_to_read, left_of
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
@@ -40,12 +40,10 @@ class ExpertPlayer:
             InputError: If the engine is not AppWorld's, or the data has no solution.
         """
         del state
-        if not isinstance(engine, AppWorldEngine):
-            raise InputError(
-                "AppWorld's expert reads the world of its own process; run it without --workers, or use explorer"
-            )
-        self._engine = engine
-        self._steps = split_solution(engine.ground_truth_solution(), task.id)
+        reading = "AppWorld's expert reads the world"
+        self._engine = engine_to_read(engine, AppWorldEngine, reading)
+        solution = self._engine.ground_truth_solution()
+        self._steps = split_solution(solution, task.id)
 
     def fork(self, engine: Engine | None) -> ExpertPlayer:
         """Return an independent copy for another engine in the same state."""

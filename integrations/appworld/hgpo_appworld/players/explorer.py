@@ -8,6 +8,7 @@ then gives up.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -47,10 +48,7 @@ class ExplorerPlayer:
     def fork(self, engine: Engine | None) -> ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
-        player = ExplorerPlayer()
-        player._left = self._left.copy()
-        player._tried = self._tried
-        return player
+        return copy.deepcopy(self)
 
     def act(self, state: State) -> str:
         """Return the first program whose output has not been seen yet; after three tries, the next one."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Attempts: TypeAlias = "Callable[[re.Match[str]], list[Attempt]]"
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,26 @@ class Skill:
 
     instruction: str
     apis: tuple[str, ...]
-    attempts: Callable[[re.Match[str]], list[Attempt]]
+    attempts: Attempts
 
     @property
     def apps(self) -> list[str]:
         """The apps that it needs an account of."""
         return list(dict.fromkeys(api.partition(".")[0] for api in self.apis))
+
+
+SKILLS: Final[list[Skill]] = []
+"""In the order in which they are tried."""
+
+
+def _skill(instruction: str, *apis: str) -> Callable[[Attempts], Attempts]:
+    """Add a skill, whose attempts are those of the function. The arguments are `Skill`'s."""
+
+    def add(attempts: Attempts) -> Attempts:
+        SKILLS.append(Skill(instruction, apis, attempts))
+        return attempts
+
+    return add
 
 
 def find_skill(instruction: str) -> tuple[Skill, re.Match[str]] | None:
@@ -64,14 +80,17 @@ def _answered(program: str, answer: str) -> list[Attempt]:
     ]
 
 
-def _done(*programs: str, shows: str = "message") -> list[Attempt]:
-    """Return the attempts that execute programs and then complete the task."""
-    return [
-        *(Attempt(program, shows) for program in programs),
-        Attempt("apis.supervisor.complete_task()"),
-    ]
+def _done(program: str) -> list[Attempt]:
+    """Return the attempts that execute a program and then complete the task."""
+    return [Attempt(program, "message"), Attempt("apis.supervisor.complete_task()")]
 
 
+@_skill(
+    r"How many (song|album|playlist)s are there in my Spotify",
+    "spotify.show_song_library",
+    "spotify.show_album_library",
+    "spotify.show_playlist_library",
+)
 def _library_size(found: re.Match[str]) -> list[Attempt]:
     return _answered(
         f"entries = apis.spotify.show_{found[1]}_library(access_token=spotify_key)",
@@ -79,6 +98,7 @@ def _library_size(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(r'What time is the alarm labelled "(.+)" on my phone', "phone.show_alarms")
 def _alarm_time(found: re.Match[str]) -> list[Attempt]:
     return _answered(
         "entries = apis.phone.show_alarms(access_token=phone_key)",
@@ -86,6 +106,10 @@ def _alarm_time(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'How many of my notes in Simple Note have the tag "(.+)"',
+    "simple_note.search_notes",
+)
 def _tagged_notes(found: re.Match[str]) -> list[Attempt]:
     return _answered(
         f"entries = apis.simple_note.search_notes(tags=[{found[1]!r}], access_token=simple_note_key)",
@@ -93,6 +117,11 @@ def _tagged_notes(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r"title of the (most|least) played song in my Spotify",
+    "spotify.show_song_library",
+    "spotify.show_song",
+)
 def _most_played(found: re.Match[str]) -> list[Attempt]:
     choose = "max" if found[1] == "most" else "min"
     return _answered(
@@ -102,6 +131,11 @@ def _most_played(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r"How much money have I sent to (.+) on Venmo this year",
+    "venmo.search_users",
+    "venmo.show_transactions",
+)
 def _money_sent(found: re.Match[str]) -> list[Attempt]:
     return _answered(
         f"other = apis.venmo.search_users(query={found[1]!r}, access_token=venmo_key)[0]\n"
@@ -111,6 +145,12 @@ def _money_sent(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'Mark all (\w+) priority tasks of my Todoist project "(.+)" as completed',
+    "todoist.show_projects",
+    "todoist.show_tasks",
+    "todoist.update_task",
+)
 def _complete_chores(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"projects_found = apis.todoist.show_projects(query={found[2]!r}, access_token=todoist_key)\n"
@@ -121,6 +161,11 @@ def _complete_chores(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'Send \$(\d+) on Venmo to each of my (\w+)s, .* with the note "(.+)"',
+    "phone.search_contacts",
+    "venmo.create_transaction",
+)
 def _pay(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"others = apis.phone.search_contacts(relationship={found[2]!r}, access_token=phone_key)\n"
@@ -130,6 +175,12 @@ def _pay(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'My Simple Note note "(.+)" says who owes me how much\. Request each amount on Venmo',
+    "simple_note.search_notes",
+    "simple_note.show_note",
+    "venmo.create_payment_request",
+)
 def _request_shares(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"entry = apis.simple_note.search_notes(query={found[1]!r}, access_token=simple_note_key)[0]\n"
@@ -141,6 +192,12 @@ def _request_shares(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'\((\S+)\) sent me an email with the subject "(.+)"\. Save its body in my file system as (\S+)\.',
+    "gmail.show_inbox_threads",
+    "gmail.show_thread",
+    "file_system.create_file",
+)
 def _save_email(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"entries = apis.gmail.show_inbox_threads(from_email={found[1]!r}, access_token=gmail_key)\n"
@@ -151,6 +208,11 @@ def _save_email(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'Switch (on|off) the alarm labelled "(.+)" on my phone',
+    "phone.show_alarms",
+    "phone.update_alarm",
+)
 def _switch_alarm(found: re.Match[str]) -> list[Attempt]:
     return _done(
         "entries = apis.phone.show_alarms(access_token=phone_key)\n"
@@ -161,6 +223,11 @@ def _switch_alarm(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r"Star every email thread from .+ \((\S+)\) in my Gmail",
+    "gmail.show_inbox_threads",
+    "gmail.mark_thread_starred",
+)
 def _star_threads(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"entries = apis.gmail.show_inbox_threads(from_email={found[1]!r}, starred=False, access_token=gmail_key)\n"
@@ -169,6 +236,13 @@ def _star_threads(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'Add a task to my Todoist project "(.+)" for every line of my Simple Note note "(.+)"\. The line',
+    "simple_note.search_notes",
+    "simple_note.show_note",
+    "todoist.show_projects",
+    "todoist.create_task",
+)
 def _note_to_tasks(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"entry = apis.simple_note.search_notes(query={found[2]!r}, access_token=simple_note_key)[0]\n"
@@ -179,6 +253,10 @@ def _note_to_tasks(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'Create the file (\S+) in my file system with the content "(.+)"',
+    "file_system.create_file",
+)
 def _new_file(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"print(apis.file_system.create_file(file_path={found[1]!r}, content={found[2]!r}, "
@@ -186,6 +264,13 @@ def _new_file(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'Create a Spotify playlist named "(.+)" with all (\w+) songs of my Spotify song library',
+    "spotify.show_song_library",
+    "spotify.show_song",
+    "spotify.create_playlist",
+    "spotify.add_song_to_playlist",
+)
 def _genre_playlist(found: re.Match[str]) -> list[Attempt]:
     return _done(
         "entries = apis.spotify.show_song_library(access_token=spotify_key)\n"
@@ -199,6 +284,13 @@ def _genre_playlist(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r"Approve all pending Venmo payment requests that my (\w+)s sent me",
+    "phone.search_contacts",
+    "venmo.show_received_payment_requests",
+    "venmo.approve_payment_request",
+    "venmo.deny_payment_request",
+)
 def _answer_requests(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"others = apis.phone.search_contacts(relationship={found[1]!r}, access_token=phone_key)\n"
@@ -210,6 +302,11 @@ def _answer_requests(found: re.Match[str]) -> list[Attempt]:
     )
 
 
+@_skill(
+    r'Send a text message to each of my (\w+)s: "(.+)"',
+    "phone.search_contacts",
+    "phone.send_text_message",
+)
 def _text_contacts(found: re.Match[str]) -> list[Attempt]:
     return _done(
         f"others = apis.phone.search_contacts(relationship={found[1]!r}, access_token=phone_key)\n"
@@ -217,110 +314,3 @@ def _text_contacts(found: re.Match[str]) -> list[Attempt]:
         f"    print(apis.phone.send_text_message(phone_number=other['phone_number'], message={found[2]!r}, "
         "access_token=phone_key))"
     )
-
-
-SKILLS: Final = (
-    Skill(
-        r"How many (song|album|playlist)s are there in my Spotify",
-        (
-            "spotify.show_song_library",
-            "spotify.show_album_library",
-            "spotify.show_playlist_library",
-        ),
-        _library_size,
-    ),
-    Skill(
-        r'What time is the alarm labelled "(.+)" on my phone',
-        ("phone.show_alarms",),
-        _alarm_time,
-    ),
-    Skill(
-        r'How many of my notes in Simple Note have the tag "(.+)"',
-        ("simple_note.search_notes",),
-        _tagged_notes,
-    ),
-    Skill(
-        r"title of the (most|least) played song in my Spotify",
-        ("spotify.show_song_library", "spotify.show_song"),
-        _most_played,
-    ),
-    Skill(
-        r"How much money have I sent to (.+) on Venmo this year",
-        ("venmo.search_users", "venmo.show_transactions"),
-        _money_sent,
-    ),
-    Skill(
-        r'Mark all (\w+) priority tasks of my Todoist project "(.+)" as completed',
-        ("todoist.show_projects", "todoist.show_tasks", "todoist.update_task"),
-        _complete_chores,
-    ),
-    Skill(
-        r'Send \$(\d+) on Venmo to each of my (\w+)s, .* with the note "(.+)"',
-        ("phone.search_contacts", "venmo.create_transaction"),
-        _pay,
-    ),
-    Skill(
-        r'My Simple Note note "(.+)" says who owes me how much\. Request each amount on Venmo',
-        (
-            "simple_note.search_notes",
-            "simple_note.show_note",
-            "venmo.create_payment_request",
-        ),
-        _request_shares,
-    ),
-    Skill(
-        r'\((\S+)\) sent me an email with the subject "(.+)"\. Save its body in my file system as (\S+)\.',
-        ("gmail.show_inbox_threads", "gmail.show_thread", "file_system.create_file"),
-        _save_email,
-    ),
-    Skill(
-        r'Switch (on|off) the alarm labelled "(.+)" on my phone',
-        ("phone.show_alarms", "phone.update_alarm"),
-        _switch_alarm,
-    ),
-    Skill(
-        r"Star every email thread from .+ \((\S+)\) in my Gmail",
-        ("gmail.show_inbox_threads", "gmail.mark_thread_starred"),
-        _star_threads,
-    ),
-    Skill(
-        r'Add a task to my Todoist project "(.+)" for every line of my Simple Note note "(.+)"\. The line',
-        (
-            "simple_note.search_notes",
-            "simple_note.show_note",
-            "todoist.show_projects",
-            "todoist.create_task",
-        ),
-        _note_to_tasks,
-    ),
-    Skill(
-        r'Create the file (\S+) in my file system with the content "(.+)"',
-        ("file_system.create_file",),
-        _new_file,
-    ),
-    Skill(
-        r'Create a Spotify playlist named "(.+)" with all (\w+) songs of my Spotify song library',
-        (
-            "spotify.show_song_library",
-            "spotify.show_song",
-            "spotify.create_playlist",
-            "spotify.add_song_to_playlist",
-        ),
-        _genre_playlist,
-    ),
-    Skill(
-        r"Approve all pending Venmo payment requests that my (\w+)s sent me",
-        (
-            "phone.search_contacts",
-            "venmo.show_received_payment_requests",
-            "venmo.approve_payment_request",
-            "venmo.deny_payment_request",
-        ),
-        _answer_requests,
-    ),
-    Skill(
-        r'Send a text message to each of my (\w+)s: "(.+)"',
-        ("phone.search_contacts", "phone.send_text_message"),
-        _text_contacts,
-    ),
-)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hgpo_appworld.data.commands import run
-from hgpo_appworld.engine.process import Limits
+from hgpo_appworld.engine.process import Limits, variables
 from hgpo_appworld.engine.source import AppWorldSource, Rules
 from hgpo_appworld.reference.random_programs import STEPS
 from hgpo_envs.errors import InputError
@@ -166,20 +165,10 @@ def _played(seen: dict[str, Any]) -> Played:
     )
 
 
-def _environment(root: Path, scratch: str) -> dict[str, str]:
+def _environment(root: Path, scratch: str) -> Mapping[str, str]:
     """Return the variables of AppWorld's process, which reads the data of `root` and writes into `scratch`."""
     Path(scratch, "data").symlink_to(root.resolve() / "data", target_is_directory=True)
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "APPWORLD_ROOT": scratch,
-        "APPWORLD_CACHE": f"{scratch}/cache",
-        "HOME": scratch,
-        "TZ": "UTC",
-        "LANG": "C.UTF-8",
-        "PYTHONUTF8": "1",
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    return variables(scratch)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from hgpo_envs.responses import is_deep, message_calls
 from hgpo_record.recording.calls import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hgpo_record.recording.calls import Answer, Request
 
@@ -68,9 +69,10 @@ class Branches:
     def __init__(self) -> None:
         self.found: list[Branch] = []
         self._branch_of: list[int] = []  # of each step
-        self._empty = _Prefix()
+        # of the last step, by the number of messages from 0
+        self._prefixes = [_Prefix()]
         # of each step, what its continuation sends back
-        self._replies: list[list[object]] = []
+        self._replies: list[Sequence[object]] = []
         # the steps by the server's ids of their answers
         self._answers: dict[str, int] = {}
         # of the last step of each branch
@@ -88,8 +90,10 @@ class Branches:
         if request.settings != self._decoded[0]:
             fields = _fields(tuple(request.settings.items()))
             self._decoded = request.settings, fields
-        reply = [key for item in answer.items if (key := _key(item)) is not None]
-        prefixes = self._prefixes(request.items)
+        # A request that continues the one before begins with its messages.
+        prefixes = [*self._prefixes[: request.known + 1]]
+        for item in request.items[request.known :]:
+            prefixes.append(prefixes[-1].longer.setdefault(item, _Prefix()))
         number = self._branch(request, prefixes)
         # 2. The step, and the other fields of its request if they are not those of the step before.
         step = len(self._branch_of)
@@ -108,18 +112,8 @@ class Branches:
                 prefix.last = step
         if answer.id:
             self._answers[answer.id] = step
-        self._replies.append(reply)
-
-    def _prefixes(self, items: Sequence[bytes]) -> list[_Prefix]:
-        """Return the prefixes of messages, by their lengths from 0."""
-        found = [self._empty]
-        for item in items:
-            longer = found[-1].longer.get(item)
-            if longer is None:
-                longer = _Prefix()
-                found[-1].longer[item] = longer
-            found.append(longer)
-        return found
+        self._replies.append(answer.items)
+        self._prefixes = prefixes
 
     def _branch(self, request: Request, prefixes: Sequence[_Prefix]) -> int:
         """Return the number of the branch of a call, which is a new one unless it continues a last step."""
@@ -128,8 +122,9 @@ class Branches:
         # The longest conversation that it continues, its reply included.
         for length in range(len(request.items) - 1, 0, -1):
             for step in reversed(prefixes[length].ended):
-                if _follows(request.items[length:], self._replies[step]):
-                    return self._after(step, length + len(self._replies[step]))
+                reply = self._replies[step]
+                if _follows(request.items[length:], reply):
+                    return self._after(step, length + len(list(_keys(reply))))
         # Or the call with which it shares the most messages.
         for length in range(len(request.items), 0, -1):
             if prefixes[length].last is not None:
@@ -159,24 +154,28 @@ def _fields(written: tuple[tuple[str, bytes], ...]) -> dict[str, Any]:
 
 def _follows(items: Sequence[bytes], reply: Sequence[object]) -> bool:
     """Return whether items begin with a reply, from which a program may have left out thoughts."""
-    found: list[object] = []
+    # Many programs send a reply back as it came.
+    if [msgspec.json.decode(item) for item in items[: len(reply)]] == reply:
+        return True
+    wanted = list(_keys(reply))
+    sent = _keys(map(msgspec.json.decode, items))
+    return list(islice(sent, len(wanted))) == wanted
+
+
+def _keys(items: Iterable[object]) -> Iterator[object]:
+    """Yield what is compared of messages of an assistant, or of items of an output, which are not thoughts."""
     for item in items:
-        if len(found) == len(reply):
-            break
-        value = msgspec.json.decode(item)
-        key = _key(value) if isinstance(value, dict) else value
-        if key is not None:
-            found.append(key)
-    return found == list(reply)
+        if not isinstance(item, dict):
+            yield item
+        elif item.get("type") != "reasoning":
+            yield _key(item)
 
 
 def _key(item: Mapping[str, Any]) -> object:
-    """Return what of an assistant's message or an item of an output is compared; None for thoughts.
+    """Return what of an assistant's message or an item of an output is compared.
 
     Programs send a reply back in other words: without ids of the server and empty fields, with arguments written anew.
     """
-    if item.get("type") == "reasoning":
-        return None
     if item.get("type", "message") == "message":
         calls = [_call_key(call) for call in message_calls(item)]
         return (item.get("role"), text_of(item.get("content")), calls)

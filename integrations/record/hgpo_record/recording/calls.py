@@ -33,13 +33,6 @@ _READ_BY: Final = ("user", "tool", "function")
 """The roles of messages that the model answers."""
 
 
-class _Choices(msgspec.Struct):
-    choices: list[msgspec.Raw]
-
-
-_CHOICES: Final = msgspec.json.Decoder(_Choices)
-
-
 class UnreadableError(InputError):
     """A call that cannot be a step, although the server answered it."""
 
@@ -50,15 +43,23 @@ class Request:
 
     Attributes:
         prompt: The JSON of its messages (or of its input) exactly as it was sent.
-        raw: The same in UTF-8, without lone surrogates.
         items: The JSON of each message.
         settings: All other fields of the request, as JSON by name: model, tools, temperature.
+        interface: A key of `PROMPTS`.
+        start: Where its messages begin in the body.
+        head: The body up to its last message; empty if a longer request may not begin so.
+        tail: The body from the end of its messages on.
+        known: The number of its first messages that are those of the request before it.
     """
 
     prompt: str
-    raw: bytes
     items: Sequence[bytes]
     settings: Mapping[str, bytes]
+    interface: str
+    start: int = 0
+    head: bytes = b""
+    tail: bytes = b""
+    known: int = 0
 
     @property
     def previous(self) -> str | None:
@@ -98,6 +99,10 @@ def read_request(interface: str, body: bytes, before: Request | None = None) -> 
     Raises:
         UnreadableError: It is not JSON with a prompt.
     """
+    if before is not None and before.head and before.interface == interface:
+        longer = _longer(before, body)
+        if longer is not None:
+            return longer
     name = PROMPTS[interface]
     whole = body
     try:
@@ -108,28 +113,46 @@ def read_request(interface: str, body: bytes, before: Request | None = None) -> 
             whole = _SURROGATE.sub(rb"\\ufffd", body)
             fields = _FIELDS.decode(whole)
         raw = bytes(fields.pop(name))
-        items = _items(raw, before)
+        is_text = raw.startswith(b'"')
+        items = [raw] if is_text else list(map(bytes, _ITEMS.decode(raw)))
     except (msgspec.DecodeError, KeyError) as error:
         raise UnreadableError(f"the request is not JSON with {name}: {error}") from None
-    prompt = raw
-    if whole is not body:
-        start = whole.find(raw)
-        prompt = body[start : start + len(raw)]
+    start = whole.find(raw)
+    end = start + len(raw)
+    prompt = body[start:end].decode("utf-8", "replace")
     settings = {name: bytes(value) for name, value in fields.items()}
-    return Request(prompt.decode("utf-8", "replace"), raw, items, settings)
+    request = Request(prompt, items, settings, interface, start)
+    # The messages must be where they were found: another field may have the same ones.
+    if is_text or not items or whole is not body or body.count(raw) > 1:
+        return request
+    head = body[: end - 1].rstrip()
+    return replace(request, head=head, tail=body[end - 1 :])
 
 
-def _items(raw: bytes, before: Request | None) -> list[bytes]:
-    """Return the messages of a prompt, each as its JSON; a text is one."""
-    if raw.startswith(b'"'):
-        return [raw]
-    # After the last message of the request before, a comma and more messages follow in nearly every request.
-    if before is not None:
-        begun = before.raw[:-1].rstrip()
-        more = raw[len(begun) :].lstrip() if raw.startswith(begun) else b""
-        if more.startswith(b","):
-            return [*before.items, *map(bytes, _ITEMS.decode(b"[" + more[1:]))]
-    return list(map(bytes, _ITEMS.decode(raw)))
+def _longer(before: Request, body: bytes) -> Request | None:
+    """Return a request that is the one before with further messages; None if it is another one.
+
+    Nearly every request is, and only what is new in it is read: its cost does not grow with the conversation.
+    """
+    if not (body.startswith(before.head) and body.endswith(before.tail)):
+        return None
+    end = len(body) - len(before.tail)
+    added = body[len(before.head) : end].strip()
+    if not added.startswith(b","):
+        return None
+    try:
+        items = _ITEMS.decode(b"[%b]" % added[1:])
+    except msgspec.DecodeError:
+        return None
+    if not items:
+        return None
+    return replace(
+        before,
+        prompt=body[before.start : end + 1].decode("utf-8", "replace"),
+        items=[*before.items, *map(bytes, items)],
+        head=body[:end].rstrip(),
+        known=len(before.items),
+    )
 
 
 def last_input(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -196,7 +219,7 @@ def read_answer(interface: str, body: bytes) -> Answer:
     """
     read = read_completion if interface == "chat/completions" else _as_completion
     completion = read(body)
-    (choice,) = completion["choices"]
+    choice, *others = completion["choices"]
     message = choice["message"]
     reply = completion_reply(completion, with_logprobs=True)
     logprobs = reply.response_logprobs
@@ -220,24 +243,8 @@ def read_answer(interface: str, body: bytes) -> Answer:
         reply=answer,
         action=action,
         items=message.get("output", [{"role": "assistant", **message}]),
-        others=_choices_besides(choice.get("index"), body),
+        others=[other for other in others if not is_deep(other)],
     )
-
-
-def _choices_besides(number: object, body: bytes) -> list[Any]:
-    """Return the choices of a chat completion but the one with a number."""
-    try:
-        choices = _CHOICES.decode(body).choices
-    except msgspec.DecodeError:  # a response, or NaN, which is read more leniently
-        return []
-    if len(choices) == 1:
-        return []
-    decoded = map(msgspec.json.decode, choices)
-    return [
-        choice
-        for choice in decoded
-        if choice.get("index") != number and not is_deep(choice)
-    ]
 
 
 def _as_completion(body: bytes) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import register
 from hgpo_record.recording.calls import PROMPTS, with_token_ids
 from hgpo_record.recording.rollouts import Call, RefusedError, Reward
-from hgpo_record.recording.streams import EVENTS, may_end, whole_answer
+from hgpo_record.recording.streams import EVENTS, is_whole, may_end
 from hgpo_train.local_server import is_known_host, known_hosts
 from hgpo_train.policies.http_client import LARGEST_ANSWER, environment_proxy
 
@@ -280,7 +280,7 @@ class Gateway:
         is_events = upstream.content_type == EVENTS
         stream = bytearray()
         try:
-            async for chunk in upstream.content.iter_any():
+            while chunk := await upstream.content.readany():
                 if not call.settled:
                     stream += chunk
                     if is_events and may_end(call.interface, stream, len(chunk)):
@@ -311,18 +311,10 @@ class Gateway:
         if call.settled or call.rollout is None:
             return
         call.seconds = monotonic() - call.began
-        whole: bytes | None = bytes(answer)
-        try:
-            if streamed:
-                whole = whole_answer(call.interface, bytes(answer))
-        except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
-            self._lost(
-                call, f"a stream could not be read: {type(error).__name__}: {error}"
-            )
-            return
-        if whole is not None:
+        call.answer = bytes(answer)
+        call.streamed = streamed
+        if not streamed or is_whole(call.interface, call.answer):
             call.settled = True
-            call.answer = whole
             self._recording.add(call.rollout, call)
 
     def _failed(self, call: Call, reason: str) -> None:

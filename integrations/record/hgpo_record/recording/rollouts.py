@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import orjson
 
 from hgpo_envs.errors import one_line
 from hgpo_envs.files import atomic
@@ -23,6 +24,7 @@ from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.unicode_text import clean_text
 from hgpo_record.recording.branches import Branch, Branches
 from hgpo_record.recording.calls import read_answer, read_request, state_of
+from hgpo_record.recording.streams import whole_answer
 from hgpo_train.policies.http_client import RequestError
 from hgpo_train.policies.validation import checked_number
 from hgpo_train.rollout.row import Row, columns_of
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 BRANCHES: Final = "branches.jsonl"
 LONGEST_NAME: Final = 1000
-_JSON: Final = json.JSONEncoder(ensure_ascii=False).encode
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
 _LONGEST_PAUSE_S: Final = 1.0
@@ -44,6 +45,7 @@ _GATHERED_S: Final = 0.2
 _BATCH: Final = 32
 """Calls of a rollout are read so many at a time. One by one, between requests, each takes twice as long: what the
 processor has in its caches is then what forwards requests."""
+_LONG_STREAM: Final = 1 << 16
 
 
 class RefusedError(Exception):
@@ -68,7 +70,8 @@ class Call:
         body: The request.
         began: When it arrived.
         seconds: The time until the answer.
-        answer: The body of the answer, as it is without streaming.
+        answer: The body of the answer.
+        streamed: Whether it is a stream of events.
         settled: Whether it is recorded, or counted as failed, or neither is wanted.
     """
 
@@ -78,6 +81,7 @@ class Call:
     began: float = field(default_factory=monotonic)
     seconds: float = 0.0
     answer: bytes = b""
+    streamed: bool = False
     settled: bool = False
 
 
@@ -126,10 +130,10 @@ class Rollout:
                 for step, others in self.others.items()
             ]
             values["other_choices"] = redact_json(choices)
-        written = _JSON(values)
+        written = _json(values)
         # A key may have come after the fields of a request that repeat it.
         if has_secret(written):
-            written = _JSON(redact_json(values))
+            written = _json(redact_json(values))
         return written.encode("utf-8", "replace") + b"\n"
 
 
@@ -267,7 +271,9 @@ class Recording:
             self.failed["after the end of the rollout"] += 1
             return
         rollout.calls.append(call)
-        if len(rollout.calls) >= _BATCH:
+        # A stream takes many times the memory of what is read from it.
+        is_long = call.streamed and len(call.answer) > _LONG_STREAM
+        if is_long or len(rollout.calls) >= _BATCH:
             self._read(rollout)
 
     def _read(self, rollout: Rollout) -> None:
@@ -286,7 +292,10 @@ class Recording:
 
     def _add_step(self, rollout: Rollout, call: Call) -> None:
         request = read_request(call.interface, call.body, rollout.last)
-        answer = read_answer(call.interface, call.answer)
+        body = call.answer
+        if call.streamed:
+            body = whole_answer(call.interface, body) or b""
+        answer = read_answer(call.interface, body)
         reply = answer.reply
         step = len(rollout.rows)
         row = Row(
@@ -298,7 +307,7 @@ class Recording:
             state=clean_text(state_of(request, self._state_key)),
             prompt=request.prompt,
             response=reply.response,
-            message=None if reply.message is None else _JSON(dict(reply.message)),
+            message=None if reply.message is None else _json(reply.message),
             action=clean_text(answer.action),
             prompt_token_ids=reply.prompt_token_ids,
             response_token_ids=reply.response_token_ids,
@@ -442,6 +451,15 @@ class Recording:
         """Let `commit` end after the rollouts that wait."""
         self._closing = True
         self._wake.set()
+
+
+def _json(value: object) -> str:
+    """Return a value as JSON in a line, with a space after each comma and colon."""
+    try:
+        written = orjson.dumps(value)
+    except TypeError:  # integers of more than 64 bits
+        return json.dumps(value, ensure_ascii=False)
+    return msgspec.json.format(written, indent=0).decode()
 
 
 def _name(what: str, name: str) -> str:

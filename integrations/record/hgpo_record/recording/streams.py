@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 EVENTS: Final = "text/event-stream"
 """The media type of server-sent events."""
-_DONE: Final = b"[DONE]"
 _LAST: Final = ("response.completed", "response.incomplete", "response.failed")
 """The last events of the interface of responses, which contain the whole answer."""
 _MARKS: Final = {
-    "chat/completions": (_DONE,),
-    "responses": tuple(name.encode() for name in _LAST),
+    # JSON has no line breaks, so that the text of an answer is not this line.
+    "chat/completions": re.compile(rb"^data: ?\[DONE\]", re.MULTILINE),
+    "responses": re.compile("|".join(map(re.escape, _LAST)).encode()),
 }
 """What is in the end of a stream."""
 _LONGEST_MARK: Final = 32
@@ -24,7 +25,7 @@ _FIXED: Final = frozenset(["id", "index", "role", "type", "name", "format"])
 """Texts that are whole in one part, which other parts repeat or leave empty."""
 
 
-def may_end(interface: str, stream: bytearray, added: int) -> bool:
+def may_end(interface: str, stream: bytes | bytearray, added: int) -> bool:
     """Return whether the last bytes of a stream may contain its last event: the call is recorded before they go on.
 
     Args:
@@ -33,22 +34,32 @@ def may_end(interface: str, stream: bytearray, added: int) -> bool:
         added: The number of bytes that were added; a mark may have begun before them.
     """
     start = max(len(stream) - added - _LONGEST_MARK, 0)
-    return any(stream.find(mark, start) >= 0 for mark in _MARKS[interface])
+    return _MARKS[interface].search(stream, start) is not None
+
+
+def is_whole(interface: str, stream: bytes) -> bool:
+    """Return whether a stream is complete, or cannot be read, which is found out when it is."""
+    if interface == "chat/completions" and may_end(interface, stream, 0):
+        return True
+    try:
+        return whole_answer(interface, stream) is not None
+    except Exception:  # noqa: BLE001 - the program goes on
+        return True
 
 
 def whole_answer(interface: str, stream: bytes) -> bytes | None:
     """Return the answer that was streamed, as the body without streaming; None if the stream is not complete."""
-    events = list(_events(stream))
+    blocks = stream.replace(b"\r\n", b"\n").split(b"\n\n")
     if interface == "chat/completions":
-        return _completion(events, ended=_DONE in stream[-_LONGEST_MARK:])
+        return _completion(_events(blocks), ended=may_end(interface, stream, 0))
     # The last event has the whole answer. An error that a server reports is one, too.
-    for event in reversed(events):
+    for event in _events(reversed(blocks)):
         if event.get("type") in _LAST:
             response = event.get("response") or {}
             # Some gateways leave the whole answer empty, although they have sent its items.
             output = response.get("output") or [
                 item["item"]
-                for item in events
+                for item in _events(blocks)
                 if item.get("type") == "response.output_item.done"
             ]
             return orjson.dumps({**response, "output": output})
@@ -57,9 +68,9 @@ def whole_answer(interface: str, stream: bytes) -> bytes | None:
     return None
 
 
-def _events(stream: bytes) -> Iterator[dict[str, Any]]:
+def _events(blocks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of the events; the data of one event may take several lines."""
-    for block in stream.replace(b"\r\n", b"\n").split(b"\n\n"):
+    for block in blocks:
         data = block[5:]
         # Nearly every event is one line.
         if b"\n" in block or not block.startswith(b"data:"):
@@ -74,8 +85,9 @@ def _events(stream: bytes) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
+def _completion(events: Iterable[dict[str, Any]], *, ended: bool) -> bytes | None:
     whole: dict[str, Any] = {}
+    before: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for event in events:
         for part in event.pop("choices", None) or ():
@@ -87,7 +99,10 @@ def _completion(events: list[dict[str, Any]], *, ended: bool) -> bytes | None:
             choices[number] |= {
                 name: value for name, value in part.items() if isinstance(value, str)
             }
-        whole |= {name: value for name, value in event.items() if value is not None}
+        # Nearly every event repeats the other fields of the event before.
+        if event != before:
+            whole |= {name: value for name, value in event.items() if value is not None}
+        before = event
         # as vLLM reports what fails after the first token
         if event.get("object") == "error":
             whole["error"] = event

@@ -1,1 +1,0 @@
-"""The viewer in a terminal, `hgpo view --terminal`, on the same documents as the page; needs the extra `view`."""
