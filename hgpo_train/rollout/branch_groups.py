@@ -190,7 +190,7 @@ class Branches:
             replays=replays,
         )
         self._stored: dict[Key, pl.DataFrame] = {}
-        done = self.writer.trajectories
+        done = set(self.writer.trajectories)
         if done and retry_failed:
             done -= set(self.played.filter("aborted")["trajectory"])
         taken = frozenset(steps["trajectory"])
