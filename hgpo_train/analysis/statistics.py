@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -253,7 +252,7 @@ def _statistics(
 
 
 def _check(name: str, number: object, least: int, most: int | None = None) -> None:
-    if not isinstance(number, Integral) or number < least:
+    if not isinstance(number, int | np.integer) or number < least:
         raise InputError(
             f"{name}: expected an integer of at least {least}, received {number!r}"
         )
