@@ -55,7 +55,7 @@ def check_environment(
         shared: The task source.
         settings: The settings of its episodes.
         tasks: Task ids.
-        episodes: The number of rollouts to play.
+        episodes: The number of rollouts to play, rounded up to four of each task; at most four of every task.
         seed: Seed of the random actions.
         env: The Gymnasium environment, checked by Gymnasium's own `check_env`; None skips this.
         commands: The commands of a policy by task, one list per rollout, which are played instead of random ones.
@@ -64,8 +64,8 @@ def check_environment(
         The findings. There are no further ones if schemas of tools are wrong, or if an engine raises an error.
     """
     spec = spec_of(shared.source)
-    chosen = list(commands or tasks[: max(1, episodes // rollouts.ROLLOUTS)])
-    play = Play(shared, settings, spec, tasks, chosen, seed, commands, env)
+    chosen = list(commands or tasks[: rollouts.number_of_tasks(episodes)])
+    play = Play(shared, settings, spec, tasks, chosen, seed, commands, env, episodes)
     generators = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
     folder = play.folder
     try:

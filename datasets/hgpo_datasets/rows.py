@@ -63,12 +63,14 @@ class RowError(InputError):
         messages: The trajectory of each invalid row, and the error in one line.
 
     Attributes:
+        first: The trajectory of the first invalid row.
         trajectories: The error of the first invalid row of each trajectory. Rules are checked in stages, and the error
             lists the rows that fail the first failing stage; other rows may fail later stages.
     """
 
     def __init__(self, messages: Iterable[tuple[object, str]]) -> None:
-        (_, message), *others = pairs = list(messages)
+        pairs = list(messages)
+        (self.first, message), *others = pairs
         self.trajectories: dict[str, str] = {
             trajectory: text
             for trajectory, text in reversed(pairs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Final
 
 from hgpo_envs.env_checks.play import Doubt, Flaw, Play, where
 from hgpo_envs.env_checks.rollouts import ROLLOUTS
 from hgpo_envs.env_checks.states import difference_of, flaw_of
-from hgpo_envs.responses import ToolCall
+from hgpo_envs.responses import ToolCall, tool_calls
+from hgpo_envs.tools import random_call
 
 HOSTILE: Final = (
     "",
@@ -23,7 +25,10 @@ HOSTILE: Final = (
 
 
 def answered(play: Play) -> str:
-    """Check that odd commands are answered, and change nothing where the environment lists its actions."""
+    """Check that odd commands are answered, and change nothing where the environment lists its actions.
+
+    Of tools it is checked as well that true is no number.
+    """
     odd = list(HOSTILE)
     for name in (*play.tools, "no_such_tool") if play.tools else ():
         odd += [ToolCall(name, arguments).text() for arguments in ({}, {"x": None})]
@@ -52,12 +57,36 @@ def answered(play: Play) -> str:
                 f"{place}, after commands that are not offered: {difference}; "
                 "a command that is not valid should change nothing"
             )
+    _true_is_no_number(play, rollout.task)
     change = (
         " that are not offered are answered, and change nothing"
         if rollout.states[0].actions
         else " are answered"
     )
     return f"{len(odd)} commands{change}"
+
+
+def _true_is_no_number(play: Play, task: str) -> None:
+    """Raise Doubt if a tool that refuses a text as an integer takes true for one: Python's booleans are integers."""
+    rng = random.Random(play.seed)
+    for tool in play.spec.tools:
+        (call,) = tool_calls(random_call([tool], rng)) or ()
+        properties = (tool["function"].get("parameters") or {}).get("properties", {})
+        for name, schema in properties.items():
+            if schema.get("type") != "integer":
+                continue
+            is_valid = {}
+            for value in ("one", True):
+                engine = play.shared.source.engine()
+                place = f"task {task}, {call.name} with {name} = {value!r}"
+                play.ask(place, engine.start, task)
+                command = call._replace(arguments={**call.arguments, name: value})
+                is_valid[value] = play.ask(place, engine.act, command.text()).valid
+            if is_valid[True] and not is_valid["one"]:
+                raise Doubt(
+                    f"{call.name} takes true as {name}, which is an integer; "
+                    "test type(value) is int, because isinstance and int(value) take booleans"
+                )
 
 
 def after_the_end(play: Play) -> str:

@@ -89,6 +89,7 @@ class Play:
         seed: Seed of the random actions.
         commands: The commands of a policy by task; None plays random ones.
         env: The Gymnasium environment.
+        asked: The number of rollouts that were asked for; None if it was not said.
         rollouts: The rollouts that have commands.
         where: What a check asks an engine at the moment.
         since: Since when it asks, in seconds; infinite while it does not.
@@ -104,6 +105,7 @@ class Play:
     seed: int = 0
     commands: Mapping[str, Sequence[Sequence[str]]] | None = None
     env: gymnasium.Env[Any, Any] | None = None
+    asked: int | None = None
     rollouts: list[Rollout] = field(default_factory=list)
     where: str = ""
     since: float = math.inf

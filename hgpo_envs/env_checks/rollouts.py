@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import replace
@@ -29,6 +30,11 @@ _WORD: Final = re.compile(r"[^\W_]+")
 _CALLING: Final = 0.9
 
 
+def number_of_tasks(episodes: int) -> int:
+    """Return how many tasks are played so that there are so many rollouts, or up to three more."""
+    return math.ceil(episodes / ROLLOUTS)
+
+
 def plays(play: Play) -> str:
     """Play rollouts, and say what was not played."""
     seed_process(1)
@@ -48,6 +54,8 @@ def plays(play: Play) -> str:
             )
     commands = [command for rollout in rollouts for command in rollout.commands]
     message = f"{len(rollouts)} rollouts of {counted(len(play.chosen), 'task')}, {len(commands)} steps"
+    if play.asked not in (None, len(rollouts)):
+        message += f" ({play.asked} asked for; each task is played {ROLLOUTS} times)"
     called = {call.name for command in commands for call in tool_calls(command) or ()}
     if missing := [name for name in play.tools if name not in called]:
         raise Doubt(

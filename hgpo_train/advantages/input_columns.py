@@ -396,6 +396,7 @@ def _with_outcomes(
     task = steps["task_key"].to_numpy()
     step = steps["step"].to_numpy()
     checks = {
+        ("a step of 0 or more", "step"): step < 0,
         (_UNIQUE, "trajectory"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
@@ -457,7 +458,7 @@ def _check_rows(
             row = steps[int(bad.argmax())]
             value = row[about].item()
             received = "null" if value is None else str(value)
-            if about == "step":
+            if about == "step" and value >= 0:
                 received = f"step {value} again"
             raise StepTableError(f"expected {expected}, received {received}", row)
 

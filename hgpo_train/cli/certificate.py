@@ -49,7 +49,10 @@ def check(
         sys.exit(1 if result.problems else 0)
     for line in result.notes:
         print(f"note: {line}", file=sys.stderr)
-    common.print_problems(result.problems, f"{path} is not what it should be")
+    summary = f"{path} is not what it should be"
+    if result.is_other_run:
+        summary = f"{run} is not the run of {path}: it was played with another panel or policy"
+    common.print_problems(result.problems, summary)
     compared = ["its figures follow from its episodes"]
     if run is not None:
         compared.append("they are those of the run")

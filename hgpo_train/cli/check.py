@@ -34,7 +34,7 @@ def check_env(
 
     Args:
         env: The environment.
-        episodes: Number of rollouts to play; four of each task.
+        episodes: Number of rollouts to play: four of each task, rounded up, and at most of every task.
         seed: Seed of the random actions.
         environment: The options of the environment.
         policy: Play this policy's actions instead of random ones: expert, openai:MODEL, …
@@ -43,7 +43,7 @@ def check_env(
     import gymnasium
 
     from hgpo_envs.env_checker import check_environment
-    from hgpo_envs.env_checks.rollouts import ROLLOUTS
+    from hgpo_envs.env_checks.rollouts import ROLLOUTS, number_of_tasks
     from hgpo_envs.environment_spec import environment_ids
     from hgpo_train.rollout.env_handle import open_env
 
@@ -54,7 +54,7 @@ def check_env(
         if handle.env_id in environment_ids()
         else None
     )
-    tasks = min(len(handle.tasks), max(1, episodes // ROLLOUTS))
+    tasks = min(len(handle.tasks), number_of_tasks(episodes))
     commands = (
         None
         if policy is None

@@ -95,11 +95,13 @@ class CertificateCheck:
         problems: One line for each value that is not what it should be.
         notes: One line for each thing that could not be compared.
         replayed: Number of episodes that were replayed.
+        is_other_run: Whether the run was played with another panel or policy than the certificate says.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     replayed: int = 0
+    is_other_run: bool = False
 
 
 def read_certificate(path: Path) -> Certificate:
@@ -266,6 +268,9 @@ def _check_run(
 ) -> None:
     """Compare the certificate with the one that the run's files give now, and the run's settings with the panel's."""
     result.problems += _wrong_settings(run, own)
+    header = manifest.read(run).header
+    played = {} if header is None else header.section("panel")
+    result.is_other_run = played.get("digest") != own.digest
     try:
         of_run = certificate(run, own)
     except InputError as error:
@@ -282,6 +287,7 @@ def _check_run(
             "the model is not on this machine: its files were not compared"
         )
         of_run["policy"]["files"] = found.policy["files"]
+    result.is_other_run |= of_run["policy"] != stated["policy"]
     for document in (of_run, stated):
         document["episodes"] = {
             _key(episode): episode for episode in document["episodes"]

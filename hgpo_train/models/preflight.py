@@ -62,7 +62,7 @@ def check_model_source(path: str) -> None:
             unreachable,
         )
         raise InputError(
-            f"the model {path!r} is not in the cache and cannot be downloaded: {reason}"
+            f"no folder {path!r}; and as a Hugging Face name it is not in the cache and cannot be downloaded: {reason}"
         ) from error
     cache = Path(constants.HF_HUB_CACHE)
     needed = sum(file.file_size or 0 for file in files if file.will_download)

@@ -90,9 +90,12 @@ class Display:
         """Print lines above the status line."""
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    def tally(self, tally: Tally) -> None:
-        """Show the progress of a collection of rollouts."""
-        self._show(f"{counted(tally.trajectories, 'rollout')} · {tally.describe()}")
+    def tally(self, tally: Tally, expected: int = 0) -> None:
+        """Show the progress of a collection of rollouts, of how many if that is known."""
+        rollouts = counted(tally.trajectories, "rollout")
+        if expected:
+            rollouts = f"{tally.trajectories:,} of {expected:,} rollouts"
+        self._show(f"{rollouts} · {tally.describe()}")
 
     def progress(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -152,12 +153,12 @@ def evaluate(
         order="sweep",
         iteration=run.state.iteration,
     )
+    progress = partial(run.display.tally, expected=spec.tasks * spec.group_size)
     training = policy.options
     policy.options = replace(training, temperature=config.temperature)
     try:
-        return episode_metrics(
-            _play(run, env, policy, table, spec, run.display.tally), "val"
-        )
+        steps = _play(run, env, policy, table, spec, progress)
+        return episode_metrics(steps, "val")
     finally:
         policy.options = training
 

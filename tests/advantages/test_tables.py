@@ -112,6 +112,8 @@ def test_invalid_rows_are_named(name):
         f"expected each step of a trajectory once, received step 1 again {place}1"
     ):
         compute(pl.concat([SCORED, SCORED.tail(1)]), name).collect()
+    with refused("^expected a step of 0 or more, received -1 at task='a', .*step=-1$"):
+        compute(SCORED.with_columns(step=pl.col("step") - 1), name).collect()
     with refused(
         r"trajectory in one task and group .*, received y at task='b', traj.*'y'"
     ):

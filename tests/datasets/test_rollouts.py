@@ -149,6 +149,11 @@ def test_a_reward_that_is_a_text_is_read_or_refused(tmp_path, name, record):
     path = lines(tmp_path / "b.json", record("good"))
     with refused(r"b\.json.*: expected a number as reward, received 'good'"):
         import_rollouts(path, tmp_path / "other", format=name)
+    # Infinity is also what becomes of 1e999.
+    for bad in (math.nan, math.inf):
+        path = lines(tmp_path / "b.json", record(bad))
+        with refused(rf"b\.json.*: expected a number as reward, received {bad}"):
+            import_rollouts(path, tmp_path / "other", format=name)
 
 
 def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path):
@@ -268,6 +273,32 @@ def test_conversations_keep_what_is_no_column(tmp_path):
     assert steps["split"].to_list() == [None] * 3 + ["test"] * 2
 
 
+def test_rewards_of_the_objects_of_steps_are_read(tmp_path):
+    talk = [*_TALK, *_TALK]
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"messages": talk, "steps": [{"reward": 0.5}, {"reward": 0.25}]},
+        {"messages": talk, "reward": 1, "steps": [{"state_value": 1}]},
+    )
+    steps = imported(path, tmp_path)
+    assert steps["reward"].to_list() == [0.5, 0.25, 0.0, 1.0]
+
+
+def test_a_reply_without_anything_is_still_a_step(tmp_path):
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"messages": [*_TALK, {"role": "assistant", "content": None}], "reward": 1},
+    )
+    assert imported(path, tmp_path)["response"].to_list() == ["no", ""]
+
+
+def test_the_line_of_a_wrong_value_is_named(tmp_path):
+    good = {"messages": _TALK, "won": True}
+    path = lines(tmp_path / "a.jsonl", good, good, good | {"won": "yes"}, good)
+    with refused(r"a\.jsonl, line 3: .*column won: expected Boolean, received 'yes'"):
+        import_rollouts(path, tmp_path / "run")
+
+
 def test_files_of_one_task_are_groups_of_their_own(tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
@@ -291,7 +322,13 @@ def test_what_estimators_miss_is_named(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"messages": turn})
     missing = " ".join(import_rollouts(path, tmp_path / "run").missing)
     assert all(
-        word in missing for word in ("rewards", "second rollout", "states", "token ids")
+        word in missing
+        for word in (
+            "rewards",
+            "second rollout",
+            "hgpo and gigpo compare what grpo compares",
+            "token ids",
+        )
     )
     # Where no rollout has a reward, none is left out for it.
     path = lines(
@@ -357,7 +394,7 @@ def bomb(path):
         (
             "openai",
             {"messages": [message("assistant", "a")], "rewards": [1, 2]},
-            "expected one reward for each of 1",
+            r"a\.jsonl, line 1: expected one reward for each of 1 step, received 2",
         ),
         ("openai", [], "line 1: expected a JSON object, received list"),
         (
@@ -365,7 +402,48 @@ def bomb(path):
             {"traces": [{"nodes": [{"parent": 0, "sampled": True}]}]},
             "expected an earlier message",
         ),
-        ("verl", {"output": "x"}, "expected the field input"),
+        ("verl", {"output": "x"}, "a.jsonl, line 1: expected the field input"),
+        (
+            "openai",
+            {"messages": _TALK, "rewards": 1},
+            "line 1: expected a list as rewards, one a step, received 1;",
+        ),
+        (
+            "verifiers",
+            {"traces": [{**_TRACE, "rewards": 1}]},
+            "line 1: expected an object with a score for each name as rewards, received 1",
+        ),
+        (
+            "verifiers",
+            {"traces": [{**_TRACE, "rewards": {"r": 1}}]},
+            "line 1: expected an object with a score for each name as rewards",
+        ),
+        (
+            "openai",
+            {"messages": _TALK, "steps": [{}, {}]},
+            "line 1, steps: expected at most one object for each of 1 step, received 2",
+        ),
+        (
+            "verifiers",
+            {"traces": [{**_TRACE, "info": {"hgpo_steps": [{}, {}]}}]},
+            "line 1, hgpo_steps: expected at most one object for each of 1 step",
+        ),
+        (
+            "openai",
+            {"messages": [*_TALK, message("asistant", "b")]},
+            "line 1, messages: unknown role 'asistant'; did you mean 'assistant'.* Known: system, developer, user,",
+        ),
+        (
+            "openai",
+            {"messages": [{"content": "Go."}]},
+            r"line 1, messages: expected a role in each message \(system, .*\), received none",
+        ),
+        ("openai", {"messages": _TALK, "won": "yes"}, "a.jsonl, line 1: .*column won"),
+        (
+            "verl",
+            {"input": "q", "output": "a", "score": 1, "step": 1 << 40},
+            "a.jsonl, line 1: .*iteration",
+        ),
     ],
 )
 def test_wrong_files_are_one_line(tmp_path, name, record, line):

@@ -28,11 +28,12 @@ from refusals import refused
 from unusual import Endless, boxed, in_box
 
 from hgpo_envs.engine import State, Task
+from hgpo_envs.env_checker import check_environment
 from hgpo_envs.env_checks import play as checking
 from hgpo_envs.env_checks import replays, states, task_lists
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError, UnknownTask
-from hgpo_envs.responses import tool_calls
+from hgpo_envs.responses import ToolCall, tool_calls
 from hgpo_envs.sources import SharedSource, Split
 
 
@@ -243,6 +244,60 @@ def test_right_environments_of_other_kinds_pass(engine, source, changes):
         name: each.message for name, each in found.items() if each.verdict != "pass"
     } == {}
     assert set(found) >= {"plays", "values", "success", "parser"}
+
+
+def leap(rooms: int) -> None:
+    """Walk on by some rooms.
+
+    Args:
+        rooms: How many.
+    """
+
+
+class Leaping(Unlisted):
+    """Takes each argument that it can use, and says of others that they are not valid."""
+
+    def act(self, command):
+        match tool_calls(command):
+            case [ToolCall("leap", {"rooms": rooms})] if self.is_number(rooms):
+                return self.state()
+        return replace(self.state(), valid=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (4, r"4 rollouts of 1 task, \d+ steps$"),
+        (5, r"8 rollouts of 2 tasks, \d+ steps \(5 asked for; each task is played 4 times\)"),
+        (999, r"12 rollouts of 3 tasks, \d+ steps \(999 asked for; each task is played 4 times\)"),
+    ],
+)  # fmt: skip
+def test_as_many_rollouts_are_played_as_were_asked_for(asked, message):
+    source = SharedSource(Source(Corridor))
+    settings = settings_for("Corridor", max_steps=9)
+    tasks = source.source.ids("train")[:3]
+    found = next(
+        each
+        for each in check_environment(source, settings, tasks, episodes=asked)
+        if each.check == "plays"
+    )
+    assert re.search(message, found.message), found.message
+
+
+def test_tools_that_take_true_as_a_number_are_named():
+    class Loose(Leaping):
+        def is_number(self, value):
+            return isinstance(value, int)
+
+    class Strict(Leaping):
+        def is_number(self, value):
+            return type(value) is int
+
+    found = checked(Loose, Source, tools=[leap], **UNLISTED)["odd commands"]
+    assert found.verdict == "warning"
+    assert "leap takes true as rooms, which is an integer" in found.message
+    found = checked(Strict, Source, tools=[leap], **UNLISTED)["odd commands"]
+    assert found.verdict == "pass"
 
 
 def tool(name="walk", description="Walk.", **parameters):

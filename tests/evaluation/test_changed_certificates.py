@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from refusals import refused
 
 from hgpo_datasets import manifest
 from hgpo_envs.files.sealed import seal
+from hgpo_train.evaluation import evaluate_panel
 from hgpo_train.evaluation.certificate import (
     NAME,
     certificate,
@@ -29,6 +31,7 @@ from hgpo_train.evaluation.certificate_check import (
 from hgpo_train.evaluation.json_difference import differences
 from hgpo_train.panels import Panel, load_panel
 from hgpo_train.rollout import collect
+from hgpo_train.settings import to_toml
 
 Document = dict[str, Any]
 
@@ -214,6 +217,23 @@ def test_a_changed_byte_is_found(played, tmp_path, hgpo):
         1,
         "check: the file was changed after it was written",
     )
+
+
+def test_a_run_that_is_another_one_is_called_so(small, played, tmp_path, hgpo):
+    """Of the same panel with another policy, and of another panel; changed figures are no reason to say so."""
+    file = tmp_path / "small.toml"
+    file.write_text(to_toml(small), "utf-8")
+    shorter = replace(small, environment=small.environment | {"max_steps": 3})
+    for panel, name in ((small, "same"), (shorter, "shorter")):
+        other = evaluate_panel(panel, "random", tmp_path / name, progress=False).path
+        code, _, errors = hgpo(
+            "certificate", "check", played, "--run", other, "--panel", file
+        )
+        assert code == 1
+        assert f"{other} is not the run of {played / NAME}" in errors
+    path = changed(played, tmp_path, at("cost", wall_s=0.0))
+    *_, errors = hgpo("certificate", "check", path, "--run", played, "--panel", file)
+    assert "is not what it should be (1 in all)" in errors
 
 
 def claimed(panel, folder, **others):

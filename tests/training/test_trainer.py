@@ -1,6 +1,9 @@
 """The training loop on the house of doors: its files, its configuration, and which rows it trains on."""
 
+import contextlib
+import io
 import json
+import re
 import warnings
 from unittest.mock import Mock
 
@@ -8,11 +11,13 @@ import polars as pl
 import pytest
 from lazily import lazily
 from refusals import refused
+from rich.console import Console
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, estimator, names
 from hgpo_train.training.config import UpdateConfig, replace, stored_config
+from hgpo_train.training.display import Display
 
 (trained_rows,) = lazily("hgpo_train.training.stages", "trained_rows")
 AutoModelForCausalLM, AutoTokenizer = lazily(
@@ -83,6 +88,20 @@ def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
     loaded = AutoModelForCausalLM.from_pretrained(checkpoints[-1]).state_dict()
     assert all((value == own[name]).all() for name, value in loaded.items())
     assert AutoTokenizer.from_pretrained(checkpoints[-1]).chat_template
+
+
+@pytest.mark.slow
+def test_an_evaluation_shows_of_how_many_rollouts_it_is(config, runs, monkeypatch):
+    # otherwise a line every half minute
+    monkeypatch.setattr("hgpo_train.training.display._LINES_S", 0.0)
+    shown = io.StringIO()
+    trainer = runs.trainer(
+        replace(config, iterations=1),
+        display=Display(Console(file=shown, width=200), 1),
+    )
+    with contextlib.closing(trainer):
+        trainer.evaluate()
+    assert re.search(r"\d of 4 rollouts · ", shown.getvalue())
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Notes on rollouts: kept beside the run, refused from other sites' pages and where they are no notes."""
 
+import shutil
+
 import polars as pl
 import pytest
 from viewed_app import TOKEN, client_of
@@ -38,6 +40,24 @@ def test_a_note_is_kept_beside_the_run(small_run):
     for name in "wx":
         save(client, trajectory=f"alpha/0/{name}").raise_for_status()
     assert (small_run / "notes.jsonl").read_bytes() == b""
+
+
+def test_equal_names_of_rollouts_in_two_runs_have_notes_of_their_own(
+    small_run, tmp_path
+):
+    """A name is unique in its run, and every run has its file."""
+    other = shutil.copytree(small_run, tmp_path / "other")
+    client = client_of(small_run, other)
+    for run, text in enumerate(["of the first", "of the second"]):
+        client.post(
+            f"/{TOKEN}/api/runs/{run}/notes",
+            json={"trajectory": "alpha/0/w", "note": text},
+            headers={"origin": "http://127.0.0.1:8000"},
+        ).raise_for_status()
+    for run, text in enumerate(["of the first", "of the second"]):
+        (note,) = client.get(f"/{TOKEN}/api/runs/{run}/notes").json()
+        assert note["note"] == text
+    client.close()
 
 
 @pytest.mark.parametrize(

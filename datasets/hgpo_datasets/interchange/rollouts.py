@@ -24,13 +24,14 @@ from hgpo_datasets.interchange.readers.inspect_log import read_inspect
 from hgpo_datasets.interchange.readers.json_records import json_file, json_lines
 from hgpo_datasets.interchange.readers.openai import read_openai
 from hgpo_datasets.interchange.readers.rllm import read_rllm
-from hgpo_datasets.interchange.readers.rollout_rows import NAMED, SUMMED
+from hgpo_datasets.interchange.readers.rollout_rows import NAMED, PLACE, SUMMED
 from hgpo_datasets.interchange.readers.skyrl import read_skyrl
 from hgpo_datasets.interchange.readers.trl import read_trl
 from hgpo_datasets.interchange.readers.verifiers import read_verifiers
 from hgpo_datasets.interchange.readers.verl import read_verl
 from hgpo_datasets.interchange.readers.verl_agent import read_verl_agent
 from hgpo_datasets.reader import scan_steps
+from hgpo_datasets.rows import RowError
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_datasets.writer import StepWriter
 from hgpo_envs.errors import InputError, one_line, unknown
@@ -161,8 +162,12 @@ def import_rollouts(
                 is_rewarded |= _set_rewards(rows, reward or {})
                 summed.update(*[row.pop(SUMMED) for row in rows if SUMMED in row])
                 _set_names(rows, groups, f"{number}/" if number else "")
+                places = _places(rows, part)
                 if rows:
                     writer.add_group([_stored(row) for row in rows])
+            except RowError as error:
+                place = places.get(str(error.first), part)
+                raise InputError(f"{place}: {error}") from None
             except InputError as error:
                 raise InputError(f"{part}: {error}") from None
             report.steps += len(rows)
@@ -267,6 +272,14 @@ def _set_names(rows: list[Row], groups: Counter[tuple[int, str]], prefix: str) -
         groups[task] = max(groups[task], row["group"] + 1)
 
 
+def _places(rows: list[Row], part: Path) -> dict[str, str]:
+    """Return file and line of each rollout; the file where the reader does not know more."""
+    places: dict[str, str] = {}
+    for row in rows:
+        places.setdefault(row["trajectory"], row.pop(PLACE, str(part)))
+    return places
+
+
 def _set_rewards(rows: list[Row], weights: Mapping[str, float]) -> bool:
     """Give rollouts the weighted sum of named numbers, if any are named. Return whether any reward is known.
 
@@ -356,7 +369,7 @@ def _describe(report: ImportReport, run: Path, *, is_rewarded: bool) -> None:
         )
     if (table["episode_length"] == 1).all():
         report.missing.append(
-            "states of steps, which hgpo and gigpo compare; grpo, rloo and reinforce_pp work"
+            "a second step: all rollouts have one, so that hgpo and gigpo compare what grpo compares"
         )
     if not table["response_token_ids"].any():
         report.missing.append("token ids, which `hgpo score` and training need")

@@ -50,12 +50,11 @@ def conform(
         raise InputError(
             f"{function} reads the scores {listed(code.scores)} of a model, which the tables of the checks do not have"
         )
-    findings = check(
-        code,
-        adapter,
-        scope=scope,
-        settings=read_assignments("--set", setting or (), {}),
-    )
+    settings = read_assignments("--set", setting or (), {})
+    if is_estimator:
+        # An unknown name, or a value of another type, is no fault of the code.
+        code.with_parameters(**settings)
+    findings = check(code, adapter, scope=scope, settings=settings)
     faults = [finding for finding in findings if finding.kind == "fault"]
     if as_json:
         print_json(

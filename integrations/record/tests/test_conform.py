@@ -1,6 +1,7 @@
 """`hgpo conform`: seeded faults are found, right estimators are not accused."""
 
 import json
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +16,6 @@ from hgpo_record.conform.stopping import stop_gradient
 from hgpo_train.advantages import get
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:std")  # of one number, in seeded faults
 
 
 def z(scores, index, *, divide=True, epsilon=1e-6):
@@ -500,12 +500,29 @@ def test_tables_are_what_was_written():
     [
         ({"adapter": "verk"}, "did you mean .verl.[?]"),
         ({"scope": "all"}, "scope"),
+        ({"settings": {"gama": 0.9}}, "unknown setting 'gama'; did you mean 'gamma'"),
     ],
 )
 def test_unknown_names(arguments, message):
     with pytest.raises(InputError, match=message):
         conform(get("hgpo"), **arguments)
     assert set(ADAPTERS) == {"plain", "verl", "skyrl", "trl"}
+
+
+def test_a_warning_of_groups_of_one_is_not_shown():
+    """The checks have such groups, and torch's standard deviation warns of them."""
+
+    def advantages(token_level_rewards, response_mask, index):
+        scores = token_level_rewards.sum(-1)
+        for name in set(index):
+            group = scores[torch.tensor([other == name for other in index])]
+            scores = scores - 0 * group.std().nan_to_num()
+        return scores[:, None] * response_mask, None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        findings = conform(advantages, "verl")
+    assert "degrees of freedom" not in " ".join(map(str, findings))
 
 
 def test_the_command(hgpo, tmp_path, monkeypatch):
@@ -522,7 +539,14 @@ def test_the_command(hgpo, tmp_path, monkeypatch):
         "ok",
         "note",
     }
-    for arguments in (["nowhere:advantages"], ["empg"], ["grpo", "--adapter", "verl"]):
+    for arguments in (
+        ["nowhere:advantages"],
+        ["empg"],
+        ["grpo", "--adapter", "verl"],
+        ["hgpo", "--set", "gama=0.9"],
+        ["hgpo", "--set", "gamma=much"],
+        ["mine_conform:advantages", "--set", "gamma=0.9"],
+    ):
         code, _, errors = hgpo("conform", *arguments)
         assert code == 2
         assert len(errors.splitlines()) == 1

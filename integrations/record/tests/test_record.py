@@ -111,6 +111,14 @@ def test_three_agents(tmp_path, upstream, program, branches, states):
             )
 
 
+def test_a_server_that_is_away_is_named_at_the_end(tmp_path):
+    status, _, errors = ended(start("http://127.0.0.1:9/v1", tmp_path / "run", ASK))
+    assert status != 0
+    assert "Calls without an answer, which are no steps: no answer" in errors
+    assert "No rollouts: the server answered no call with a reply." in errors
+    assert "OPENAI_BASE_URL" not in errors
+
+
 def test_a_kill_loses_open_rollouts_alone(tmp_path, upstream):
     run = tmp_path / "run"
     code = f"{ASK} reward(1); ask([{{'role': 'user', 'content': 'y'}}]); print('open', flush=True); input()"

@@ -134,17 +134,17 @@ def _rows(sample: Object, where: str) -> list[Object]:
                 f"{where}: expected texts of at most {MOST:,} characters, received more"
             )
     # The events have every call, also those of sub-agents and before a compaction.
-    steps = list(limited(_calls(sample, where)))
+    steps = list(limited(_calls(sample, where), where))
     if not steps:
-        steps = list(
-            limited(conversation_rows(checked_messages(sample.get("messages"), where)))
-        )
+        messages = checked_messages(sample.get("messages"), where)
+        steps = list(limited(conversation_rows(messages), where))
     values = _values(fields(sample.get("scores")))
     reward = next(iter(values.values()), None)
     error = fields(sample.get("error")).get("message")
     question = sample.get("input")
     return rollout_rows(
         steps,
+        where,
         reward=reward,
         named=numbers(values),
         extra=without(sample, _NO_EXTRA),

@@ -47,7 +47,7 @@ def json_file(path: Path) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """Return a JSON object. NaN and infinities, which Python's own writer leaves, are null."""
+    """Return a JSON object. It may have NaN and infinities, which Python's own writer leaves."""
     try:
         value = _parsed(data)
     except (ValueError, RecursionError) as error:
@@ -66,14 +66,15 @@ def _parsed(data: bytes) -> Any:  # noqa: ANN401 - JSON
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         # What is beyond JSON, but written by json.dump: NaN, and lone surrogates.
-        value = json.loads(
-            data.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite
-        )
-        return orjson.loads(clean_text(json.dumps(value, ensure_ascii=False)))
+        value = json.loads(data.decode("utf-8-sig"))
+        written = clean_text(json.dumps(value, ensure_ascii=False))
+        return json.loads(written, parse_int=_integer)
 
 
-def _finite(written: str) -> float | None:
-    return number(float(written))
+def _integer(written: str) -> int | float:
+    """Return an integer as orjson does: one of more than 64 bits is a float."""
+    value = int(written)
+    return value if -(1 << 63) <= value < 1 << 64 else float(written)
 
 
 def objects(value: object, where: str) -> list[dict[str, Any]]:
@@ -99,7 +100,7 @@ def number(value: object) -> float | None:
 
 
 def reward_of(value: object, where: str) -> float | None:
-    """Return a reward, which may be the text of a number; None if it is null, NaN or infinite.
+    """Return a reward, which may be the text of a number; None if it is null.
 
     Raises:
         InputError: It is something else. No rollout is left out because its reward was not understood.
@@ -107,11 +108,12 @@ def reward_of(value: object, where: str) -> float | None:
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value)
-    if not isinstance(value, int | float | None):
+    reward = number(value)
+    if reward is None and value is not None:
         raise InputError(
             f"{where}: expected a number as reward, received {one_line(repr(value), 60)}"
         )
-    return number(value)
+    return reward
 
 
 def without(record: dict[str, Any], names: Container[str]) -> dict[str, Any]:

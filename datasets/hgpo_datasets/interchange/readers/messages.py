@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from hgpo_datasets.interchange.readers.json_records import objects
+from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.responses import action_text, message_calls, message_text
 
@@ -22,15 +23,25 @@ if TYPE_CHECKING:
 
 _PARTS: Final = {"role", "content"}
 _SYSTEM: Final = ("system", "developer")
+_ROLES: Final = (*_SYSTEM, "user", "assistant", "tool", "function")
 
 
 def checked_messages(value: object, where: str) -> list[Message]:
     """Return a list of chat messages in OpenAI's form, in which tool calls have a `function`.
 
     Raises:
-        InputError: It is no list of objects.
+        InputError: It is no list of objects, or one has no known role: a reply would be lost, or its prompt changed.
     """
-    return [_openai_form(message) for message in objects(value, f"{where}, messages")]
+    messages = objects(value, f"{where}, messages")
+    for message in messages:
+        role = message.get("role")
+        if role is None:
+            raise InputError(
+                f"{where}, messages: expected a role in each message ({', '.join(_ROLES)}), received none"
+            )
+        if role not in _ROLES:
+            raise InputError(f"{where}, messages: {unknown('role', role, _ROLES)}")
+    return [_openai_form(message) for message in messages]
 
 
 def _openai_form(message: Message) -> Message:

@@ -28,6 +28,7 @@ from hgpo_datasets.interchange.readers.rollout_rows import (
     rollout_rows,
 )
 from hgpo_datasets.reader import StepTableWarning
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
@@ -43,14 +44,13 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
     empty = 0
     for place, (where, record) in enumerate(json_lines(path)):
         messages = checked_messages(record.pop("messages", None), where)
-        steps = list(limited(conversation_rows(messages)))
+        steps = list(limited(conversation_rows(messages), where))
         if not steps:
             empty += 1
             continue
-        for row, given in zip(
-            steps, objects(record.pop("steps", None), f"{where}, steps"), strict=False
-        ):
-            add_columns(row, given)
+        given = objects(record.pop("steps", None), f"{where}, steps")
+        add_columns(steps, given, f"{where}, steps")
+        of_steps = [reward_of(row.pop("reward", None), where) for row in steps]
         columns = {
             name: record.pop(name) for name in _NAMES if record.get(name) is not None
         }
@@ -66,9 +66,17 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
         reward = record[name] = reward_of(record.get(name), where)
         if isinstance(rewards, list):
             reward = [reward_of(value, where) for value in rewards]
+        elif rewards is not None:
+            raise InputError(
+                f"{where}: expected a list as rewards, one a step, received {one_line(repr(rewards), 60)}; "
+                "the reward of the whole rollout is `reward`"
+            )
+        elif reward is None and any(value is not None for value in of_steps):
+            reward = of_steps
         named = numbers(record)
         yield from rollout_rows(
             steps,
+            where,
             reward=reward,
             named=named,
             extra=record,

@@ -60,6 +60,7 @@ def read_rllm(path: Path) -> Iterator[dict[str, Any]]:
         task_id = name.partition(":")[0]
         yield from rollout_rows(
             [_step(one, str(path)) for one in steps],
+            str(path),
             reward=_reward(trajectory, steps, str(path)),
             extra={
                 "episode": name,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_datasets.interchange.readers.json_records import without
 from hgpo_datasets.schema import columns
 from hgpo_envs.errors import InputError
+from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,32 +18,42 @@ NAMED: Final = "rewards"
 """The key of a first row with the rewards of a rollout by name; `--reward` chooses among them."""
 SUMMED: Final = "summed"
 """The key of a first row with the names of those whose sum without weights is the reward."""
+PLACE: Final = "place"
+"""The key of a first row with the file and line of its rollout, for errors."""
 MOST: Final = 1 << 30
 """Limit of the characters and tokens in the prompts of a rollout, which grow with the square of its steps."""
 _NOT_GIVEN: Final = {"run", "iteration", "task_id", "group", "trajectory", "extra"}
 _GIVEN: Final = {column.name for column in columns(0)} - _NOT_GIVEN
 
 
-def limited(steps: Iterable[Row]) -> Iterator[Row]:
+def limited(steps: Iterable[Row], where: str) -> Iterator[Row]:
     """Yield steps while their prompts are within the limit."""
     total = 0
     for step in steps:
         total += len(step["prompt"]) + len(step.get("prompt_token_ids") or ())
         if total > MOST:
             raise InputError(
-                f"expected prompts of at most {MOST:,} characters in a rollout, received more"
+                f"{where}: expected prompts of at most {MOST:,} characters in a rollout, received more"
             )
         yield step
 
 
-def add_columns(row: Row, given: Row) -> None:
-    """Add to a step what a file has for it: columns of the step table, and other fields to `extra`."""
-    row |= {name: value for name, value in given.items() if name in _GIVEN}
-    row["extra"] = {**row.get("extra", {}), **without(given, _GIVEN)}
+def add_columns(steps: Sequence[Row], given: Sequence[Row], where: str) -> None:
+    """Add to steps what a file has for them: columns of the step table, and other fields to `extra`."""
+    if len(given) > len(steps):
+        raise InputError(
+            f"{where}: expected at most one object for each of {counted(len(steps), 'step')}, received {len(given)}"
+        )
+    for row, columns_of_step in zip(steps, given, strict=False):
+        for name, value in columns_of_step.items():
+            if name in _GIVEN:
+                row[name] = value
+        row["extra"] = {**row.get("extra", {}), **without(columns_of_step, _GIVEN)}
 
 
 def rollout_rows(
     steps: Iterable[Row],
+    where: str,
     *,
     reward: float | Sequence[float | None] | None,
     named: Mapping[str, float] | None = None,
@@ -57,6 +68,7 @@ def rollout_rows(
 
     Args:
         steps: The columns of each step, which come before those below.
+        where: File and line of the rollout, for errors.
         reward: The reward of the rollout, which its last step gets, or that of each step; None if it is unknown.
         named: Rewards, and other numbers of which one could be the reward, by name.
         summed: The names of those whose sum is the reward, because their weights are unknown.
@@ -74,7 +86,7 @@ def rollout_rows(
         reward = [*[0.0] * (len(rows) - 1), reward]
     if len(reward) != len(rows):
         raise InputError(
-            f"expected one reward for each of {len(rows)} steps, received {len(reward)}"
+            f"{where}: expected one reward for each of {counted(len(rows), 'step')}, received {len(reward)}"
         )
     for row, value in zip(rows, reward, strict=True):
         row["reward"] = value
@@ -83,6 +95,7 @@ def rollout_rows(
     first["extra"] = {**(extra or {}), **first.get("extra", {})}
     first[NAMED] = dict(named or {})
     first[SUMMED] = list(summed)
+    first[PLACE] = where
     ends = {
         "aborted": error is not None,
         "error": error,

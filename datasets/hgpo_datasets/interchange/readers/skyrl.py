@@ -34,19 +34,22 @@ def read_skyrl(path: Path) -> Iterator[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     begun = ""
     place = 0
+    first = str(path)
     for where, record in json_lines(path):
         prompt = text(record.get("input_prompt")) or ""
         if steps and not (len(prompt) > len(begun) and prompt.startswith(begun)):
-            yield from _rows(steps, place, path)
+            yield from _rows(steps, place, path, first)
             place += 1
             steps = []
+        if not steps:
+            first = where
         # The state is what the environment has added since the response.
         state = prompt.removeprefix(begun) if steps else prompt
         response = text(record.get("output_response")) or ""
         begun = prompt + response
         step = _step(record, state, prompt, response)
         steps.append({**step, "reward": _total(record.get("score"), where)})
-    yield from _rows(steps, place, path)
+    yield from _rows(steps, place, path, first)
 
 
 def _step(
@@ -63,13 +66,16 @@ def _step(
     return {**columns, "finish_reason": finish, "extra": extra}
 
 
-def _rows(steps: list[dict[str, Any]], place: int, path: Path) -> list[dict[str, Any]]:
+def _rows(
+    steps: list[dict[str, Any]], place: int, path: Path, where: str
+) -> list[dict[str, Any]]:
     if not steps:
         return []
     rewards = [step.pop("reward") for step in steps]
     step = _STEP.fullmatch(path.parent.name)
     return rollout_rows(
         steps,
+        where,
         reward=rewards,
         iteration=int(step[1]) if step else 0,
         env_id=text(steps[0]["extra"].get("env_class")),

@@ -70,15 +70,15 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
         prompt = _messages(record["prompt"], "user", where)
         completion = _messages(record["completion"], "assistant", where)
         # A prompt may have messages of an assistant too, which this policy did not write.
-        steps = list(limited(conversation_rows([*prompt, *completion])))[
-            _replies(prompt) :
-        ]
+        rows = limited(conversation_rows([*prompt, *completion]), where)
+        steps = list(rows)[_replies(prompt) :]
         values = numbers({name: record[name] for name in numeric})
         summed = [values[name] for name in rewards if name in values]
         step = record.get("step")
         task = step_row(prompt, {})
         yield from rollout_rows(
             steps,
+            where,
             reward=sum(summed) if summed else None,
             named=values,
             summed=rewards,

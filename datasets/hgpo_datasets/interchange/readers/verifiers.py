@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_datasets.interchange.readers.json_records import (
     fields,
     json_lines,
-    number,
     objects,
     reward_of,
     text,
@@ -73,9 +72,8 @@ def _rows(
     data = fields(task.get("data"))
     info = dict(fields(trace.get("info")))
     known = objects(info.pop(STEPS, None), f"{where}, info")
-    steps = list(limited(_steps(trace, where)))
-    for row, given in zip(steps, known, strict=False):
-        add_columns(row, given)
+    steps = list(limited(_steps(trace, where), where))
+    add_columns(steps, known, f"{where}, {STEPS}")
     rewards = _rewards(trace, where)
     whole = sum(rewards.values()) if rewards else None
     of_steps = [reward_of(row.pop("reward", None), where) for row in steps]
@@ -91,6 +89,7 @@ def _rows(
     iteration = fields(fields(episode.get("run")).get("work")).get("step")
     return rollout_rows(
         steps,
+        where,
         reward=of_steps if known else whole,
         named=rewards,
         extra=without(trace, _NO_EXTRA) | info,
@@ -159,10 +158,17 @@ def _tokens(path: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _rewards(trace: dict[str, Any], where: str) -> dict[str, float]:
     """Return the rewards by name, with their weights."""
+    rewards = trace.get("rewards") or {}
+    is_known = isinstance(rewards, dict)
+    if not is_known or not all(isinstance(one, dict) for one in rewards.values()):
+        raise InputError(
+            f"{where}: expected an object with a score for each name as rewards, "
+            f"received {one_line(repr(rewards), 60)}"
+        )
     found = {}
-    for name, reward in fields(trace.get("rewards")).items():
-        score = reward_of(fields(reward).get("score"), where)
-        weight = number(fields(reward).get("weight", 1.0))
+    for name, reward in rewards.items():
+        score = reward_of(reward.get("score"), where)
+        weight = reward_of(reward.get("weight", 1.0), f"{where}, weight of {name}")
         if score is not None and weight is not None:
             found[name] = score * weight
     return found

@@ -37,21 +37,25 @@ def read_verl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the steps of each rollout."""
     # The trainer may write the outputs of a rollout in any order, between those of others.
     rollouts: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    places: dict[str, str] = {}
     for place, (where, record) in enumerate(json_lines(path)):
         record["score"] = reward_of(record.get("score"), where)
         name, output = _rollout(place, record)
+        places.setdefault(name, where)
         if rollouts[name].setdefault(output, record) is not record:
             raise InputError(
                 f"{where}: expected each uid once, received {record['uid']!r} again"
             )
     for name, outputs in rollouts.items():
         records = [outputs[number] for number in sorted(outputs)]
-        steps = [_step(record, path) for record in records]
+        where = places[name]
+        steps = [_step(record, where) for record in records]
         last = records[-1]
         parts = _UID.fullmatch(name)
         iteration = last.get("step")
         yield from rollout_rows(
             steps,
+            where,
             reward=last["score"],
             named=numbers(last),
             iteration=iteration,
@@ -69,11 +73,11 @@ def _rollout(place: int, record: dict[str, Any]) -> tuple[str, int]:
     return (f"{parts[1]}_{parts[2]}_0", int(parts[3])) if parts else (str(place), 0)
 
 
-def _step(record: dict[str, Any], path: Path) -> dict[str, Any]:
+def _step(record: dict[str, Any], where: str) -> dict[str, Any]:
     prompt = text(record.get("input"))
     if prompt is None:
         raise InputError(
-            f"{path}: expected the field input in every line, received none"
+            f"{where}: expected the field input in every line, received none"
         )
     output = text(record.get("output"))
     return {

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from hgpo_datasets.interchange.readers.json_records import json_lines
+from hgpo_datasets.interchange.readers.json_records import json_lines, reward_of
 from hgpo_datasets.reader import StepTableWarning
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError
@@ -123,6 +123,7 @@ def _trajectories(file: Path) -> tuple[list[list[_Step]], int]:
             raise InputError(
                 f"{where}: {error} (docs/bring_your_own_rollouts.md)"
             ) from error
+        reward_of(record.rewards, where)
         parsed = read_prompt(record.input) if record.input else None
         found[str(record.traj_uid)][where] = (record, parsed)
     trajectories = [_in_order(steps) for steps in found.values()]

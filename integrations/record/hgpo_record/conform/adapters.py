@@ -9,6 +9,7 @@ only those that the function has. The forms are those of verl (`compute_grpo_out
 from __future__ import annotations
 
 import inspect
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -306,8 +307,11 @@ def _accepted(
 
 def _call(function: Callable[..., Any], *arguments: object, **named: object) -> Any:  # noqa: ANN401 - anything
     try:
-        result = function(*arguments, **named)
-        return result.collect() if isinstance(result, pl.LazyFrame) else result
+        with warnings.catch_warnings():
+            # The checks have groups of one rollout, of which torch warns; what comes of it is checked.
+            warnings.filterwarnings("ignore", r"(std|var)\w*\(\): degrees of freedom")
+            result = function(*arguments, **named)
+            return result.collect() if isinstance(result, pl.LazyFrame) else result
     except (Exception, SystemExit) as error:
         raise CallError(
             f"it raised {type(error).__name__}: {one_line(error, 160)}"

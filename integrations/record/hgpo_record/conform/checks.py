@@ -71,7 +71,8 @@ def conform(
         One finding for each check, in the order of `CHECKS`.
 
     Raises:
-        InputError: The adapter or the scope is unknown, or the function needs arguments that the adapter does not pass.
+        InputError: The adapter, the scope or a setting is unknown, or the function needs arguments that the adapter
+            does not pass.
 
     >>> from hgpo_train.advantages import grpo
     >>> {finding.kind for finding in conform(grpo) if finding.check != "rows or rollouts"}
@@ -91,14 +92,18 @@ def conform(
     ]
     # With a discount, returns that are equal at the end differ before: to stop early is better.
     try:
-        takes_gamma = "gamma" in signature(function).parameters
+        parameters = signature(function).parameters
     except (TypeError, ValueError) as error:  # not callable, or built in
         raise InputError(
             f"expected a function of Python, received {one_line(repr(function))}"
         ) from error
-    without_discount = (
-        partial(call, settings={**given, "gamma": 1.0}) if takes_gamma else estimate
-    )
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    for name in given:
+        if name not in parameters and not takes_any:
+            raise InputError(unknown("setting", name, parameters))
+    without_discount = estimate
+    if "gamma" in parameters:
+        without_discount = partial(call, settings={**given, "gamma": 1.0})
     try:
         estimate(table(PLAIN))
     except CallError as error:  # all checks would fail for the same reason

@@ -64,6 +64,10 @@ def report(recording: Recording, out: Path) -> list[str]:
             )
             following.insert(0, rewarding)
         lines.append(next_commands(*following))
+    elif recording.failed:
+        lines.append(
+            "No rollouts: the server answered no call with a reply. Check that it runs, and its address (--upstream)."
+        )
     else:
         lines.append(
             "No rollouts: the program must send its calls to the address in OPENAI_BASE_URL."
