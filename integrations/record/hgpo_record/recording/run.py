@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 _MOST_REWARDS: Final = 64 << 20
-_COLLECTED_AFTER: Final = 20_000
+_COLLECTED_AFTER: Final = 50_000
 """New objects after which cycles are looked for; by default 700, which are those of ten calls."""
 _REWARDS: Final = msgspec.json.Decoder(float | Reward)
 
