@@ -50,6 +50,18 @@ _ROUNDING: Final = 1e-9
 """Largest accepted difference between a supplied return and the computed sum."""
 
 
+def any_won(won: pl.Expr) -> pl.Expr:
+    """Return `episode_won` of a trajectory, aggregated from its `won` flags in the order of its steps.
+
+    Null if the last flag is null and none is true: an environment may tell of the result in the last step alone.
+
+    >>> flags = pl.DataFrame({"trajectory": ["a", "a", "b", "b"], "won": [None, False, None, None]})
+    >>> flags.group_by("trajectory", maintain_order=True).agg(any_won(pl.col("won")))["won"].to_list()
+    [False, None]
+    """
+    return won.any() | won.last()
+
+
 def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.DataFrame:
     """Sort the rows and compute every derived column.
 

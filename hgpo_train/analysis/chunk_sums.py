@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets.branches import roots
+from hgpo_datasets.derived_columns import any_won
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
 from hgpo_envs.wording import listed
@@ -255,7 +256,7 @@ def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
     """Return one row per trajectory, with the columns of `hgpo_train.measures` and `return`, which is scaled."""
     won = pl.lit(None, pl.Boolean)
     if "won" in steps.columns:
-        won = pl.col("won").cast(pl.Boolean).any(ignore_nulls=False)
+        won = any_won(pl.col("won").cast(pl.Boolean))
     is_invalid = ~pl.col("action_valid").cast(pl.Boolean)
     episodes = steps.group_by(
         "(unit)", "task_key", "trajectory_key", maintain_order=True

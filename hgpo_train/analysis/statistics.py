@@ -251,14 +251,14 @@ def _statistics(
         ) from error
 
 
-def _check(name: str, number: int, least: int, most: int | None = None) -> None:
-    if number < least:
+def _check(name: str, number: object, least: int, most: int | None = None) -> None:
+    if not isinstance(number, int | np.integer) or number < least:
         raise InputError(
-            f"{name}: expected an integer of at least {least}, received {number}"
+            f"{name}: expected an integer of at least {least}, received {number!r}"
         )
     if most is not None and number > most:
         raise InputError(
-            f"{name}: expected an integer of at most {most:,}, received {number:,}"
+            f"{name}: expected an integer of at most {most:,}, received {number}"
         )
 
 

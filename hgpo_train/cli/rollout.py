@@ -81,11 +81,11 @@ def _report(run: CollectedRun) -> None:
     tally = run.tally
     every = run.trajectories
     steps = every["length"].sum()
-    branched = every.filter("branch")
+    branches = every.filter("branch")
     rate = tally.steps / max(tally.seconds, 1e-9)
     rows = [
         ("groups", f"{summary['groups']}"),
-        ("rollouts", f"{every.height:,}, {tally.trajectories:,} of them new"),
+        ("rollouts", f"{run.rollouts.height:,}, {tally.trajectories:,} of them new"),
         ("steps", f"{steps:,}, {tally.steps:,} of them new ({rate:,.0f}/s)"),
         ("solved", run.success.describe()),
         ("mean return", shown(summary["mean_return"], ".3f")),
@@ -93,14 +93,13 @@ def _report(run: CollectedRun) -> None:
         ("admissible actions", shown(summary["admissible"], ".1%", "unknown")),
     ]
     estimator = []
-    if branched.height:
-        rows.insert(
-            2,
-            (
-                "branches of them",
-                f"{branched.height:,}, with {branched['length'].sum():,} steps",
-            ),
-        )
+    if branches.height:
+        taken = f"{branches.height:,}, with {branches['length'].sum():,} of the steps"
+        rows[1:2] = [
+            ("rollouts", f"{run.rollouts.height:,}"),
+            ("branches", taken),
+            ("new", f"{tally.trajectories:,} rollouts and branches"),
+        ]
         estimator = ["-e", "tree_loo"]
     print_table(["", ""], rows, texts=2, console=console)
     following = common.next_commands(

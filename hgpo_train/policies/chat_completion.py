@@ -150,6 +150,8 @@ def _logprobs(logprobs: object) -> list[Any] | None:
 
 def _count(value: object) -> int | None:
     """Return a number of tokens, which some servers write as a float or a text; None if it is none."""
+    if value is None:
+        return None
     try:
         number = int(float(value))  # type: ignore[arg-type]  # caught below
     except (TypeError, ValueError, OverflowError):

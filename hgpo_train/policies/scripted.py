@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Player
+    from hgpo_envs.environment_spec import EnvironmentSpec
 
 OPEN_QUERY: Final = "<your query>"
 """The part of an admissible action that stands for any text."""
@@ -63,7 +64,7 @@ class ActionPolicy(BatchPolicy):
     def __init__(self, action_format: str, benchmark: str = "") -> None:
         super().__init__()
         self._action_format = action_format
-        self._benchmark = benchmark
+        self._spec = spec_named(benchmark) if benchmark else None
 
     @abstractmethod
     def choose(self, request: Request) -> str | Failure:
@@ -78,9 +79,7 @@ class ActionPolicy(BatchPolicy):
         if isinstance(action, Failure):
             return action
         actions = request.state.actions
-        return Reply(
-            format_action(action, self._action_format, actions, self._benchmark)
-        )
+        return Reply(format_action(action, self._action_format, actions, self._spec))
 
 
 class RandomPolicy(ActionPolicy):
@@ -306,7 +305,7 @@ def format_action(
     action: str,
     action_format: str,
     admissible: Sequence[str],
-    benchmark: str = "",
+    spec: EnvironmentSpec | None = None,
 ) -> str:
     """Format an action as a policy would: as a response with empty thoughts, as its number, or unchanged.
 
@@ -316,7 +315,7 @@ def format_action(
         action: The action.
         action_format: ``command``, ``response`` or ``number``.
         admissible: The admissible actions, which are numbered from 1. An action that is not among them is unchanged.
-        benchmark: The benchmark's name; without one, the action is in ``<action>`` tags.
+        spec: The benchmark, whose form responses have; without one, the action is in ``<action>`` tags.
 
     >>> format_action("look", "response", ["go", "look"])
     '<think></think><action>look</action>'
@@ -326,7 +325,6 @@ def format_action(
     'search[shoes]'
     """
     if action_format == "response":
-        spec = spec_named(benchmark) if benchmark else None
         return (
             f"<think></think><action>{action}</action>"
             if spec is None

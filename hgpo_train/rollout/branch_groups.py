@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from itertools import chain, count, filterfalse, groupby, islice
 from operator import itemgetter
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -190,7 +191,9 @@ class Branches:
             replays=replays,
         )
         self._stored: dict[Key, pl.DataFrame] = {}
-        done = self.writer.trajectories
+        # groups without branches are written while others are committed in a thread
+        self._writing = Lock()
+        done = set(self.writer.trajectories)
         if done and retry_failed:
             done -= set(self.played.filter("aborted")["trajectory"])
         taken = frozenset(steps["trajectory"])
@@ -286,7 +289,8 @@ class Branches:
                         next(positions), iteration, task_id, number, size, branches
                     )
                 elif key not in self.writer.committed:
-                    self.writer.add_group(group, checked=True)
+                    with self._writing:
+                        self.writer.add_group(group, checked=True)
 
     def _parents(self, rows: pl.DataFrame) -> dict[str, list[Row]]:
         """Return the trajectories that have points, from their first step to the last point."""
@@ -331,5 +335,9 @@ class Branches:
             branches = frame_of(columns_of(some), self.writer.header.depth, defaults)
             keys = dict.fromkeys(row.group_key for row in some)
             stored = [self._stored.pop(key) for key in keys]
-            store(pl.concat([*stored, branches]), checked=True)
-        self.writer.commit()
+            # in one piece, because sorting many takes half as long again
+            whole = pl.concat([*stored, branches], rechunk=True)
+            with self._writing:
+                store(whole, checked=True)
+        with self._writing:
+            self.writer.commit()

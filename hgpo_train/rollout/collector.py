@@ -141,7 +141,7 @@ class Collector:
         finally:
             self.tally.seconds = perf_counter() - began
             try:
-                self._groups.flush()
+                self._groups.close()
             finally:
                 self._slots.close()
                 for seat in self._seats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -95,6 +96,8 @@ class GroupScheduler:
         self._finished = 0
         self._characters = 0
         self._flushed_at = monotonic()
+        self._thread = ThreadPoolExecutor(1, "hgpo-commit")
+        self._committing: Future[None] | None = None
         self.begun = 0
         self.informative = 0
 
@@ -168,7 +171,11 @@ class GroupScheduler:
             self.flush()
 
     def flush(self) -> None:
-        """Commit every finished group. Active groups are kept."""
+        """Commit every finished group, in a thread while others are played. Active groups are kept.
+
+        Raises:
+            Exception: The commit before has failed.
+        """
         # Emptied before the commit: if it fails, the writer keeps the rows, and a second call must not add them again.
         new = self._new
         again = self._again
@@ -177,5 +184,32 @@ class GroupScheduler:
         self._finished = 0
         self._characters = 0
         self._flushed_at = monotonic()
-        if new or again:
-            self._commit(new, again)
+        if not (new or again):
+            return
+        # One at a time, so that at most the rows of two are in memory. A failure ends the collection; the writer
+        # receives these rows all the same, and commits them when it is closed.
+        try:
+            self._wait()
+        finally:
+            self._committing = self._thread.submit(self._commit, new, again)
+
+    def close(self) -> None:
+        """Commit every finished group, and wait for it.
+
+        Raises:
+            Exception: A commit has failed.
+        """
+        try:
+            self.flush()
+        finally:
+            try:
+                self._wait()
+            finally:
+                self._thread.shutdown()
+
+    def _wait(self) -> None:
+        """Wait for the commit in the thread, and raise its failure."""
+        committing = self._committing
+        self._committing = None
+        if committing is not None:
+            committing.result()

@@ -94,7 +94,8 @@ def evaluation_result(
     )
     line = f"Iteration {iteration}: success {_success(found[iteration])} on {size}."
     last = max(found)
-    if len(found) == 1 or shares[iteration] < max(shares.values()):
+    is_chosen = min(shares.values()) < shares[iteration] == max(shares.values())
+    if not is_chosen:
         return line
     line += f" It is the highest of {len(found)} evaluations on these tasks: chosen for that, it is too high."
     return (

@@ -7,6 +7,7 @@ from typing import Any, Final
 import polars as pl
 
 from hgpo_datasets.branches import roots
+from hgpo_datasets.derived_columns import any_won
 from hgpo_train.proportions import wilson_interval
 
 _SIZE: Final = "advantage_size_"
@@ -32,7 +33,7 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
         return {}
     episodes = steps.group_by("trajectory", maintain_order=True).agg(
         pl.col("task_id").first(),
-        pl.col("won").any(ignore_nulls=False),
+        any_won(pl.col("won")),
         pl.col("aborted").any(),
         pl.col("score").last(),
         pl.col("reward").sum(),

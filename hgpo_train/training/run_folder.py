@@ -98,9 +98,7 @@ def open_run(
     if not is_run(folder):
         make_folder(folder)
         write_config(folder, config)
-    writer = StepWriter(
-        folder, run=config.name, config={**inputs, "training": fixed_settings(config)}
-    )
+    writer = StepWriter(folder, config={**inputs, "training": fixed_settings(config)})
     for name in (CHECKPOINTS, ADVANTAGES, SCORES):
         remove_abandoned(folder / name)
     return writer

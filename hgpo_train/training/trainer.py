@@ -322,7 +322,7 @@ class Trainer:
         folder = self.folder / EVALUATION
         # `open_run` has compared that
         stored = None if is_run(folder) else self._table.header.config
-        with StepWriter(folder, run=self.config.name, config=stored) as table:
+        with StepWriter(folder, run=self._table.header.run, config=stored) as table:
             return stages.evaluate(self._run, self._held_out, self.policy, table)
 
     def _due(self, every: int) -> bool:

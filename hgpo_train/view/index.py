@@ -17,6 +17,7 @@ import polars as pl
 
 from hgpo_datasets import scan_steps
 from hgpo_datasets.branches import IS_BRANCH, IS_FIRST
+from hgpo_datasets.derived_columns import any_won
 from hgpo_datasets.reader import errors
 from hgpo_datasets.schema import stored_depth
 from hgpo_envs.errors import InputError
@@ -173,7 +174,6 @@ def read_index(files: Sequence[str]) -> Index:
 
 def _flags_by_episode(flags: pl.DataFrame, is_first: pl.Series) -> pl.DataFrame:
     """Return one row per trajectory from the flags of all rows."""
-    won = pl.col("won")
     return (
         flags.with_row_index("row")
         .group_by(is_first.cum_sum().alias("episode"), maintain_order=True)
@@ -184,7 +184,7 @@ def _flags_by_episode(flags: pl.DataFrame, is_first: pl.Series) -> pl.DataFrame:
             pl.col("admissible").count().cast(pl.Int64).alias("judged"),
             pl.col("admissible").sum().cast(pl.Int64),
             pl.col("aborted", "truncated").any(),
-            won.any(ignore_nulls=False),
+            any_won(pl.col("won")),
         )
         .drop("episode")
     )

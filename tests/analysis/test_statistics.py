@@ -405,11 +405,12 @@ def test_invalid_input_is_reported():
                 table.with_columns(pl.lit(None, pl.String).alias(column)), state_key=key
             )
     for name in ("permutations", "seed"):
-        with refused(f"{name}: expected an integer of at least"):
-            statistics(table, **{name: -1})
+        for value in (-1, "5", 1.5):
+            with refused(f"{name}: expected an integer of at least"):
+                statistics(table, **{name: value})
     for name in ("permutations", "history_length"):
         with refused(
-            f"{name}: expected an integer of at most 1,000, received 10,000,000"
+            f"{name}: expected an integer of at most 1,000, received 10000000"
         ):
             statistics(table, **{name: 10**7})
     with refused("no rows"):

@@ -26,8 +26,11 @@ from hgpo_train.view.overview import (
 from hgpo_train.view.sources import open_sources
 
 
-def write_unequal(run, shift=0):
-    """Write eight tasks with groups of one to four rollouts of other lengths, some aborted or with invalid actions."""
+def write_unequal(run, shift=0, early=False):
+    """Write eight tasks with groups of one to four rollouts of other lengths, some aborted or with invalid actions.
+
+    All steps but the last have the result `early`; a recorded run tells of it in the last step alone.
+    """
     with StepWriter(run) as writer:
         for task in range(8):
             rows: list[dict[str, Any]] = []
@@ -50,7 +53,7 @@ def write_unequal(run, shift=0):
                     last = (
                         ended | {"score": 0.25 + won / 2} if step + 1 == length else {}
                     )
-                    flags = {"action_valid": (step + number) % 3 != 0, "won": False}
+                    flags = {"action_valid": (step + number) % 3 != 0, "won": early}
                     reward = float(won and bool(last))
                     shown = {
                         "step": step,
@@ -66,6 +69,7 @@ def write_unequal(run, shift=0):
 @pytest.fixture(
     params=[
         "unequal",
+        "told at the end",
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in ("alfworld", "webshop")
@@ -74,8 +78,11 @@ def write_unequal(run, shift=0):
 )
 def pair(request, tmp_path):
     """Return two runs of the same tasks."""
-    if request.param == "unequal":
-        return write_unequal(tmp_path / "first"), write_unequal(tmp_path / "second", 1)
+    early = {"unequal": False, "told at the end": None}
+    if request.param in early:
+        told = early[request.param]
+        first = write_unequal(tmp_path / "first", early=told)
+        return first, write_unequal(tmp_path / "second", 1, early=told)
     env = {"alfworld": "HGPO/ALFWorld-v0", "webshop": "HGPO/WebShop-v0"}[request.param]
     options = {"tasks": 8, "group_size": 2, "max_steps": 6, "progress": False}
     runs = [

@@ -10,6 +10,7 @@ from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
 from lazily import Lazy, lazily
+from logits import of_response
 from refusals import refused
 
 from hgpo_train.models.chat_format import stop_length
@@ -84,11 +85,7 @@ def test_logprobs_match_a_full_forward_pass(model, top_p):
     for prompt, drawn in zip(
         asked, sample_responses(model, asked, list(range(20)), options), strict=True
     ):
-        whole = torch.tensor([[*prompt, *drawn.tokens.tolist()]])
-        with torch.no_grad():
-            table = torch.log_softmax(
-                model(whole).logits[0, len(prompt) - 1 : -1].double() / 0.7, -1
-            )
+        table = of_response(model, prompt, drawn.tokens.tolist(), 0.7)
         for row, token, logprob in zip(
             table, drawn.tokens, drawn.logprobs, strict=True
         ):
@@ -220,9 +217,7 @@ def test_sliding_windows_are_those_of_a_full_forward_pass():
     for prompt, drawn in zip(
         asked, sample_responses(model, asked, list(range(20)), options), strict=True
     ):
-        whole = torch.tensor([[*prompt, *drawn.tokens.tolist()]])
-        with torch.no_grad():
-            table = torch.log_softmax(model(whole).logits[0, len(prompt) - 1 : -1], -1)
+        table = of_response(model, prompt, drawn.tokens.tolist())
         expected = table.gather(1, torch.from_numpy(drawn.tokens).long()[:, None])[:, 0]
         np.testing.assert_allclose(drawn.logprobs, expected, atol=2e-4)
 

@@ -128,7 +128,7 @@ def play(
         groups.finish(
             Played(one, member, ends[one.position % len(ends)][member], at in failing)
         )
-    groups.flush()
+    groups.close()
 
 
 FAILING = st.frozensets(
@@ -196,3 +196,35 @@ def test_a_failure_that_hides_a_difference_adds_one_group():
         0: {0: 0.0, 1: 0.0, 2: 1.0},
         1: {0: 0.0, 1: 1.0, 2: 0.0},
     }
+
+
+def test_groups_that_finish_after_a_commit_failed_are_committed_all_the_same():
+    """Commits run beside the play: the failure of one is raised by the next, whose rows are not lost."""
+    received = []
+
+    def commit(new, again):
+        received.append({row.at[0] for row in new})
+        if len(received) == 1:
+            raise OSError("disk full")
+
+    groups = GroupScheduler(
+        map(group, count()),
+        RolloutSpec(3, SIZE),
+        ExecutionOptions(groups_per_shard=1),
+        commit,
+        {},
+        {},
+    )
+    playing = [groups.begin() for _ in range(3)]
+
+    def finish(number: int) -> None:
+        planned, members = playing[number]
+        for member in members:
+            groups.finish(Played(planned, member, 0.0, aborted=False))
+
+    finish(0)
+    with pytest.raises(OSError, match="disk full"):
+        finish(1)
+    finish(2)
+    groups.close()
+    assert received == [{0}, {1}, {2}]

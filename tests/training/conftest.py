@@ -10,6 +10,7 @@ from rich.console import Console
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.display import Display
+from hgpo_train.training.tracking import read_metrics
 
 TEMPLATE = "{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}"
 
@@ -85,7 +86,7 @@ def config(tiny, template):
         },
         update={"mini_batch_size": 20, "logit_chunk": 0, "kl_weight": 0.01},
         optimiser={"learning_rate": 1e-3},
-        evaluation={"every": 2, "split": "test", "tasks": 4},
+        evaluation={"every": 0, "split": "test", "tasks": 4},
         tracking={"tensorboard": False},
     )
 
@@ -118,6 +119,17 @@ class Runs:
             for path in sorted(newest.rglob("*.safetensors"))
         }
 
+    def metrics(self, name: str = "run") -> list[dict]:
+        return read_metrics(self.folder / name / "metrics.jsonl")
+
+    def results(self, name: str = "run") -> list[dict]:
+        """Return the metrics without what depends on time."""
+        timed = ("timing_s", "perf")
+        return [
+            {key: value for key, value in line.items() if not key.startswith(timed)}
+            for line in self.metrics(name)
+        ]
+
 
 @pytest.fixture
 def runs(tmp_path):
@@ -128,13 +140,7 @@ def runs(tmp_path):
 def small(config):
     """Two iterations that take less than a CPU second."""
     rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3}
-    return replace(
-        config,
-        iterations=2,
-        environment={"max_steps": 3},
-        rollout=rollout,
-        evaluation={"every": 0},
-    )
+    return replace(config, iterations=2, environment={"max_steps": 3}, rollout=rollout)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from lazily import Lazy
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.wording import counted
-from hgpo_train.evaluation.report import EvaluationReport, evaluation_reports
+from hgpo_train.evaluation.report import evaluation_reports
 from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
 from hgpo_train.proportions import wilson_interval
 from hgpo_train.training.config import replace
@@ -44,8 +44,7 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
         "best"
     ]
     trained = run / "checkpoints" / f"{best:06d}"
-    code, output, errors = hgpo("card", run, "-o", tmp_path / "card.md")
-    assert code == 0, errors
+    output = hgpo.output("card", run, "-o", tmp_path / "card.md")
     assert f"hf upload ME/NAME {trained} . --exclude 'trainer/*'" in output
     assert f"hf upload ME/NAME {tmp_path / 'card.md'} README.md" in output
     card = (tmp_path / "card.md").read_text()
@@ -78,8 +77,7 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
         in text
     )
 
-    code, output, errors = hgpo("card", "check", tmp_path / "card.md", "--run", run)
-    assert code == 0, output
+    hgpo.output("card", "check", tmp_path / "card.md", "--run", run)
     (tmp_path / "card.md").write_text(card.replace("alpha = 1.0", "alpha = 2.0"))
     code, output, errors = hgpo("card", "check", tmp_path / "card.md", "--run", run)
     assert code == 1
@@ -97,8 +95,7 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
     }
     for name, path in names.items():
         command = command.replace(name, str(path))
-    code, _, errors = hgpo(*shlex.split(command)[1:])
-    assert code == 0, errors
+    hgpo.output(*shlex.split(command)[1:])
     prompts = [
         scan_steps(path).select("prompt").collect().item(0, 0)
         for path in (run, tmp_path / "eval")
@@ -127,7 +124,7 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
     assert "expected one with a checkpoint (1, 2), received 7" in errors
 
 
-def evaluation_of(won: int, tasks: int) -> EvaluationReport:
+def evaluation_of(won, tasks):
     success = [1.0] * won + [0.0] * (tasks - won)
     episodes = pl.DataFrame(
         {"task_id": [str(task) for task in range(tasks)], "success": success}
@@ -167,5 +164,10 @@ def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_giv
     assert (
         evaluation_result(config, found, 7)
         == "Iteration 7 was not evaluated on held-out tasks."
+    )
+    # equal evaluations: none was chosen
+    lost = {iteration: evaluation_of(0, 12) for iteration in (0, 5)}
+    assert evaluation_result(config, lost, 5).endswith(
+        "on 12 tasks of split " + split + "."
     )
     assert "highest" not in evaluation_result(config, {5: found[5]}, 5)

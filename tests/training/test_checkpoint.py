@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lazily import Lazy, lazily
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import (
     MANIFEST,
     OPTIMISER,
@@ -149,13 +149,13 @@ def test_another_model_is_refused_and_unchanged(save, tokenizer, tmp_path):
     for sizes in ({"width": 96}, {"layers": 2}):
         model, optimiser = trained(tokenizer, **sizes)
         before = copy.deepcopy(model.state_dict())
-        with pytest.raises(InputError, match="000001 belongs to another model"):
+        with refused("000001 belongs to another model"):
             load_checkpoint(folder, model, optimiser)
         assert all(
             torch.equal(value, before[name])
             for name, value in model.state_dict().items()
         )
-    with pytest.raises(InputError, match="contains no weights"):
+    with refused("contains no weights"):
         load_checkpoint(tmp_path, *trained(tokenizer))
 
 
@@ -208,9 +208,8 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(pair, tmp_path,
             assert resolve_model(str(folder.parent)).endswith("000002")
         elif name != MANIFEST:
             # as `hgpo eval --policy transformers:…`
-            with pytest.raises(InputError, match="is damaged") as caught:
+            with refused("is damaged"):
                 resolve_model(str(folder / "000002"))
-            assert "\n" not in str(caught.value)
         # The optimiser's state may have been removed: `checkpoint.optimiser = "last"`.
         removed = name == OPTIMISER and not os.path.lexists(folder / "000002" / name)
         assert verify_checkpoint(folder / "000002").ok == removed
@@ -244,12 +243,11 @@ def test_without_a_valid_checkpoint_resuming_fails_and_changes_nothing(pair, tmp
     for iteration in (1, 2):
         (folder / f"00000{iteration}" / "model.safetensors").write_bytes(b"")
     before = contents(folder)
-    with pytest.raises(
-        InputError,
-        match=r"no checkpoint that can be used: .*000002.*model\.safetensors.*000001",
+    with refused(
+        r"no checkpoint that can be used: .*000002.*model\.safetensors.*000001"
     ):
         newest_valid_checkpoint(folder, to_resume=True)
-    with pytest.raises(InputError, match="no checkpoint that can be used"):
+    with refused("no checkpoint that can be used"):
         resolve_model(str(tmp_path))
     assert contents(folder) == before
 

@@ -2,16 +2,15 @@
 
 import dataclasses
 import math
-import re
 import tomllib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused, refused_saying
 
 from hgpo_datasets import StepWriter
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages.registry import get
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.settings import build, field_docs, read_toml, to_toml
@@ -125,10 +124,8 @@ INVALID = {
 
 def test_invalid_values_are_reported_in_one_line():
     for override, message in INVALID.items():
-        with pytest.raises(InputError) as caught:
+        with refused_saying(message):
             load_config("alfworld-1.5b-hgpo-k2", [override])
-        assert message in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm", "first"])
@@ -150,11 +147,8 @@ def test_invalid_values_are_reported_in_one_line():
 )
 def test_engine_options_do_not_change_what_settings_determine(engine, option, setting):
     (name,) = option
-    with pytest.raises(
-        InputError, match=rf"^setting rollout\.engine_options\.{name}: .*\({setting}"
-    ) as caught:
+    with refused(rf"^setting rollout\.engine_options\.{name}: .*\({setting}"):
         replace(Config(), rollout={"engine": engine, "engine_options": option})
-    assert "\n" not in str(caught.value)
 
 
 def test_engine_options_of_the_engine_alone_are_accepted():
@@ -207,7 +201,7 @@ def test_invalid_values_are_rejected_in_python_as_well():
             "parameter alpha: expected a finite number, received nan",
         ),
     ):
-        with pytest.raises(InputError, match=re.escape(line)):
+        with refused_saying(line):
             make()
 
 
@@ -224,15 +218,14 @@ def test_a_configuration_extends_another(tmp_path):
         "update": {"epochs": 4, "clip_high": 0.3}
     }
     (tmp_path / "base.toml").write_text('extends = "run.toml"\n')
-    with pytest.raises(InputError, match="extends itself"):
+    with refused("extends itself"):
         read_toml(tmp_path / "run.toml")
 
 
 def test_the_printed_configuration_can_be_loaded(tmp_path, hgpo):
-    code, shown, _ = hgpo(
+    shown = hgpo.output(
         "train", "alfworld-7b-gigpo", "--set", "seed=5", "--print-config"
     )
-    assert code == 0
     path = tmp_path / "shown.toml"
     path.write_text(shown)
     assert load_config(path) == load_config("alfworld-7b-gigpo", ["seed=5"])
@@ -254,9 +247,9 @@ def test_files_that_are_not_configurations_are_reported(tmp_path):
         (b"[environment]\noptions = " + b"[" * 3000, "is not TOML"),
     ):
         (tmp_path / "run.toml").write_bytes(text)
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             load_config(tmp_path / "run.toml")
-    with pytest.raises(InputError, match="found a folder"):
+    with refused("found a folder"):
         read_toml(tmp_path)
 
 
@@ -318,9 +311,7 @@ def test_without_the_official_data_a_run_stops_with_the_command(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
     config = load_config(f"{world}-1.5b-grpo")
-    with pytest.raises(
-        InputError, match=f"official tasks of .* are not on this machine.*{command}"
-    ):
+    with refused(f"official tasks of .* are not on this machine.*{command}"):
         env_options(config, config.environment.split)
     bundled = load_config(f"{world}-1.5b-grpo", ["environment.data=bundled"])
     assert "data" not in env_options(bundled, "train")
@@ -359,17 +350,14 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
         "advantage.parameters.history_length=1",
         "advantage.parameters.gama=1",
     ):
-        with pytest.raises(
-            InputError, match=r"advantage\.parameters of rloo: unknown parameter"
-        ):
+        with refused(r"advantage\.parameters of rloo: unknown parameter"):
             configured_estimator(load_config(own, [override]))
     penalty = [
         "advantage.parameters.overlong_penalty=1",
         "rollout.max_response_tokens=8",
     ]
-    with pytest.raises(
-        InputError,
-        match=r"expected overlong_limit = 8, the value of rollout.max_response_tokens",
+    with refused(
+        r"expected overlong_limit = 8, the value of rollout.max_response_tokens"
     ):
         configured_estimator(load_config(own, penalty))
     # a run of another machine can be read

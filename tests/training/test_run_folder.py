@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from doors import DoorsSource
 from planted import KINDS, plant
+from refusals import refused
+from verified import damaged_files
 
 import hgpo_envs
 from hgpo_envs.errors import InputError
@@ -108,9 +110,8 @@ def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
                 if name == "name"
                 else rf"was written with training\.{name}"
             )
-            with pytest.raises(InputError, match=expected) as caught:
+            with refused(expected):
                 open_run(tmp_path, other, {})
-            assert "\n" not in str(caught.value)
         assert contents(tmp_path) == before
 
 
@@ -123,12 +124,11 @@ def test_a_run_is_not_resumed_with_another_prompt_template_at_its_path(
     config = replace(
         config,
         iterations=1,
-        evaluation={"every": 0},
         environment={"prompt_template": str(edited)},
     )
     runs.train(config)
     edited.write_text(template.read_text() + " Go.")
-    with pytest.raises(InputError, match="was written with prompt_template = "):
+    with refused("was written with prompt_template = "):
         runs.trainer(replace(config, iterations=2), resume=True)
     edited.write_text(template.read_text())
     assert runs.train(replace(config, iterations=2), resume=True).state.iteration == 2
@@ -149,9 +149,7 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
     )
     secret = {"api_key": "hunter-two", "base_url": "http://me:pass-word@host/v1"}
     environment = {"id": "doors_env:HGPO-Test/Locked-v0", "options": secret}
-    config = replace(
-        config, iterations=1, evaluation={"every": 0}, environment=environment
-    )
+    config = replace(config, iterations=1, environment=environment)
     config = replace(config, tracking={"tensorboard": True})
     runs.train(config)
     other = replace(
@@ -225,17 +223,11 @@ def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
             changed = bytearray(data)
             changed[place] ^= 1 << place % 8
             (run / name).write_bytes(changed)
-            assert [
-                problem.file
-                for report in verify_run(run, None)
-                for problem in report.problems
-            ] == [str(run / name)]
+            assert damaged_files(run) == [str(run / name)]
         (run / name).write_bytes(data)
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"iteration":2')
-    assert [
-        problem for report in verify_run(run, None) for problem in report.problems
-    ] == []
+    assert damaged_files(run) == []
 
 
 @pytest.mark.parametrize("folder", ["", "evaluation"])
@@ -243,9 +235,4 @@ def test_a_missing_manifest_of_a_training_run_is_found(tmp_path, folder):
     """Without it, the shards beside it would be passed over."""
     write_config(tmp_path, Config())
     (tmp_path / folder / "steps").mkdir(parents=True)
-    problems = [
-        problem for report in verify_run(tmp_path, None) for problem in report.problems
-    ]
-    assert [problem.file for problem in problems] == [
-        str(tmp_path / folder / "manifest.jsonl")
-    ]
+    assert damaged_files(tmp_path) == [str(tmp_path / folder / "manifest.jsonl")]

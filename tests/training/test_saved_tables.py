@@ -3,15 +3,15 @@
 import io
 
 import pytest
+from groups import write_run
 from lazily import lazily
+from refusals import refused
 from rich.console import Console
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import replace, stored_config
 from hgpo_train.training.display import Display
-from hgpo_train.training.tracking import read_metrics
 
 has_raw_logprobs, train_on_table = lazily(
     "hgpo_train.training.saved_tables", "has_raw_logprobs train_on_table"
@@ -34,13 +34,12 @@ has_raw_logprobs, train_on_table = lazily(
 def test_raw_log_probabilities_of_a_server_are_not_used(
     small, tmp_path, policy, is_raw, update
 ):
-    with StepWriter(tmp_path / "run", config={"policy": policy}):
-        pass
+    write_run(tmp_path / "run", config={"policy": policy})
     config = replace(
         small, rollout={"temperature": policy["temperature"]}, update=update
     )
     if is_raw and update:
-        with pytest.raises(InputError, match=r"--logprobs-mode processed_logprobs"):
+        with refused(r"--logprobs-mode processed_logprobs"):
             has_raw_logprobs(config, tmp_path / "run", tmp_path)
     else:
         assert has_raw_logprobs(config, tmp_path / "run", tmp_path) == is_raw
@@ -51,7 +50,7 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
     config, runs, hgpo
 ):
     """`hgpo advantages` and `hgpo train --steps` on each iteration's shard, twice, beside `hgpo train`."""
-    config = replace(config, iterations=2, evaluation={"every": 0})
+    config = replace(config, iterations=2)
     runs.train(config, "whole")
     path = runs.folder / "config.toml"
     alone = runs.folder / "alone"
@@ -59,8 +58,7 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
     for number, resume in enumerate(([], ["--resume"])):
         shard = runs.folder / "whole" / "steps" / f"steps-{number:06d}.parquet"
         table = runs.folder / f"{number}.parquet"
-        code, _, errors = hgpo("advantages", shard, "--out", table)
-        assert code == 0, errors
+        hgpo.output("advantages", shard, "--out", table)
         update = (
             "train",
             path,
@@ -72,14 +70,10 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
             alone,
             *resume,
         )
-        code, output, errors = hgpo(*update)
-        assert code == 0, errors
+        output = hgpo.output(*update)
         assert f"checkpoints/00000{number + 1}" in output.replace("\n", "")
     assert runs.weights("alone") == runs.weights("whole")
-    lines = [
-        read_metrics(runs.folder / name / "metrics.jsonl")
-        for name in ("alone", "whole")
-    ]
+    lines = [runs.metrics(name) for name in ("alone", "whole")]
     for name in ("actor/loss", "training/environment_steps"):
         assert [line[name] for line in lines[0]] == [line[name] for line in lines[1]]
     for shown, update in (

@@ -7,12 +7,13 @@ from unittest.mock import Mock
 import polars as pl
 import pytest
 from doors import DoorsSource, solution
+from groups import write_run
 from lazily import Lazy, lazily
+from refusals import refused
 from rich.console import Console
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.episode import Episode, settings_for
-from hgpo_envs.errors import InputError
 from hgpo_envs.sources import open_shared
 from hgpo_train import collect
 from hgpo_train.cli.new import filled
@@ -166,7 +167,7 @@ def test_the_tools_of_a_run_are_in_its_prompts(sft, tmp_path, monkeypatch):
         progress=False,
     )
     monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
-    with pytest.raises(InputError, match=r"does not render \(read_note, open_box\)"):
+    with refused(r"does not render \(read_note, open_box\)"):
         train(sft, tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out" / "config.json").exists()
 
@@ -199,7 +200,7 @@ def test_the_chat_template_and_its_arguments_are_settings(demos, sft, tiny, tmp_
     path.write_text(
         "{% if short %}{{ messages[0].content }}{% else %}{{ raise_exception('long') }}{% endif %}<|im_end|>"
     )
-    with pytest.raises(InputError, match=r"chat template .*chat\.jinja: .*long"):
+    with refused(r"chat template .*chat\.jinja: .*long"):
         train(replace(sft, chat_template=str(path)), demos, tmp_path / "run")
     path.write_text("{{ messages[0].content }}{% if short %}.{% endif %}")
     tokenizer = load_tokenizer(str(tiny), str(path))
@@ -268,7 +269,7 @@ def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
         ),
         ({"update": {"epochs": 2}}, r"with training\.update\.epochs"),
     ):
-        with pytest.raises(InputError, match=message):
+        with refused(message):
             train(replace(sft, **changes), steps, run)
     with StepWriter(steps) as writer:
         row = {
@@ -281,7 +282,7 @@ def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
             "won": True,
         }
         writer.add_group([row | {"trajectory": "new", "terminated": True}])
-    with pytest.raises(InputError, match=r"was written with demonstrations\.rows = "):
+    with refused(r"was written with demonstrations\.rows = "):
         train(sft, steps, run)
     assert before == {
         path: path.read_bytes()
@@ -301,9 +302,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
     make_model(tokenizer, small).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     sft = replace(sft, model={"path": str(tmp_path / "model")})
-    with pytest.raises(
-        InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+"
-    ):
+    with refused(r"expected prompt_token_ids from 0 to 99, received \d+"):
         train(sft, demos, tmp_path / "run")
 
 
@@ -320,9 +319,8 @@ def test_tables_without_prompts_or_successes_are_refused(tmp_path, sft):
         ("mute", step, "stores no prompts"),
         ("lost", {**step, "prompt": "p"}, "explorer"),
     ):
-        with StepWriter(tmp_path / name) as writer:
-            writer.add_group([row])
-        with pytest.raises(InputError, match=line):
+        write_run(tmp_path / name, [row])
+        with refused(line):
             demonstrations(tmp_path / name, sft)
 
 
@@ -348,7 +346,7 @@ def test_reinforcement_learning_improves_a_weak_start(sft, template, config, run
         advantage={"parameters": {"reward_scale": 10.0}},
     )
     runs.train(replace(config, model={"path": str(runs.folder / "sft")}))
-    lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    lines = runs.metrics()
     first = sum(line["episode/success_rate"] for line in lines[1:4]) / 3
     last = sum(line["episode/success_rate"] for line in lines[-3:]) / 3
     assert last > first + 0.2, (first, last)

@@ -2,22 +2,22 @@
 
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import polars as pl
 import pytest
 from lazily import Lazy
+from refusals import refused
+from verified import damaged_files
 
 from examples.entropy_estimator import entropy_grpo
 from hgpo_datasets import scan_steps
 from hgpo_datasets.branches import IS_BRANCH
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.row_tables import files_of, read_metadata, read_table
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import METADATA
 from hgpo_train.training.config import replace
-from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.verify_run import verify_run
 from hgpo_train.view.estimates import estimate
 from hgpo_train.view.index import read_index
 
@@ -74,15 +74,8 @@ def test_a_run_killed_at_a_stages_boundary_ends_in_the_same_bytes(
             files_of(run, name), files_of(whole.folder / "run", name), strict=True
         ):
             assert read_table(one).equals(read_table(other))
-    lines = [
-        read_metrics(folder / "metrics.jsonl") for folder in (run, whole.folder / "run")
-    ]
-    for one, other in zip(*lines, strict=True):
-        names = [name for name in one if not name.startswith(("timing_s", "perf"))]
-        assert {name: one[name] for name in names} == {
-            name: other[name] for name in names
-        }
-    assert not [problem for report in verify_run(run) for problem in report.problems]
+    assert runs.results() == whole.results()
+    assert damaged_files(run) == []
 
 
 def kill_at(patched, stage, moment):
@@ -111,16 +104,19 @@ def kill_at(patched, stage, moment):
     patched.setattr(owner, name, killed)
 
 
+def killed_in_its_update(config, runs, monkeypatch):
+    """Train a run that is killed in its first update, and return its folder."""
+    with monkeypatch.context() as patched:
+        patched.setattr(stages._target(), "update", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            runs.train(config)
+    return runs.folder / "run"
+
+
 def test_what_a_stage_left_is_read_again(small, runs, monkeypatch):
     """A run that is killed in its first update scores and estimates nothing again, and repeats no failed rollout."""
     config = replace(small, iterations=1, evaluation={"every": 0})
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            stages._target(), "update", lambda *_: (_ for _ in ()).throw(Killed)
-        )
-        with pytest.raises(Killed):
-            runs.train(config)
-    folder = runs.folder / "run"
+    folder = killed_in_its_update(config, runs, monkeypatch)
     (scores,) = files_of(folder, "scores")
     (advantages,) = files_of(folder, "advantages")
     before = [path.stat().st_mtime_ns for path in (scores, advantages)]
@@ -142,13 +138,7 @@ def interrupted(small, runs, monkeypatch):
     config = replace(
         small, iterations=1, advantage={"estimator": "grpo"}, evaluation={"every": 0}
     )
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            stages._target(), "update", lambda *_: (_ for _ in ()).throw(Killed)
-        )
-        with pytest.raises(Killed):
-            runs.train(config)
-    return config, runs.folder / "run"
+    return config, killed_in_its_update(config, runs, monkeypatch)
 
 
 @pytest.mark.slow
@@ -166,7 +156,7 @@ def test_scores_of_others_are_not_trained_on(interrupted, runs, tiny, names):
     found = read_table(path)
     assert found.select(expected.columns).equals(expected)
     assert set(names) <= set(found.columns)  # other columns are kept
-    assert "actor/kl_loss" in read_metrics(folder / "metrics.jsonl")[-1]
+    assert "actor/kl_loss" in runs.metrics()[-1]
 
 
 @pytest.mark.slow
@@ -180,15 +170,11 @@ def test_tables_of_other_rows_are_not_trained_on(interrupted, runs, name):
     # otherwise it is damaged whatever its rows
     path.with_name(f"{path.name}.sha256").unlink()
     pl.concat([table, table]).write_parquet(path, metadata=stored)
-    with pytest.raises(
-        InputError, match=r"it has rows twice.; delete it, and it is computed again"
-    ):
+    with refused(r"it has rows twice.; delete it, and it is computed again"):
         runs.train(config, resume=True)
     table.clear().write_parquet(path, metadata=stored)
     if name == "advantages":
-        with pytest.raises(
-            InputError, match=r"expected the advantages of all steps .* delete the file"
-        ):
+        with refused(r"expected the advantages of all steps .* delete the file"):
             runs.train(config, resume=True)
         return
     runs.train(config, resume=True)
@@ -232,8 +218,7 @@ def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(
     )
     assert computed.to_list() == trained.to_list()
     table = tmp_path / "table.parquet"
-    code, _, errors = hgpo("advantages", folder, "-e", "entropy_grpo", "--out", table)
-    assert code == 0, errors
+    hgpo.output("advantages", folder, "-e", "entropy_grpo", "--out", table)
     assert (
         pl.read_parquet(table).sort("trajectory", "step")["advantage"].to_list()
         == trained.to_list()
@@ -292,11 +277,7 @@ def test_a_run_killed_before_its_branches_are_committed_ends_in_the_same_bytes(
         .drop("policy_s", "environment_s")
         .equals(rows[1].drop("policy_s", "environment_s"))
     )
-    assert not [
-        problem
-        for report in verify_run(runs.folder / "run")
-        for problem in report.problems
-    ]
+    assert damaged_files(runs.folder / "run") == []
 
 
 def test_estimators_and_rules_that_do_not_fit_branches_are_refused_before_rollouts(
@@ -307,7 +288,7 @@ def test_estimators_and_rules_that_do_not_fit_branches_are_refused_before_rollou
         ("entropy", "tree_grpo", "expected one that reads no scores"),
         ("unifrm", "tree_grpo", "did you mean 'uniform'"),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             runs.trainer(
                 replace(
                     small, rollout={"branch": rule}, advantage={"estimator": estimator}

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import polars as pl
 import pytest
 from lazily import lazily
+from refusals import refused
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
@@ -17,7 +18,6 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, estimator, names
 from hgpo_train.training.config import UpdateConfig, replace, stored_config
 from hgpo_train.training.display import Display
-from hgpo_train.training.tracking import read_metrics
 
 (trained_rows,) = lazily("hgpo_train.training.stages", "trained_rows")
 AutoModelForCausalLM, AutoTokenizer = lazily(
@@ -45,9 +45,7 @@ def test_an_estimator_of_the_policy_receives_the_model_and_earlier_metrics(small
     runs.train(chosen, "whole")
     runs.train(replace(chosen, iterations=1))
     runs.train(chosen, resume=True)
-    whole, resumed = (
-        read_metrics(runs.folder / name / "metrics.jsonl") for name in ("whole", "run")
-    )
+    whole, resumed = (runs.metrics(name) for name in ("whole", "run"))
     assert [line["counted/iterations"] for line in resumed] == [1, 2]
     assert (
         resumed[1]["counted/weight"]
@@ -60,7 +58,7 @@ def test_an_estimator_of_the_policy_receives_the_model_and_earlier_metrics(small
 
 @pytest.mark.slow
 def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
-    trainer = runs.train(config)
+    trainer = runs.train(replace(config, evaluation={"every": 2}))
     folder = runs.folder / "run"
     assert trainer.state.iteration == 3
     steps = scan_steps(folder / "steps").collect()
@@ -71,7 +69,7 @@ def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
     held_out = scan_steps(folder / "evaluation").collect()
     assert held_out["iteration"].unique().sort().to_list() == [0, 2, 3]
     assert set(held_out["split"]) == {"test"}
-    lines = read_metrics(folder / "metrics.jsonl")
+    lines = runs.metrics()
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert lines[2].keys() >= {
         "episode/success_rate", "episode/rooms_1_success_rate", "episode/length/mean", "episode/valid_action_ratio",
@@ -110,8 +108,7 @@ def test_an_evaluation_shows_of_how_many_rollouts_it_is(config, runs, monkeypatc
 def test_verify_covers_all_files_of_a_run(config, runs, hgpo, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     folder = runs.train(replace(config, iterations=2, evaluation={"every": 1})).folder
-    code, output, _ = hgpo("verify", folder)
-    assert code == 0, output
+    output = hgpo.output("verify", folder)
     # the run with its table, the evaluations, two checkpoints
     assert output.count("no problems") == 4
     newest = folder / "checkpoints" / "000002"
@@ -173,9 +170,7 @@ def test_a_publication_without_memory_gives_advice(small, runs, monkeypatch):
         "CUDA out of memory. Tried to allocate 2.00 GiB"
     )
     monkeypatch.setattr(trainer.policy, "publish", Mock(side_effect=full))
-    with pytest.raises(
-        InputError, match=r"out of memory with update.micro_batch_tokens"
-    ):
+    with refused(r"out of memory with update.micro_batch_tokens"):
         trainer.run()
 
 
@@ -189,16 +184,13 @@ def test_invalid_configurations_are_reported_in_one_line_and_can_be_corrected(
     tokenizer.chat_template = None
     tokenizer.save_pretrained(runs.folder / "mute")
     for changes, line in INVALID:
-        with pytest.raises(InputError, match=line) as caught:
+        with refused(line):
             runs.trainer(replace(config, **changes))
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
 def test_an_iteration_warns_about_truncated_prompts_and_a_wide_gap(config, runs):
-    config = replace(
-        config, iterations=1, evaluation={"every": 0}, rollout={"max_prompt_tokens": 20}
-    )
+    config = replace(config, iterations=1, rollout={"max_prompt_tokens": 20})
     with pytest.warns(UserWarning, match="prompts are as long as") as shown:
         runs.train(replace(config, update={"gap_warning": 0.0}))
     assert any(
@@ -236,11 +228,10 @@ def test_an_update_without_rows_is_no_update(config, runs):
     config = replace(
         config,
         iterations=1,
-        evaluation={"every": 0},
         rollout={"max_response_tokens": 1},
     )
     runs.train(replace(config, update={"overlong": "mask", "rollout_is": "token_mask"}))
-    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    line = runs.metrics()[-1]
     assert line["training/overlong_ratio"] == 1.0
     assert line["actor/optimiser_steps"] == 0.0
 
@@ -248,13 +239,13 @@ def test_an_update_without_rows_is_no_update(config, runs):
 @pytest.mark.slow
 def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
     rollout = {"filter_groups": True, "max_generation_batches": 3}
-    config = replace(config, iterations=1, evaluation={"every": 0}, rollout=rollout)
+    config = replace(config, iterations=1, rollout=rollout)
     trainer = runs.train(config)
     groups = (
         scan_steps(runs.folder / "run" / "steps").collect().group_by("task_id", "group")
     )
     returns = groups.agg(pl.col("episode_return").n_unique())
-    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    line = runs.metrics()[-1]
     trainer._display.row(1, line | {"actor/optimiser_steps": 0.0})
     assert (
         "no informative groups: no update" in trainer._display._console.file.getvalue()
@@ -283,16 +274,14 @@ def test_advantages_are_normalised_over_the_groups_that_are_trained_on(
         return steps.with_columns(reward=reward, episode_return=won.cast(pl.Float64))
 
     monkeypatch.setattr(stages, "collect", collected)
-    config = replace(
-        config, iterations=1, evaluation={"every": 0}, rollout={"filter_groups": True}
-    )
+    config = replace(config, iterations=1, rollout={"filter_groups": True})
     parameters = {"invalid_action_penalty": 0.0, "gamma": 1.0}
     runs.train(
         replace(
             config, advantage={"estimator": "reinforce_pp", "parameters": parameters}
         )
     )
-    (line,) = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    (line,) = runs.metrics()
     assert line["training/groups"] == 1
     assert line["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-6)
 
@@ -303,14 +292,13 @@ def test_every_estimator_trains(config, runs, estimator):
     config = replace(
         config,
         iterations=1,
-        evaluation={"every": 0},
         advantage={"estimator": estimator},
     )
     config = replace(config, update={"rollout_is": "token"})
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert runs.train(config).state.iteration == 1
-    (line,) = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    (line,) = runs.metrics()
     # the engine runs the trained model
     assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)
 
@@ -320,11 +308,9 @@ def test_an_overlong_prompt_stops_training(config, runs):
     config = replace(
         config,
         rollout={"overflow": "error", "max_prompt_tokens": 20},
-        evaluation={"every": 0},
     )
-    with pytest.raises(
-        InputError,
-        match=r"PromptTooLong.*more than max_prompt_tokens = 20.*overflow is \"error\"",
+    with refused(
+        r"PromptTooLong.*more than max_prompt_tokens = 20.*overflow is \"error\""
     ):
         runs.train(config)
 
@@ -332,12 +318,17 @@ def test_an_overlong_prompt_stops_training(config, runs):
 @pytest.mark.slow
 def test_conversations_train_on_shared_sequences_and_resume(config, runs):
     environment = {"prompt_style": "chat", "system_prompt": "Be brief."}
-    chat = replace(config, environment=environment, rollout={"max_prompt_tokens": 2000})
+    chat = replace(
+        config,
+        environment=environment,
+        rollout={"max_prompt_tokens": 2000},
+        evaluation={"every": 2},
+    )
     runs.train(chat, "whole")
     runs.train(replace(chat, iterations=1), "parts")
     runs.train(chat, "parts", resume=True)
     assert runs.weights("parts") == runs.weights("whole")
-    metrics = list(read_metrics(runs.folder / "whole" / "metrics.jsonl"))
+    metrics = runs.metrics("whole")
     assert all(
         line["perf/shared_tokens"] > 0.3
         for line in metrics
@@ -374,9 +365,9 @@ def test_training_with_a_custom_estimator(config, runs, tmp_path, monkeypatch):
     estimator = "estimators_of_the_test:late"
     parameters = {"scale": 3, "name": "xyz"}
     advantage = {"estimator": estimator, "parameters": parameters}
-    config = replace(config, iterations=2, evaluation={"every": 0}, advantage=advantage)
+    config = replace(config, iterations=2, advantage=advantage)
     runs.train(config)
-    lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    lines = runs.metrics()
     assert [line["iteration"] for line in lines] == [1, 2]
     steps = (
         scan_steps(runs.folder / "run" / "steps")
@@ -390,7 +381,5 @@ def test_training_with_a_custom_estimator(config, runs, tmp_path, monkeypatch):
     assert stored_config(runs.folder / "run" / "config.toml") == config
     runs.train(replace(config, iterations=3), resume=True)
     other = replace(config, advantage={"parameters": {**parameters, "gamma": 0.5}})
-    with pytest.raises(
-        InputError, match=r"was written with training\.advantage\.parameters"
-    ):
+    with refused(r"was written with training\.advantage\.parameters"):
         runs.trainer(other, resume=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 from lazily import lazily
+from refusals import refused
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.tiny import TinyShape
@@ -52,7 +52,7 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
         ({"seed": 1}, "was written with seed"),
         ({"shape": dataclasses.replace(SHAPE, width=48)}, "belongs to another model"),
     ):
-        with pytest.raises(InputError, match=message):
+        with refused(message):
             warm_start(
                 tmp_path / "first",
                 config,
@@ -60,9 +60,7 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
                 display,
             )
     (tmp_path / "first" / "model" / ".warm-start").unlink()
-    with pytest.raises(
-        InputError, match="model was not created by this command and cannot be replaced"
-    ):
+    with refused("model was not created by this command and cannot be replaced"):
         warm_start(tmp_path / "first", config, start, display)
     second = warm_start(
         tmp_path / "second",

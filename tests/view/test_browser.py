@@ -7,7 +7,16 @@ from typing import Any
 
 import polars as pl
 import pytest
-from browsing import assert_nothing_ran, expect, region, run_in
+from browsing import (
+    arrives,
+    assert_nothing_ran,
+    click,
+    enter,
+    expect,
+    region,
+    run_in,
+    sees,
+)
 from viewed import small_rows
 
 from hgpo_datasets import StepWriter, scan_steps
@@ -24,12 +33,12 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run):
     page.goto(viewer(small_run))
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     expect(page.get_by_text("66.7%").first).to_be_visible()
-    page.get_by_role("link", name="Look at the rollouts").click()
+    click(page, "link", "Look at the rollouts")
     rows = page.locator(".every-rollout tbody tr")
     page.get_by_label("Filter", exact=True).fill("'omega' and outcome = 'won'")
     wilson = "success 100.0% (95%: 20.7% to 100.0%)"
-    expect(page.get_by_text(f"2 of 8 rollouts, 1 task · {wilson}")).to_be_visible()
-    page.get_by_role("button", name="Clear filters").click()
+    sees(page, f"2 of 8 rollouts, 1 task · {wilson}")
+    click(page, "button", "Clear filters")
     expect(rows).to_have_count(8)
     page.get_by_label("Rows").select_option("task")
     expect(rows).to_have_count(2)
@@ -39,18 +48,17 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run):
     expect(page.get_by_role("heading", name="find the key of alpha")).to_be_visible()
     # of four rollouts, the lost one
     page.locator(".strips tbody tr").nth(1).get_by_role("link").first.click()
-    expect(page.get_by_text("step 0 of 3")).to_be_visible()
+    sees(page, "step 0 of 3")
     assert "#/small/step/alpha%2F0%2Fx/0?" in page.url
 
     level = region(page, "Level 0")
     expect(level).to_contain_text("2 steps of 2 rollouts")
     expect(level.locator(".value")).to_have_text("−1.000")
-    level.get_by_role("link", name="…w · 0").click()
+    click(level, "link", "…w · 0")
     expect(level.locator(".value")).to_have_text("+1.000")
     page.get_by_text("Estimators and their parameters").click()
     page.get_by_label("A: mode").select_option("mean_norm")
-    page.get_by_label("A: gamma, number").fill("1")
-    page.get_by_label("A: gamma, number").press("Enter")
+    enter(page, "A: gamma, number", "1")
     expect(level.locator(".value")).to_have_text("+5.000")  # (10 - 0) / 2
     page.get_by_label("B: estimator").select_option("rloo")
     expect(page.locator(".advantages")).to_contain_text("B: rloo")
@@ -60,8 +68,7 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run):
     expect(page.locator(".advantages > div").nth(1).locator("dd").first).to_have_text(
         f"+{rloo:.3f}"
     )
-    page.get_by_label("A: history_length, number").fill("0")
-    page.get_by_label("A: history_length, number").press("Enter")
+    enter(page, "A: history_length, number", "0")
     expect(region(page, "Level 1")).to_have_count(0)
 
 
@@ -85,15 +92,15 @@ def test_the_keyboard_alone(viewer, page, small_run):
     expect(rows).to_have_count(8)
     rows.nth(1).get_by_role("link").focus()
     press("Enter")
-    expect(page.get_by_text("step 0 of 3")).to_be_visible()
+    sees(page, "step 0 of 3")
     press("j")
-    expect(page.get_by_text("step 1 of 3")).to_be_visible()
+    sees(page, "step 1 of 3")
     press("k")
-    expect(page.get_by_text("step 0 of 3")).to_be_visible()
+    sees(page, "step 0 of 3")
     press("]")
-    expect(page).to_have_url(re.compile("alpha%2F0%2Fy/0$"))
+    arrives(page, "alpha%2F0%2Fy/0$")
     press("[")
-    expect(page).to_have_url(re.compile("alpha%2F0%2Fx/0$"))
+    arrives(page, "alpha%2F0%2Fx/0$")
     press("s")
     expect(page.get_by_text("4 states", exact=False).first).to_be_visible()
     press("g")
@@ -124,14 +131,11 @@ def test_links_keep_every_setting(viewer, page, small_run):
     page.get_by_text("Estimators and their parameters").click()
     expect(page.get_by_label("A: history_length, number")).to_have_value("1")
     expect(page.get_by_label("A: alpha, number")).to_have_value("2")
-    page.get_by_label("A: history_length, number").fill("0")
-    page.get_by_label("A: history_length, number").press("Enter")
+    enter(page, "A: history_length, number", "0")
     page.keyboard.press("Tab")
-    page.get_by_role("link", name="iteration 0").click()
-    page.get_by_role("link", name="Graph of states").click()
-    expect(page).to_have_url(
-        re.compile(r"group/1/graph\?.*history_length%3D0.*sort=length")
-    )
+    click(page, "link", "iteration 0")
+    click(page, "link", "Graph of states")
+    arrives(page, r"group/1/graph\?.*history_length%3D0.*sort=length")
     page.get_by_role("navigation", name="Views").get_by_role(
         "link", name="Rollouts"
     ).click()
@@ -146,10 +150,10 @@ def test_links_keep_every_setting(viewer, page, small_run):
 def test_rollouts_and_texts_are_found(viewer, page, small_run):
     page.goto(f"{viewer(small_run)}#/small")
     # the type of a task, in its row
-    page.get_by_role("link", name="find", exact=True).click()
+    click(page, "link", "find", exact=True)
     rows = page.locator(".every-rollout tbody tr")
     expect(rows).to_have_count(4)
-    page.get_by_role("button", name="Clear filters").click()
+    click(page, "button", "Clear filters")
     bars = page.get_by_role("group", name="length: histogram").locator(".column")
     expect(bars).to_have_count(2)
     bars.nth(0).click()
@@ -160,7 +164,7 @@ def test_rollouts_and_texts_are_found(viewer, page, small_run):
     page.mouse.up()
     expect(rows).to_have_count(8)
     with page.expect_download() as saved:
-        page.get_by_role("button", name="CSV").click()
+        click(page, "button", "CSV")
     assert (
         pl.read_csv(saved.value.path())["outcome"].to_list()
         == ["won", "lost", "won", "aborted"] * 2
@@ -172,8 +176,8 @@ def test_rollouts_and_texts_are_found(viewer, page, small_run):
     expect(page.locator(".hits mark").first).to_have_text("hung up")
     page.get_by_label("Filter", exact=True).fill("'omega'")
     expect(page.locator(".hits li")).to_have_count(1)
-    page.get_by_role("link", name="omega/0/z step 1, error").click()
-    expect(page.get_by_text("Aborted: the server hung up")).to_be_visible()
+    click(page, "link", "omega/0/z step 1, error")
+    sees(page, "Aborted: the server hung up")
 
 
 def test_a_note_is_saved_and_found(viewer, page, small_run, tmp_path):
@@ -182,8 +186,8 @@ def test_a_note_is_saved_and_found(viewer, page, small_run, tmp_path):
     page.goto(f"{viewer(small_run)}#/small/step/alpha%2F0%2Fx/0")
     page.get_by_label("Note on this rollout").fill(text)
     page.get_by_label("Score of this rollout").fill("-1.5")
-    page.get_by_role("button", name="Save note").click()
-    expect(page.get_by_text("saved 20")).to_be_visible()
+    click(page, "button", "Save note")
+    sees(page, "saved 20")
     page.get_by_role("navigation", name="Views").get_by_role(
         "link", name="Rollouts"
     ).click()
@@ -219,7 +223,7 @@ def test_a_filter_that_is_typed_before_the_page_is_painted_is_kept(
     """An observer types as soon as the input is there, which a person does on a slow machine."""
     page.add_init_script(TYPE_AT_ONCE)
     page.goto(f"{viewer(small_run)}#/small/rollouts")
-    expect(page).to_have_url(re.compile("filter=alpha"))
+    arrives(page, "filter=alpha")
     expect(page.get_by_label("Filter", exact=True)).to_have_value("alpha")
 
 
@@ -228,7 +232,7 @@ def test_a_search_that_is_typed_outlives_a_filter(viewer, page, small_run):
     search = page.get_by_label("Search in states", exact=False)
     search.fill("room b")
     page.get_by_label("Filter", exact=True).fill("length = 3")
-    expect(page).to_have_url(re.compile("filter=length"))
+    arrives(page, "filter=length")
     expect(search).to_have_value("room b")
 
 
@@ -238,8 +242,8 @@ def test_a_note_that_is_typed_before_the_saved_one_arrives_is_kept(
     address = f"{viewer(small_run)}#/small/step/alpha%2F0%2Fx/0"
     page.goto(address)
     page.get_by_label("Note on this rollout").fill("first")
-    page.get_by_role("button", name="Save note").click()
-    expect(page.get_by_text("saved 20")).to_be_visible()
+    click(page, "button", "Save note")
+    sees(page, "saved 20")
 
     held: list[Any] = []
     page.route("**/notes*", lambda route: held.append(route), times=1)
@@ -252,8 +256,8 @@ def test_a_note_that_is_typed_before_the_saved_one_arrives_is_kept(
         held[0].continue_()
     page.evaluate("() => new Promise((done) => setTimeout(done, 300))")  # it is shown
     expect(page.get_by_label("Note on this rollout")).to_have_value("second")
-    page.get_by_role("button", name="Save note").click()
-    expect(page.get_by_text("saved 20")).to_be_visible()
+    click(page, "button", "Save note")
+    sees(page, "saved 20")
     page.reload()
     expect(page.get_by_label("Note on this rollout")).to_have_value("second")
 
@@ -275,7 +279,7 @@ def test_a_run_that_is_being_written_is_followed(viewer, page, tmp_path):
 def test_runs_side_by_side(viewer, page, small_run, training_run):
     """Two runs whose common task went as well; and the curves of one."""
     page.goto(viewer(small_run, training_run))
-    page.get_by_role("link", name="Compare").click()
+    click(page, "link", "Compare")
     table = region(page, "Results of the runs")
     expect(table.get_by_role("row", name="training")).to_contain_text("66.7%")
     for row, colour in (
@@ -302,15 +306,15 @@ def test_runs_side_by_side(viewer, page, small_run, training_run):
         ["environment stepstraining", "01.00", "110.67"]
     )
     with page.expect_download() as saved:
-        page.get_by_role("button", name="CSV").click()
+        click(page, "button", "CSV")
     table = pl.read_csv(saved.value.path()).filter(run="training", metric="loss/policy")
     assert table.select("iteration", "steps", "value").rows() == [
         (0, 0, 1.0),
         (1, 11, 0.5),
     ]
     tasks = region(page, "Tasks of two runs")
-    expect(tasks.get_by_text("success: 0.0 points in training")).to_be_visible()
-    tasks.get_by_role("button", name="find the key of alpha").click()
+    sees(tasks, "success: 0.0 points in training")
+    click(tasks, "button", "find the key of alpha")
     expect(tasks.locator(".strips")).to_have_count(2)
     settings = region(page, "Differences of configurations")
     expect(settings.get_by_role("row", name="policy")).to_contain_text(
@@ -321,7 +325,7 @@ def test_runs_side_by_side(viewer, page, small_run, training_run):
     page.get_by_label("Horizontal axis").select_option("iteration")
     chart = page.locator("figure", has_text="success")
     chart.get_by_text("Table").click()
-    chart.get_by_role("button", name="2").click()
+    click(chart, "button", "2")
     expect(page.get_by_label("Filter", exact=True)).to_have_value("iteration = 2")
     expect(page.locator(".every-rollout tbody tr")).to_have_count(4)
 
@@ -330,8 +334,8 @@ def test_a_page_of_its_own(page, small_run, tmp_path):
     file = tmp_path / "page.html"
     write_page(open_sources([str(small_run)]), file, tasks=1)
     page.goto(file.as_uri())
-    expect(page.get_by_text("Shared contexts by level")).to_be_visible()
-    page.get_by_role("link", name="Look at the rollouts").click()
+    sees(page, "Shared contexts by level")
+    click(page, "link", "Look at the rollouts")
     rows = page.locator(".every-rollout tbody tr")
     expect(rows).to_have_count(4)
     spread = (

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from browsing import assert_nothing_ran, expect, region
+from browsing import assert_nothing_ran, expect, region, sees
 from viewed import HOSTILE
 
 from hgpo_train.view.page import write_page
@@ -30,9 +30,9 @@ def visit_everything(page, address, texts):
     for place in range(texts):
         page.goto(f"{address}#/hostile/group/0")
         page.locator(".strips tbody tr").nth(place).get_by_role("link").first.click()
-        expect(page.get_by_text("step 0 of 2")).to_be_visible()
+        sees(page, "step 0 of 2")
         page.keyboard.press("j")
-        expect(page.get_by_text("step 1 of 2")).to_be_visible()
+        sees(page, "step 1 of 2")
         page.get_by_text("Prompt", exact=True).last.click()
         page.get_by_text("admissible actions").last.click()
         assert_nothing_ran(page)
@@ -48,7 +48,7 @@ def test_hostile_texts_are_shown_and_not_run(viewer, page, hostile_run):
         page.locator(".strips tbody tr").nth(names.index(name)).locator(".strip a").nth(
             1
         ).click()
-        expect(page.get_by_text("step 1 of 2")).to_be_visible()
+        sees(page, "step 1 of 2")
         return region(page, "State of step 1")
 
     expect(state("script")).to_have_text(HOSTILE["script"])

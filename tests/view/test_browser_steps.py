@@ -6,7 +6,7 @@ from statistics import mean, pstdev
 from urllib.parse import quote
 
 import pytest
-from browsing import assert_nothing_ran, expect, region
+from browsing import arrives, assert_nothing_ran, click, enter, expect, region, sees
 from groups import write_run
 
 from hgpo_datasets import scan_steps
@@ -46,12 +46,10 @@ def test_a_transcript(viewer, page, small_run):
     expect(difference.locator("del")).to_have_text("b")
     expect(difference.locator("ins")).to_have_text("a")
     page.goto(f"{address}#/small/step/alpha%2F0%2Fx/1")
-    expect(
-        page.get_by_text("Invalid: the environment did not accept it")
-    ).to_be_visible()
+    sees(page, "Invalid: the environment did not accept it")
     expect(turns.nth(1).locator(".margin")).to_contain_text("invalid")
     page.goto(f"{address}#/small/step/alpha%2F0%2Fz/0")
-    expect(page.get_by_text("Aborted: the server hung up")).to_be_visible()
+    sees(page, "Aborted: the server hung up")
 
 
 def test_a_long_conversation_with_tools(viewer, page, tmp_path):
@@ -144,7 +142,7 @@ def test_branches_are_lanes_that_leave_their_parents(
         lanes.nth(2).get_by_role("link").first.focus()
         for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "Enter"):
             page.keyboard.press(key)
-        expect(page).to_have_url(re.compile("step/c/1$"))
+        arrives(page, "step/c/1$")
         branches = region(page, "Branches at step 1")
         expect(branches.locator("tbody tr")).to_have_text(
             [
@@ -152,10 +150,10 @@ def test_branches_are_lanes_that_leave_their_parents(
                 for name, action in zip("acd", ("go", "stay", "run"), strict=True)
             ]
         )
-        branches.get_by_role("link", name="d · 1").click()
-        expect(page.get_by_text("This branch leaves a at step 1")).to_be_visible()
+        click(branches, "link", "d · 1")
+        sees(page, "This branch leaves a at step 1")
         page.get_by_text("This branch leaves").get_by_role("link").click()
-        expect(page).to_have_url(re.compile("step/a/1$"))
+        arrives(page, "step/a/1$")
 
 
 def test_steps_where_two_estimators_disagree(viewer, page, rich_run):
@@ -180,7 +178,7 @@ def test_steps_where_two_estimators_disagree(viewer, page, rich_run):
         for _ in apart[1:]:
             # at once: each starts where the one before it ended
             page.keyboard.press(key)
-        expect(page).to_have_url(re.compile(f"/{ends}\\?"))
+        arrives(page, f"/{ends}\\?")
 
 
 def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path):
@@ -200,7 +198,7 @@ def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path):
     )
     address = viewer(small_run, tmp_path / "plain.parquet")
     page.goto(f"{address}#/plain.parquet/group/0/graph")
-    expect(page.get_by_text("where rollouts ended is unknown")).to_be_visible()
+    sees(page, "where rollouts ended is unknown")
     page.goto(f"{address}#/small/group/0/graph")
     expect(page.locator(".node")).to_have_count(4)  # rooms a, b, c, and the end
     expect(page.locator(".edges path")).to_have_count(4)  # a b, b c, c end, b b
@@ -216,7 +214,7 @@ def test_the_graph_and_its_trajectories(viewer, page, small_run, tmp_path):
     ).to_have_count(0)
     page.get_by_label("Highlight a trajectory").select_option(index=1)
     page.get_by_text("States as a table").click()
-    page.get_by_role("button", name="room b").click()
+    click(page, "button", "room b")
     expect(region(page, "Selected state")).to_contain_text("5 visits")
 
 
@@ -226,11 +224,9 @@ def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path)
     write_page(open_sources([str(training_run)]), file)
     for address in (viewer(training_run), file.as_uri()):
         page.goto(f"{address}#/training/group/1")
-        page.get_by_role("link", name="Graph of all 3 groups").click()
-        expect(page).to_have_url(re.compile("group/1/task-graph$"))
-        expect(
-            page.get_by_text("All 3 groups of this task in the run, 12 rollouts")
-        ).to_be_visible()
+        click(page, "link", "Graph of all 3 groups")
+        arrives(page, "group/1/task-graph$")
+        sees(page, "All 3 groups of this task in the run, 12 rollouts")
         # as in one group: the states are the same
         expect(page.locator(".node")).to_have_count(4)
         expect(page.locator(".edges path").first).to_have_attribute(
@@ -240,11 +236,11 @@ def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path)
             "iteration 2: 2 of 4 won"
         )
         page.get_by_text("States as a table").click()
-        page.get_by_role("button", name="room b").click()
+        click(page, "button", "room b")
         facts = region(page, "Selected state")
         expect(facts).to_contain_text("15 visits")
         facts.get_by_role("link").last.click()
-        expect(page).to_have_url(re.compile("step/alpha%2F2%2F"))
+        arrives(page, "step/alpha%2F2%2F")
 
 
 def test_a_training_run_begins_with_what_it_was_trained_on(
@@ -289,7 +285,7 @@ def test_the_tokens_of_a_response_as_text(viewer, page, token_run):
     address = viewer(token_run)
     page.goto(f"{address}#/run/step/t%2F0/0")
     tokens = page.locator(".tokens > span")
-    expect(page.get_by_text("The tokens of the response")).to_be_visible()
+    sees(page, "The tokens of the response")
     expect(tokens.last).to_have_text("<|end|>")
     expect(tokens.last).to_have_attribute(
         "title", re.compile(r"token \d+, id \d+: probability")
@@ -304,8 +300,7 @@ def test_what_chance_gives_at_a_step(viewer, page, small_run):
     """Step 1 of w: w, x and y are in room b, where x does something invalid; w and x came from room a."""
     page.goto(f"{viewer(small_run)}#/small/step/alpha%2F0%2Fw/1")
     page.get_by_text("Estimators and their parameters").click()
-    page.get_by_label("A: gamma, number").fill("1")
-    page.get_by_label("A: gamma, number").press("Enter")
+    enter(page, "A: gamma, number", "1")
     level = region(page, "Level 1")
     values = [10.0, -0.1, 10.0, 10.0]  # y is in room b twice
     drawn = [mean(pair) for pair in combinations(values, 2)]

@@ -4,6 +4,7 @@ Importing it skips a module of tests where the viewer's server or Playwright is 
 """
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,25 @@ expect = pytest.importorskip("playwright.sync_api").expect
 
 def region(within: Any, name: str) -> Any:
     return within.get_by_role("region", name=name)
+
+
+def sees(page: Any, text: str) -> None:
+    expect(page.get_by_text(text)).to_be_visible()
+
+
+def arrives(page: Any, address: str) -> None:
+    """Wait for an address in which a regular expression is found."""
+    expect(page).to_have_url(re.compile(address))
+
+
+def click(within: Any, role: str, name: str, **more: bool) -> None:
+    within.get_by_role(role, name=name, **more).click()
+
+
+def enter(page: Any, label: str, text: str) -> None:
+    """Write a text into a field, and press Enter."""
+    page.get_by_label(label).fill(text)
+    page.get_by_label(label).press("Enter")
 
 
 def assert_nothing_ran(page: Any) -> None:

@@ -116,6 +116,13 @@ def test_further_choices_of_a_call_are_kept_beside_the_first():
     ]
     answer = read_answer("chat/completions", json.dumps({"choices": choices}).encode())
     assert [choice["index"] for choice in answer.others] == [1, 2]
+    unnumbered = [
+        {"message": {**DONE, "content": text}, "finish_reason": "stop"} for text in "ab"
+    ]
+    answer = read_answer(
+        "chat/completions", json.dumps({"choices": unnumbered}).encode()
+    )
+    assert (answer.action, list(answer.others)) == ("a", unnumbered[1:])
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,9 @@ def advise(
     if out is not None:
         print(f"The picture is {out}.")
     if command is not None:
-        print(f"Next: {command}")
+        # one of several that nothing separates is for those who train with none of them
+        is_alone = len(found.best) == 1
+        print(f"{'Next' if is_alone else 'If it is none of these'}: {command}")
 
 
 def _check_picture(run: Path, out: Path) -> None:

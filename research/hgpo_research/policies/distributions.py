@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hgpo_envs.environment_spec import make_player
+from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy
 from hgpo_train.policies.registry import make_policy
@@ -148,7 +148,7 @@ class KnownRandom(KnownPolicy):
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
         self._action_format = action_format
-        self._benchmark = benchmark
+        self._spec = spec_named(benchmark) if benchmark else None
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
@@ -166,7 +166,7 @@ class KnownRandom(KnownPolicy):
                     filled,
                     self._action_format,
                     request.state.actions,
-                    self._benchmark,
+                    self._spec,
                 )
                 replies.append((response, probability / max(len(actions), 1)))
         return _summed(replies)
@@ -214,7 +214,7 @@ class KnownPlayer(KnownPolicy):
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`. A copy of the player acts."""
         action_format = self._context.action_format
-        benchmark = self._context.benchmark
+        spec = spec_named(self._context.benchmark)
         found = []
         for request in requests:
             # The player itself must not move: its own request may come later.
@@ -224,9 +224,7 @@ class KnownPlayer(KnownPolicy):
                 else self._new(request)
             )
             action = player.act(request.state)
-            response = format_action(
-                action, action_format, request.state.actions, benchmark
-            )
+            response = format_action(action, action_format, request.state.actions, spec)
             found.append(Distribution((response,), np.ones(1)))
         return found
 
@@ -321,7 +319,7 @@ class OwnPolicy(KnownPolicy):
             raise InputError(
                 f"policy {self.name}: expected a policy whose action probabilities are known: random, outdated, "
                 "expert, explorer, softmax, transformers, a mixture of these, or a policy of your own with "
-                "`distributions` and `fork`"
+                "`distributions` and `fork`; play the run with one: hgpo rollout --policy softmax"
             )
         self.memoryless = getattr(policy, "memoryless", False)
         self.history_read = getattr(policy, "history_read", None)
@@ -369,9 +367,8 @@ def formatted_actions(
             for number, action in reversed(list(enumerate(admissible, 1)))
         }
         return [numbers.get(action, action) for action in chosen]
-    return [
-        format_action(action, action_format, admissible, benchmark) for action in chosen
-    ]
+    spec = spec_named(benchmark) if benchmark else None
+    return [format_action(action, action_format, admissible, spec) for action in chosen]
 
 
 def inadmissible_action(admissible: Sequence[str]) -> str:

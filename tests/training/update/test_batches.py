@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lazily import Lazy, lazily
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, replace
 
 micro_batches, mini_batches, check_rows, samples_from_steps = lazily(
@@ -113,7 +113,7 @@ def test_rows_that_cannot_be_trained_on_are_one_line():
             "expected response_logprobs of at most 0, received None",
         ),
     ):
-        with pytest.raises(InputError, match=line):
+        with refused(line):
             check_rows(
                 pl.DataFrame([row | {"response_logprobs": None}, row | change]), 10
             )

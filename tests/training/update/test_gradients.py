@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lazily import Lazy, lazily
+from refusals import refused
 
-from hgpo_envs.errors import InputError
-from hgpo_train.training.config import Config, UpdateConfig, replace
+from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
 add_adapters, checkpoint_layers = lazily(
@@ -315,7 +315,7 @@ def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
 
 def test_missing_rollout_logprobs_are_reported(model, steps):
     config = replace(BASE, update={"old_logprobs": "rollout"})
-    with pytest.raises(InputError, match="recompute"):
+    with refused("recompute"):
         make_learner(model, config).update(
             samples_from_steps(steps.drop("response_logprobs")), rng(0)
         )
@@ -332,15 +332,14 @@ def test_out_of_memory_gives_advice(model, steps, monkeypatch):
     advice = (
         r"^.*micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000.*$"
     )
-    with pytest.raises(InputError, match=advice) as caught:
+    with refused(advice):
         learner.update(samples_from_steps(steps), rng(0))
-    assert "\n" not in str(caught.value)
 
 
 torch = Lazy("torch")
-clipped_policy_loss, low_variance_kl, policy_loss, token_weights = lazily(
+clipped_policy_loss, low_variance_kl, token_weights = lazily(
     "hgpo_train.training.update.losses",
-    "clipped_policy_loss low_variance_kl policy_loss token_weights",
+    "clipped_policy_loss low_variance_kl token_weights",
 )
 
 values = st.floats(-4, 4, allow_nan=False, width=32)
@@ -386,30 +385,3 @@ def test_token_weights_match_values_by_hand():
     assert token_weights(lengths, "token_mean").tolist() == [1 / 8, 0, 1 / 8]
     assert token_weights(lengths, "sequence_mean").tolist() == [1 / 4, 0, 1 / 12]
     assert token_weights(lengths, "sequence_sum").tolist() == [1 / 2, 0, 1 / 2]
-
-
-def test_the_gradient_of_the_loss_matches_finite_differences():
-    generator = torch.Generator().manual_seed(1)
-    n = 12
-    logits = torch.randn(
-        n, 7, dtype=torch.float64, generator=generator, requires_grad=True
-    )
-    target = torch.randint(0, 7, (n,), generator=generator)
-    old, reference, advantage = (
-        torch.randn(n, dtype=torch.float64, generator=generator) - shift
-        for shift in (2.0, 2.0, 0.0)
-    )
-    weight = torch.rand(n, dtype=torch.float64, generator=generator)
-    terms = UpdateConfig(
-        clip_low=0.2, clip_high=0.28, dual_clip=3.0, kl_weight=0.3, entropy_weight=0.2
-    )
-
-    def loss(logits):
-        log_softmax = torch.log_softmax(logits, -1)
-        logprob = log_softmax.gather(-1, target[:, None]).squeeze(-1)
-        entropy = -(log_softmax.exp() * log_softmax).sum(-1)
-        return policy_loss(logprob, entropy, old, reference, advantage, weight, terms)[
-            0
-        ]
-
-    assert torch.autograd.gradcheck(loss, logits, eps=1e-7, atol=1e-5)

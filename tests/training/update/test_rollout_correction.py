@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lazily import Lazy
+from refusals import refused
 
-from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.rollout_correction import rollout_correction
 
@@ -218,14 +218,10 @@ def test_missing_log_probabilities_and_settings_without_effect_are_reported(
     model, steps
 ):
     config = replace(BASE, update={"rollout_is": "token"})
-    with pytest.raises(
-        InputError, match=r"expected response_logprobs.*set update.rollout_is to none"
-    ):
+    with refused(r"expected response_logprobs.*set update.rollout_is to none"):
         Learner(model, config).update(
             samples_from_steps(steps.drop("response_logprobs")),
             np.random.default_rng(0),
         )
-    with pytest.raises(
-        InputError, match=r'update.rollout_is: expected old_logprobs = "recompute"'
-    ):
+    with refused(r'update.rollout_is: expected old_logprobs = "recompute"'):
         replace(BASE, update={"rollout_is": "token", "old_logprobs": "rollout"})

@@ -27,7 +27,7 @@ MODES = {
 }
 
 
-def python_with(module: str, variable: str) -> str:
+def python_with(module, variable):
     """Return a Python that imports a module: this one, or the one in an environment variable."""
     python = os.environ.get(variable, sys.executable)
     if subprocess.run(
@@ -39,9 +39,7 @@ def python_with(module: str, variable: str) -> str:
     return python
 
 
-def results_of(
-    script: str, python: str, cases: dict[str, np.ndarray], folder: Path
-) -> dict[str, np.ndarray]:
+def results_of(script, python, cases, folder):
     np.savez(folder / "cases.npz", **cases)
     command = [
         python,

@@ -118,25 +118,28 @@ class Branches:
     def _branch(self, request: Request, prefixes: Sequence[_Prefix]) -> int:
         """Return the number of the branch of a call, which is a new one unless it continues a last step."""
         if request.previous is not None:
-            return self._after(self._answers.get(request.previous), 0)
+            return self._after(self._answers.get(request.previous))
         # The longest conversation that it continues, its reply included.
         for length in range(len(request.items) - 1, 0, -1):
             for step in reversed(prefixes[length].ended):
                 reply = self._replies[step]
                 if _follows(request.items[length:], reply):
-                    return self._after(step, length + len(list(_keys(reply))))
+                    return self._after(step, length, reply)
         # Or the call with which it shares the most messages.
         for length in range(len(request.items), 0, -1):
             if prefixes[length].last is not None:
                 return self._new(prefixes[length].last, length)
         return self._new(None, 0)
 
-    def _after(self, step: int | None, shared: int) -> int:
+    def _after(
+        self, step: int | None, length: int = 0, reply: Sequence[object] = ()
+    ) -> int:
+        """Return the branch of a call that continues a step, after a number of messages and the step's reply."""
         if step is not None:
             number = self._branch_of[step]
             if self.found[number].steps[-1] == step:
                 return number
-        return self._new(step, shared)
+        return self._new(step, length + len(list(_keys(reply))))
 
     def _new(self, parent: int | None, shared: int) -> int:
         self.found.append(Branch(parent, shared))

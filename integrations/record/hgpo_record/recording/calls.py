@@ -37,7 +37,8 @@ class UnreadableError(InputError):
     """A call that cannot be a step, although the server answered it."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: each call creates them, and frozen ones take three times as long.
+@dataclass(slots=True)
 class Request:
     """The request of a call.
 
@@ -69,7 +70,7 @@ class Request:
         return value if isinstance(value, str) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """The answer to a call.
 
@@ -123,10 +124,10 @@ def read_request(interface: str, body: bytes, before: Request | None = None) -> 
     settings = {name: bytes(value) for name, value in fields.items()}
     request = Request(prompt, items, settings, interface, start)
     # The messages must be where they were found: another field may have the same ones.
-    if is_text or not items or whole is not body or body.count(raw) > 1:
-        return request
-    head = body[: end - 1].rstrip()
-    return replace(request, head=head, tail=body[end - 1 :])
+    if not is_text and items and whole is body and body.count(raw) == 1:
+        request.head = body[: end - 1].rstrip()
+        request.tail = body[end - 1 :]
+    return request
 
 
 def _longer(before: Request, body: bytes) -> Request | None:
@@ -146,11 +147,14 @@ def _longer(before: Request, body: bytes) -> Request | None:
         return None
     if not items:
         return None
-    return replace(
-        before,
+    return Request(
         prompt=body[before.start : end + 1].decode("utf-8", "replace"),
         items=[*before.items, *map(bytes, items)],
+        settings=before.settings,
+        interface=before.interface,
+        start=before.start,
         head=body[:end].rstrip(),
+        tail=before.tail,
         known=len(before.items),
     )
 
