@@ -70,7 +70,9 @@ def _true_is_no_number(play: Play, task: str) -> None:
     """Raise Doubt if a tool that refuses a text as an integer takes true for one: Python's booleans are integers."""
     rng = random.Random(play.seed)
     for tool in play.spec.tools:
-        (call,) = tool_calls(random_call([tool], rng)) or ()
+        calls = tool_calls(random_call([tool], rng))
+        assert calls
+        call = calls[0]
         properties = (tool["function"].get("parameters") or {}).get("properties", {})
         for name, schema in properties.items():
             if schema.get("type") != "integer":

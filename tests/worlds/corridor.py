@@ -4,6 +4,7 @@ import os
 import random
 import time
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hgpo_envs.env_checker import check_environment
 from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.responses import tool_calls
 from hgpo_envs.sources import SharedSource, Split
 
 
@@ -229,3 +231,22 @@ def checked(engine, source=Source, **changes):
         settings = settings_for("Corridor", max_steps=12)
         found = check_environment(shared, settings, Split(shared, "train"))
         return {each.check: each for each in found}
+
+
+UNLISTED = {"admissible_actions": False}
+
+
+class Unlisted(Mute):
+    """Reads its commands from calls where there are any."""
+
+    def act(self, command):
+        calls = tool_calls(command)
+        return super().act(calls[0].arguments.get("where", "") if calls else command)
+
+
+def walk(where: Literal["go on", "go back", "Look"]) -> str:
+    """Walk, or look.
+
+    Args:
+        where: What to do.
+    """

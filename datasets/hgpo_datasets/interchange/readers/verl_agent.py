@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from hgpo_datasets.interchange.readers.json_records import json_lines, reward_of
+from hgpo_datasets.interchange.readers.rollout_rows import PLACE
 from hgpo_datasets.reader import StepTableWarning
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError
@@ -108,13 +109,15 @@ def read_verl_agent(
             StepTableWarning,
             stacklevel=2,
         )
-    limit = max(map(len, trajectories), default=0)
-    for steps in trajectories:
-        yield from _rows(steps, path, success_reward, limit)
+    limit = max(map(len, trajectories.values()), default=0)
+    for where, steps in trajectories.items():
+        first, *others = _rows(steps, path, success_reward, limit)
+        yield {**first, PLACE: where}
+        yield from others
 
 
-def _trajectories(file: Path) -> tuple[list[list[_Step]], int]:
-    """Return the complete trajectories of a file, and the number of records that are left out."""
+def _trajectories(file: Path) -> tuple[dict[str, list[_Step]], int]:
+    """Return the complete trajectories of a file by their first lines, and the number of records that are left out."""
     found: dict[str, dict[str, _Step]] = defaultdict(dict)
     for where, fields in json_lines(file):
         try:
@@ -126,9 +129,9 @@ def _trajectories(file: Path) -> tuple[list[list[_Step]], int]:
         reward_of(record.rewards, where)
         parsed = read_prompt(record.input) if record.input else None
         found[str(record.traj_uid)][where] = (record, parsed)
-    trajectories = [_in_order(steps) for steps in found.values()]
-    left_out = sum(map(len, found.values())) - sum(map(len, trajectories))
-    return [steps for steps in trajectories if steps], left_out
+    trajectories = {next(iter(steps)): _in_order(steps) for steps in found.values()}
+    left_out = sum(map(len, found.values())) - sum(map(len, trajectories.values()))
+    return {where: steps for where, steps in trajectories.items() if steps}, left_out
 
 
 def _in_order(found: dict[str, _Step]) -> list[_Step]:
