@@ -321,7 +321,7 @@ def test_prompt_parser_and_players_follow_the_specification(fields, asked, actio
     assert asked in prompt
     assert ("<action>" in prompt) == (not fields)
     assert spec.parser(spec.respond(action)) == Response(action, True, "")
-    assert format_action(action, "response", [], "Doors") == spec.respond(action)
+    assert format_action(action, "response", [], spec) == spec.respond(action)
 
 
 def test_every_field_of_a_specification_is_documented():
