@@ -1,4 +1,4 @@
-"""What several commands share: a check of `--out`, and how a command is interrupted and reports its run."""
+"""What several commands share: the check of `--out`, interruption, and reports with the commands to run next."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def check_output_path(out: Path, option: str = "--out") -> None:
         raise InputError(
             f"{option} {out}: expected a path outside of a run's steps/; choose another path"
         )
+    # Only the nearest path that exists matters: the others are created below it.
     for path in (out.absolute(), *out.absolute().parents):
         try:
             path.lstat()

@@ -33,7 +33,7 @@ from hgpo_train.training.run_folder import (
 )
 from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
-from hgpo_train.training.trainer import advanced, load_policy, track
+from hgpo_train.training.trainer import after_iteration, load_policy, track
 
 if TYPE_CHECKING:
     from hgpo_train.training.config import Config
@@ -116,7 +116,7 @@ def train_on_table(
                 scored = stages.score(run, rows)
             with display.stage("update"):
                 metrics = stages.update(run, scored)
-            run.state = advanced(state, rows)
+            run.state = after_iteration(state, rows)
             track(run, trackers, metrics)
         save_checkpoint(
             folder / CHECKPOINTS,

@@ -242,7 +242,7 @@ class Trainer:
                 rows, estimated = stages.estimate(run, rows)
             with self._stage("update", "update_actor"):
                 metrics = stages.update(run, rows)
-        run.state = advanced(run.state, steps)
+        run.state = after_iteration(run.state, steps)
 
         # 3. Publish. The next iteration's rollouts end before the engine receives other weights.
         if self._ahead is not None:
@@ -256,7 +256,9 @@ class Trainer:
         if self._due(config.evaluation.every):
             with self._stage("evaluate", "testing"):
                 metrics |= self.evaluate()
-            run.state = judged(run.state, metrics.get("val/success_rate", math.nan))
+            run.state = after_evaluation(
+                run.state, metrics.get("val/success_rate", math.nan)
+            )
             is_best = run.state.stalled == 0 and config.checkpoint.keep > 0
 
         # 5. Metrics, then the checkpoint: an iteration that it counts has its metrics and its evaluation on disk.
@@ -306,7 +308,7 @@ class Trainer:
         else:
             steps, self._run.seconds["gen"] = self._ahead.result()
             self._ahead = None
-        following = advanced(self.state, steps)
+        following = after_iteration(self.state, steps)
         if self.config.rollout.ahead and not is_finished(self.config, following):
             self._ahead = self._beside.submit(self._collect_ahead, following)
         return steps
@@ -408,7 +410,7 @@ def _check_machine(config: Config, display: Display) -> None:
             display.show(finding.line())
 
 
-def advanced(state: TrainingState, steps: pl.DataFrame) -> TrainingState:
+def after_iteration(state: TrainingState, steps: pl.DataFrame) -> TrainingState:
     """Return the state after an iteration that was trained on these steps."""
     return replace(
         state,
@@ -418,7 +420,7 @@ def advanced(state: TrainingState, steps: pl.DataFrame) -> TrainingState:
     )
 
 
-def judged(state: TrainingState, success: float) -> TrainingState:
+def after_evaluation(state: TrainingState, success: float) -> TrainingState:
     """Return the state after an evaluation with this success rate on held-out tasks."""
     if not success > state.best_success:
         return replace(state, stalled=state.stalled + 1)
