@@ -10,34 +10,29 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from hgpo_envs.errors import InputError
-from hgpo_train.policies.scripted import format_action
-from hgpo_train.rollout import BatchPolicy, PolicyContext, PolicySpec, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from hgpo_train.policies.scripted import ActionPolicy
+from hgpo_train.rollout import PolicyContext, PolicySpec, Request
 
 
-class CuriousPolicy(BatchPolicy):
-    """Chooses the action that it has taken least often in this state of the episode, or a random action."""
+class CuriousPolicy(ActionPolicy):
+    """Chooses the action that it has taken least often in this state of the episode, or a random action.
+
+    Its random numbers depend only on the requests' seeds, so that runs can be repeated.
+    """
 
     name = "curious"
-    reproducible = True  # its random numbers depend only on the requests' seeds
 
     def __init__(self, chance: float, context: PolicyContext) -> None:
-        super().__init__()
+        super().__init__(context.action_format, context.benchmark)
         self._chance = chance
-        self._context = context
         # by slot; a slot plays one episode at a time
         self._taken: dict[int, Counter[tuple[str, str]]] = {}
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[str]:
-        return [self._choose(request) for request in requests]
-
-    def _choose(self, request: Request) -> str:
-        if request.step == 0:  # a new episode starts in this slot
+    def choose(self, request: Request) -> str:
+        """Return an admissible action; `ActionPolicy` writes it in the form that the run expects."""
+        if request.is_first:  # a new episode starts in this slot
             self._taken[request.slot] = Counter()
         taken = self._taken[request.slot]
         state = request.state
@@ -46,12 +41,7 @@ class CuriousPolicy(BatchPolicy):
         if draw.random() >= self._chance:
             actions.sort(key=lambda action: taken[state.text, action])
         taken[state.text, actions[0]] += 1
-        return format_action(
-            actions[0],
-            self._context.action_format,
-            state.actions,
-            self._context.benchmark,
-        )
+        return actions[0]
 
 
 def make(argument: str, context: PolicyContext) -> CuriousPolicy:
