@@ -274,8 +274,8 @@ def test_a_run_killed_before_its_branches_are_committed_ends_in_the_same_bytes(
     ]
     assert (
         rows[0]
-        .drop("policy_s", "environment_s")
-        .equals(rows[1].drop("policy_s", "environment_s"))
+        .drop("run", "policy_s", "environment_s")
+        .equals(rows[1].drop("run", "policy_s", "environment_s"))
     )
     assert damaged_files(runs.folder / "run") == []
 

@@ -96,7 +96,7 @@ def test_an_evaluation_shows_of_how_many_rollouts_it_is(config, runs, monkeypatc
     monkeypatch.setattr("hgpo_train.training.display._LINES_S", 0.0)
     shown = io.StringIO()
     trainer = runs.trainer(
-        replace(config, iterations=1),
+        replace(config, iterations=1, evaluation={"every": 1}),
         display=Display(Console(file=shown, width=200), 1),
     )
     with contextlib.closing(trainer):
