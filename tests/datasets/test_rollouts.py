@@ -151,6 +151,70 @@ def test_a_score_of_inspect_without_its_first_value_is_unknown(tmp_path):
     ]
 
 
+def _called(text: str, reply: str, **fields: object) -> dict:
+    """Return an event of Inspect: a call of a model."""
+    message = {"role": "assistant", "content": reply}
+    choice = {"message": message, "stop_reason": fields.pop("stop_reason", "stop")}
+    return {
+        "event": "model",
+        "input": [{"role": "user", "content": text}],
+        "output": {"choices": [choice]},
+        **fields,
+    }
+
+
+def _step(action: str, kind: str) -> dict:
+    return {"event": "step", "action": action, "type": kind}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # Spans: those of a scorer within the list of scorers, and of what a scorer begins.
+        [
+            {"event": "span_begin", "id": "a", "type": "solver"},
+            _called("2 + 2?", "4", span_id="a"),
+            {"event": "span_begin", "id": "b", "type": "scorers"},
+            {"event": "span_begin", "id": "c", "parent_id": "b", "type": None},
+            _called("Grade it.", "GRADE: C", span_id="c"),
+            _called("And then?", "5", span_id="a"),
+        ],
+        # Logs before spans (inspect_ai 0.3.80) have steps.
+        [
+            _called("2 + 2?", "4"),
+            _step("begin", "scorer"),
+            _called("Grade it.", "GRADE: C"),
+            _step("end", "scorer"),
+            _called("And then?", "5"),
+        ],
+        # A model with a role plays the user.
+        [
+            _called("2 + 2?", "4"),
+            _called("You are a customer.", "And then?", role="user"),
+            _called("And then?", "5"),
+        ],
+    ],
+    ids=["spans", "steps", "roles"],
+)
+def test_calls_of_graders_and_of_other_roles_are_no_steps_of_inspect(tmp_path, events):
+    sample = {"id": 1, "epoch": 1, "scores": {"s": {"value": "C"}}, "events": events}
+    (tmp_path / "log.json").write_text(json.dumps({"eval": {}, "samples": [sample]}))
+    import_rollouts(tmp_path / "log.json", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").sort("step").collect()
+    assert steps.select("response", "reward").rows() == [("4", 0.0), ("5", 1.0)]
+
+
+def test_inspect_has_the_reasons_for_which_a_reply_ended(tmp_path):
+    reasons = ["stop", "max_tokens", "model_length", "content_filter", "unknown"]
+    events = [_called("2 + 2?", "4", stop_reason=reason) for reason in reasons]
+    sample = {"id": 1, "scores": {"s": {"value": "C"}}, "events": events}
+    (tmp_path / "log.json").write_text(json.dumps({"eval": {}, "samples": [sample]}))
+    import_rollouts(tmp_path / "log.json", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").sort("step").collect()
+    expected = ["stop", "length", "length", "content_filter", None]
+    assert steps["finish_reason"].to_list() == expected
+
+
 def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path):
     steps = imported("verl", tmp_path)
     assert steps.filter(iteration=1)["response"].to_list() == [
@@ -188,6 +252,15 @@ def test_skyrl_steps_that_continue_a_line_are_of_its_rollout(tmp_path):
     later = "\n<|im_start|>user\nThere is a door.<|im_end|>\n<|im_start|>assistant\n"
     assert steps["state"][3] == later
     assert set(steps["iteration"]) == {5}
+
+
+def test_skyrl_has_the_reasons_for_which_a_reply_ended(tmp_path):
+    record = {"input_prompt": "2 + 2?", "output_response": "4", "score": 1.0}
+    reasons = ["stop", "length", "abort", None]
+    lines(tmp_path / "a.jsonl", *[{**record, "stop_reason": one} for one in reasons])
+    import_rollouts(tmp_path / "a.jsonl", tmp_path / "run", format="skyrl")
+    steps = scan_steps(tmp_path / "run").collect().sort("trajectory")
+    assert steps["finish_reason"].to_list() == reasons
 
 
 def test_diverging_prompts_of_verifiers_are_steps_of_one_rollout(tmp_path):
