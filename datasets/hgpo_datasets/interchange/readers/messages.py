@@ -79,12 +79,13 @@ def step_row(prompt: list[Message], reply: Message) -> Row:
     response = message_text(reply)
     others = [name for name, value in reply.items() if value and name not in _PARTS]
     is_more = bool(others) or reply.get("content") != response
+    has_calls = bool(message_calls(reply))
     return {
         "state": shown(prompt),
         "prompt": prompt_text(prompt),
         "response": response,
         "message": orjson.dumps(reply).decode() if is_more else None,
-        "action": action_text(reply, tools=bool(message_calls(reply)), thought=False),
+        "action": action_text(reply, tools=has_calls, thought=False, custom=True),
     }
 
 
