@@ -116,6 +116,38 @@ def test_of_trl_only_reward_functions_are_summed_and_named(tmp_path):
     assert not any(line.startswith("weights") for line in report.missing)
 
 
+def test_rollouts_that_trl_writes_again_count_once(tmp_path):
+    """Its logs keep the last generation, with which it makes several updates (`num_iterations`)."""
+    made = {1: "ab", 2: "ab", 3: "ac", 4: "ac"}
+    for step, completions in made.items():
+        table = {"step": step, "prompt": "Go.", "completion": list(completions)}
+        path = tmp_path / f"completions_{step:05d}.parquet"
+        pl.DataFrame({**table, "good": [1.0, 0.0]}).write_parquet(path)
+    with pytest.warns(StepTableWarning, match="2 files skipped, whose"):
+        import_rollouts(tmp_path, tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect()
+    assert sorted(steps.select("iteration", "response").rows()) == [
+        (1, "a"),
+        (1, "b"),
+        (3, "a"),
+        (3, "c"),
+    ]
+
+
+def test_iterations_that_are_texts_or_floats_are_numbers(tmp_path):
+    """TRL wrote texts before 2026, and pandas writes floats where a row has none."""
+    table = {"step": ["7", "7"], "prompt": "Go.", "completion": ["a", "b"]}
+    pl.DataFrame({**table, "good": [1.0, 0.0]}).write_parquet(tmp_path / "a.parquet")
+    import_rollouts(tmp_path / "a.parquet", tmp_path / "trl")
+    record = {"messages": TALK, "reward": 1, "group": "2"}
+    given = [7.0, "7", 7]
+    lines(tmp_path / "a.jsonl", *[{**record, "iteration": one} for one in given])
+    import_rollouts(tmp_path / "a.jsonl", tmp_path / "openai")
+    for name in ("trl", "openai"):
+        assert set(scan_steps(tmp_path / name).collect()["iteration"]) == {7}
+    assert set(scan_steps(tmp_path / "openai").collect()["group"]) == {2}
+
+
 def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path):
     """`value_to_float`: C, P, I and N, yes and no, and numbers. What it does not know has no reward."""
     given = {"C": 1.0, "P": 0.5, "yes": 1.0, "No": 0.0, "0.25": 0.25, "maybe": 0.0}
