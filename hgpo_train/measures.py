@@ -1,7 +1,8 @@
 """The measures of rollouts and their 95% intervals, as every command, function and page reports them.
 
 A measure is a ratio of sums over the rollouts that were not aborted. Its interval takes tasks as independent, because
-rollouts of one task share its difficulty.
+rollouts of one task share its difficulty. A task with more rollouts than others counts for more in the share, so that
+there are fewer trials than tasks (`effective_trials`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
+from hgpo_datasets.derived_columns import effective_trials
 from hgpo_train.proportions import wilson_interval
 from hgpo_train.resampling import Scale, ratio_interval
 
@@ -131,7 +133,8 @@ def _estimate(tasks: pl.DataFrame, name: str) -> Estimate | None:
     below = known[f"{name}, below"].to_numpy()
     if known[f"{name}, successes"].all():
         share = float(above.sum() / below.sum())
-        return Estimate(share, *wilson_interval(share, len(known)))
+        trials = known.select(effective_trials(pl.col(f"{name}, below"))).item()
+        return Estimate(share, *wilson_interval(share, trials))
     of_tasks = above / below
     is_share = name not in _REAL and 0 <= of_tasks.min() <= of_tasks.max() <= 1
     scale = "share" if is_share else _REAL.get(name, "real")

@@ -10,6 +10,7 @@ import polars as pl
 
 from hgpo_datasets import schema
 from hgpo_datasets.branches import IS_BRANCH
+from hgpo_datasets.derived_columns import effective_trials
 from hgpo_datasets.reader import (
     errors,
     header_of,
@@ -42,7 +43,8 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
 
         `total` has the results of all episodes, `kinds` those of each `task_type`. `success` leaves out aborted
         episodes and those for which it is unknown; `success_if_aborted_lost` counts them as lost,
-        `success_if_aborted_won` as won. `success_tasks` is the number of tasks that `success` is of.
+        `success_if_aborted_won` as won. `success_trials` is the number of tasks that `success`
+        is worth: fewer than there are if some have more rollouts (`effective_trials`).
         `score` (after the last step), `mean_return`, `mean_length` and `valid` (fraction of steps with a valid action)
         are of the episodes that were not aborted. What is unknown for all is null.
 
@@ -124,15 +126,13 @@ def _results(episodes: pl.DataFrame) -> list[dict[str, Any]]:
     # Rates are of the whole episodes; the bounds count the aborted ones as lost and as won.
     whole = ~pl.col("aborted")
     won = pl.col("episode_won").filter(whole)
+    known = pl.col("task_id").filter(whole & pl.col("episode_won").is_not_null())
     length = pl.col("episode_length").filter(whole)
     results = episodes.group_by("task_type").agg(
         pl.col("task_id").n_unique().alias("tasks"),
         pl.len().alias("episodes"),
         won.mean().alias("success"),
-        pl.col("task_id")
-        .filter(whole & pl.col("episode_won").is_not_null())
-        .n_unique()
-        .alias("success_tasks"),
+        effective_trials(known.unique_counts()).alias("success_trials"),
         pl.when(won.count() > 0)
         .then(won.sum() / pl.len())
         .alias("success_if_aborted_lost"),

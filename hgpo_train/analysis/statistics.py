@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 from polars import selectors
 
+from hgpo_datasets.derived_columns import effective_trials
 from hgpo_datasets.partitions import in_processes
 from hgpo_envs.errors import InputError
 from hgpo_envs.plugins import install_command
@@ -442,7 +443,7 @@ def _summary(
         aborted=pl.col("aborted").sum().cast(pl.Int64),
         steps=steps,
         unchanged=_share(unchanged, steps),
-        trials=pl.col("(task)").filter(known).n_unique(),
+        trials=effective_trials(pl.col("(task)").filter(known).unique_counts()),
         success_if_aborted_lost=pl.when(known.any()).then(won_if_aborted_lost.mean()),
         success_if_aborted_won=pl.when(known.any()).then(won_if_aborted_won.mean()),
     )

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 def _interval(results: dict[str, Any]) -> str:
     """Return the 95% interval of success, with tasks as trials."""
-    if not results["success_tasks"]:
+    if not results["success_trials"]:
         return "–"
     return "–".join(
         f"{100 * bound:.1f}"
-        for bound in wilson_interval(results["success"], results["success_tasks"])
+        for bound in wilson_interval(results["success"], results["success_trials"])
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import polars as pl
 
 from hgpo_datasets.branches import roots
-from hgpo_datasets.derived_columns import any_won
+from hgpo_datasets.derived_columns import any_won, effective_trials
 from hgpo_train.proportions import wilson_interval
 
 _SIZE: Final = "advantage_size_"
@@ -56,9 +56,9 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     # The rollouts of a task resemble one another, so that tasks are the trials.
     known = whole.drop_nulls("won")
     if len(known):
-        low, high = wilson_interval(
-            metrics[f"{prefix}/success_rate"], known["task_id"].n_unique()
-        )
+        counts = pl.col("task_id").unique_counts()
+        trials = known.select(effective_trials(counts)).item()
+        low, high = wilson_interval(metrics[f"{prefix}/success_rate"], trials)
         metrics[f"{prefix}/success_95_low"] = low
         metrics[f"{prefix}/success_95_high"] = high
 
