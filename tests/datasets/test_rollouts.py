@@ -163,6 +163,23 @@ def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path):
     assert report.missing[0].startswith("rewards of 1 rollout, aborted")
 
 
+@pytest.mark.parametrize(
+    ("values", "won"), [([1.0, 0.5], [True, False]), ([1, 85], [None, None])]
+)
+def test_a_score_of_inspect_on_another_scale_does_not_say_what_is_solved(
+    tmp_path, values, won
+):
+    samples = [
+        {"id": number, "messages": TALK, "scores": {"s": {"value": value}}}
+        for number, value in enumerate(values)
+    ]
+    lines(tmp_path / "a.json", {"eval": {}, "samples": samples})
+    import_rollouts(tmp_path / "a.json", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect().sort("task_id")
+    assert steps["reward"].to_list() == values
+    assert steps["won"].to_list() == won
+
+
 def test_a_score_of_inspect_without_its_first_value_is_unknown(tmp_path):
     """Not the next one's, which is another measure. A NaN becomes null in a log that was read and written again."""
     values = {"both": [0.25, 1.0], "null": [None, 1.0], "nan": [math.nan, 1.0]}

@@ -80,8 +80,15 @@ def read_inspect(path: Path) -> Iterator[Object]:
         samples = enumerate(
             objects(json_records.json_file(path).get("samples"), f"{path}, samples")
         )
-    for name, sample in samples:
-        yield from _rows(sample, f"{path}, sample {name}")
+    rows = [
+        row
+        for name, sample in samples
+        for row in _rows(sample, f"{path}, sample {name}")
+    ]
+    # On a scale beyond 1, as that of percentages, no value says what is solved.
+    if any((row["reward"] or 0.0) > 1.0 for row in rows):
+        rows = [{**row, "won": None} for row in rows]
+    yield from rows
 
 
 def _archived_samples(path: Path) -> Iterator[tuple[object, Object]]:
