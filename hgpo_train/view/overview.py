@@ -82,16 +82,19 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
 def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any]]:
     """Return the results of all episodes but branches, or of those of each value of a column, sorted by it.
 
+    `steps` are those that were played, also by branches.
     The measures and their `intervals` are those of `hgpo_train.measures`; None where unknown. Aborted rollouts are
     counted, and change `bounds` of success.
     """
-    episodes = episodes.filter(~IS_BRANCH).with_columns(success="won", all=None)
+    every = episodes.with_columns(success="won", all=None)
+    played = every.group_by(by or "all").agg(pl.col("length").sum())
+    steps = dict(played.iter_rows())
+    episodes = every.filter(~IS_BRANCH)
     whole = ~pl.col("aborted")
     known = whole & pl.col("won").is_not_null()
     totals = episodes.group_by(by or "all").agg(
         pl.struct(MEASURED_TASK).n_unique().cast(pl.Int64).alias("tasks"),
         pl.len().cast(pl.Int64).alias("episodes"),
-        pl.col("length").sum().alias("steps"),
         pl.col("aborted").sum().cast(pl.Int64),
         pl.when(pl.col("aborted").any())
         .then(
@@ -105,6 +108,7 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
     rows = totals.sort(by or "all", nulls_last=True).to_dicts()
     for row in rows:
         found = measures[row[by] if by else None]
+        row["steps"] = steps[row[by or "all"]]
         row |= {name: estimate and estimate.value for name, estimate in found.items()}
         row["intervals"] = {
             name: estimate and estimate.interval for name, estimate in found.items()
