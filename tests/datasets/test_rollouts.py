@@ -355,6 +355,17 @@ def test_conversations_keep_what_is_no_column(tmp_path):
     assert steps["split"].to_list() == [None] * 3 + ["test"] * 2
 
 
+def test_a_message_of_weight_0_is_an_example_in_the_prompt(tmp_path):
+    """OpenAI's files for fine-tuning leave such messages out of the loss."""
+    shown = [message("user", "2 + 2?"), message("assistant", "4", weight=0)]
+    asked = [*shown, message("user", "3 + 3?"), message("assistant", "6", weight=1)]
+    path = lines(tmp_path / "a.jsonl", {"messages": asked, "reward": 1})
+    import_rollouts(path, tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect()
+    assert steps.select("response", "state").rows() == [("6", "3 + 3?")]
+    assert json.loads(steps["prompt"][0])[:2] == shown
+
+
 def test_rewards_of_the_objects_of_steps_are_read(tmp_path):
     talk = [*TALK, *TALK]
     path = lines(

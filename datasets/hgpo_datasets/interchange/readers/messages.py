@@ -68,9 +68,12 @@ def _call(entry: Message) -> Message:
 
 
 def conversation_rows(messages: list[Message]) -> Iterator[Row]:
-    """Yield the steps of a conversation: one for each message of the assistant."""
+    """Yield the steps of a conversation: one for each message of the assistant.
+
+    A message of weight 0, as in OpenAI's files for fine-tuning, is an example in the prompt.
+    """
     for index, message in enumerate(messages):
-        if message.get("role") == "assistant":
+        if message.get("role") == "assistant" and message.get("weight") != 0:
             yield step_row(messages[:index], message)
 
 
