@@ -25,7 +25,7 @@ from hgpo_datasets import (
     verify,
 )
 from hgpo_datasets.partitions import partitions
-from hgpo_datasets.run_summary import summarize_run
+from hgpo_train.analysis.run_summary import summarize_run
 from hgpo_train.training.verify_run import verify_run
 
 
