@@ -93,7 +93,7 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
         row["intervals"] = {
             name: estimate and estimate.interval for name, estimate in found.items()
         }
-        bounds = (row["success_if_aborted_lost"], row["success_if_aborted_won"])
+        bounds = [row["success_if_aborted_lost"], row["success_if_aborted_won"]]
         row["bounds"] = bounds if row["aborted"] else None
     return rows
 

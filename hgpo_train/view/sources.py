@@ -14,7 +14,7 @@ import msgspec
 from hgpo_datasets import manifest
 from hgpo_datasets.reader import errors, is_plain, step_files
 from hgpo_datasets.row_tables import files_of
-from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
+from hgpo_datasets.sources import PARQUET, is_run, names_apart, parts_of, runs_below
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import seems_locked
 from hgpo_envs.files.secrets import redact
@@ -284,7 +284,7 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
 
     # 3. Names differ, also of a run that is named twice.
     counts: dict[str, int] = {}
-    names = [_name_among(source, sources) for source in sources]
+    names = _names_apart(sources)
     for source, name in zip(sources, names, strict=True):
         count = counts[name] = counts.get(name, 0) + 1
         source.name = name + (f" ({count})" if count > 1 else "")
@@ -304,7 +304,7 @@ def add_evaluations(sources: list[Source]) -> None:
                         is_evaluation and _was_played(training, source)
                     )
                     if is_played and source.place not in places:
-                        source.name = _name_among(source, sources)
+                        *_, source.name = _names_apart([*sources, source])
                         sources.append(source)
 
 
@@ -320,18 +320,10 @@ def _new_runs(training: Source) -> list[Path]:
     return found
 
 
-def _name_among(source: Source, sources: Sequence[Source]) -> str:
-    """Return a run's name, with as many folders before it as tell it apart from others of this name."""
-    alike = [
-        other.place
-        for other in sources
-        if other.name == source.name and other.place != source.place
-    ]
-    parts = source.place.parts
-    for length in range(1, len(parts) + 1):
-        if all(other.parts[-length:] != parts[-length:] for other in alike):
-            return source.name if length == 1 else clean_text("/".join(parts[-length:]))
-    return source.name
+def _names_apart(sources: Sequence[Source]) -> list[str]:
+    names = [source.name for source in sources]
+    places = [source.place for source in sources]
+    return [clean_text(name) for name in names_apart(names, places)]
 
 
 def _pattern_of_folder(path: str) -> str:
