@@ -21,6 +21,7 @@ from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.advantage_tables import FOLDER
+from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view import notes
 from hgpo_train.view.estimates import AS_TRAINED, is_safe_state_key
 from hgpo_train.view.index import Index, read_index
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tokenizers import Tokenizer
+
+    from hgpo_train.advantages import Estimator
 
 ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
 TREE_ESTIMATORS: Final = ("tree_hgpo", "tree_grpo")
@@ -176,6 +179,21 @@ class Source:
         others = TREE_ESTIMATORS if branched else ESTIMATORS
         of_training = [AS_TRAINED] if self.stored() else first
         return [*of_training, *(name for name in others if name not in first)]
+
+    def estimators(self, names: Sequence[str]) -> dict[str, Estimator | None]:
+        """Return estimators with those parameters of training that they have; None for the advantages of training.
+
+        Raises:
+            InputError: An estimator is unknown.
+        """
+        trained, parameters = self.trained() or (None, {})
+        # A parameter that none of the names has is not unknown: that of training has it.
+        read = dict.fromkeys([*names, trained])
+        read.pop(AS_TRAINED, None)
+        found: dict[str, Estimator | None] = {AS_TRAINED: None} if self.stored() else {}
+        for variant in read_variants(filter(None, read), parameters):
+            found[variant.name] = variant.estimator
+        return found
 
     def stored(self) -> bool:
         """Return whether the run has the advantages that it was trained on."""
