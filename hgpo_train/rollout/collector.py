@@ -11,8 +11,9 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.episode import Episode
@@ -39,6 +40,9 @@ _FAILING_TASKS = 3
 _BOTH_WAIT_S = 0.002
 _GARBAGE = 50_000
 """Number of new objects at which garbage is collected during a collection."""
+_THRESHOLDS: Final[list[tuple[int, int, int]]] = []
+"""The garbage collector's thresholds as each collection that is under way has found them."""
+_THRESHOLDS_LOCK: Final = Lock()
 
 
 @dataclass(slots=True)
@@ -378,12 +382,19 @@ def play_groups(
 def _rare_garbage_collection() -> Iterator[None]:
     """Let Python look for garbage less often: nearly all of a step's objects end without.
 
-    Looking at the others again and again takes a tenth of the time of a scripted policy's step.
+    Looking at the others again and again takes a tenth of the time of a scripted policy's step. Of collections in
+    several threads, the first one changes the thresholds of the process, and the last one restores them.
     """
-    young, *older = gc.get_threshold()
-    if young:  # 0 turns it off
-        gc.set_threshold(max(young, _GARBAGE), *older)
+    with _THRESHOLDS_LOCK:
+        _THRESHOLDS.append(gc.get_threshold())
+        young, *older = _THRESHOLDS[0]
+        if young:  # 0 turns it off
+            gc.set_threshold(max(young, _GARBAGE), *older)
     try:
         yield
     finally:
-        gc.set_threshold(young, *older)
+        with _THRESHOLDS_LOCK:
+            before = _THRESHOLDS.pop()
+            # what is left last is what the first one found
+            if not _THRESHOLDS:
+                gc.set_threshold(*before)

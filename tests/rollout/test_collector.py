@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import random
+from threading import Event, Thread
 
 import polars as pl
 import pytest
@@ -245,6 +246,38 @@ def test_garbage_is_collected_less_often_during_a_collection_alone(runs):
             expected = young and max(young, 50_000)
             assert during == [(expected, 9, 8)]
             assert gc.get_threshold() == (young, 9, 8)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_collections_in_threads_leave_the_garbage_collector_as_it_was(runs):
+    first_plays = Event()
+    second_plays = Event()
+    left = []
+
+    class First(RandomPolicy):
+        def respond(self, requests):
+            first_plays.set()
+            second_plays.wait(30)
+            return super().respond(requests)
+
+    class Second(RandomPolicy):
+        def respond(self, requests):
+            second_plays.set()
+            first.join(30)
+            left.append(gc.get_threshold())
+            return super().respond(requests)
+
+    before = gc.get_threshold()
+    first = Thread(target=runs.collect, args=("first", First("response")))
+    try:
+        first.start()
+        first_plays.wait(30)
+        runs.collect("second", Second("response"))
+        assert not first.is_alive()
+        # the first one ended while the second one played
+        assert {young for young, *_ in left} == {max(before[0], 50_000)}
+        assert gc.get_threshold() == before
     finally:
         gc.set_threshold(*before)
 
