@@ -21,6 +21,7 @@ from torch import nn
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.models.hf import head_width, size_of
 from hgpo_train.models.loading import choose_device, why_no_gpu
 from hgpo_train.models.preflight import check_loads_no_code
 from hgpo_train.training.config import Config, SftConfig, replace, shipped
@@ -174,7 +175,8 @@ def meta_model(path: str) -> Model:
             model: Model = AutoModelForCausalLM.from_config(
                 config, trust_remote_code=False
             )  # type: ignore[no-untyped-call]
-        [getattr(model.config.get_text_config(), name) for name in _SIZES]
+        sizes = model.config.get_text_config()
+        [getattr(sizes, name) for name in ("hidden_size", "num_hidden_layers")]
     except Exception as error:
         # damaged files and the hub's client can raise any exception
         raise InputError(
@@ -331,8 +333,8 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
 
     # A sequence's keys and values, in 16 bits.
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    heads = getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
-    sequence = longest * sizes.num_hidden_layers * 2 * heads * _head_width(sizes) * 2
+    heads = size_of(sizes, "num_key_value_heads", "num_attention_heads") or 1
+    sequence = longest * sizes.num_hidden_layers * 2 * heads * head_width(sizes) * 2
     concurrent = min(rollout.slots, rollout.tasks * rollout.group_size)
     # it generates with the learner's weights, in batches of a configured size
     if rollout.engine != "vllm":
@@ -348,7 +350,7 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
         )
 
     # vLLM: its weights in 16 bits, one step's activations and logits, and a share of the rest for its cache.
-    step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)
+    step = _ENGINE_TOKENS * 2 * (2 * _feed_forward(sizes) + 2 * sizes.hidden_size)
     engine = (
         2 * (parameters + adapters)
         + step
@@ -404,8 +406,9 @@ def activation_bytes(config: Config, model: Model) -> int:
     embedding = 0 if rank else sizes.vocab_size * hidden
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
-    query = sizes.num_attention_heads * _head_width(sizes)
-    units = (hidden, sizes.intermediate_size, query, rank, 1)
+    query = (size_of(sizes, "num_attention_heads") or 1) * head_width(sizes)
+    intermediate = _feed_forward(sizes)
+    units = (hidden, intermediate, query, rank, 1)
     kind = "adapters" if rank else "weights"
 
     def layer_bytes(moment: str) -> float:
@@ -420,7 +423,7 @@ def activation_bytes(config: Config, model: Model) -> int:
     else:
         stored = layers * layer_bytes("stored")
         layer = layer_bytes("working")
-    of_last_layer = 10 * hidden + (6 if half else 12) * sizes.intermediate_size
+    of_last_layer = 10 * hidden + (6 if half else 12) * intermediate
     forward = stored + tokens * of_last_layer + (2 * trained if half else 0)
     logits = (
         _LOGIT_BYTES
@@ -438,11 +441,15 @@ def activation_bytes(config: Config, model: Model) -> int:
     return int(peak)
 
 
-def _head_width(sizes: Any) -> int:  # noqa: ANN401 (a configuration class of Transformers)
-    return int(
-        getattr(sizes, "head_dim", None)
-        or sizes.hidden_size // sizes.num_attention_heads
-    )
+def _feed_forward(sizes: Any) -> int:  # noqa: ANN401
+    """Return the width of a feed-forward layer; of a mixture without another, that of the experts of a token."""
+    width = size_of(sizes, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+    if width is not None:
+        return width
+    of_expert = size_of(sizes, "moe_intermediate_size")
+    if of_expert is not None:
+        return of_expert * (size_of(sizes, "num_experts_per_tok") or 1)
+    return 4 * int(sizes.hidden_size)
 
 
 def smaller_settings(config: Config | SftConfig) -> list[str]:
