@@ -161,7 +161,11 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
         )
     if base is not None:
         model = _merged(model, folder)
-    model.to(choose_device(config.device))
+    device = choose_device(config.device)
+    # Kernels of Triton, and what names no device, take the current one.
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    model.to(device)
     check_logits(model)
     check_causal(model)
     if disable_dropout(model):

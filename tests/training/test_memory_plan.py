@@ -248,6 +248,33 @@ def test_a_configured_share_is_used_as_it_is():
     assert fixed.engine_options() == {"kv_cache_memory_bytes": 1}
 
 
+def test_an_engine_with_a_card_of_its_own_leaves_the_learners_card_alone():
+    """vLLM takes the first card; `model.device` names the learner's."""
+    name = "alfworld-1.5b-hgpo-k2"
+    shared = plan(name, "H100-80")
+    config = replace(load_config(name), model={"device": "cuda:1"})
+    model = model_of(config.model.path)
+    small, large = memory_plan.named_card("L40S-48"), memory_plan.named_card("H100-80")
+    assert not plan(name, "L40S-48").fits
+    apart = memory_plan.plan_memory(config, model, small, large)
+    assert apart.fits
+    others = [part for name, part in shared.parts.items() if name != "engine"]
+    saved = [part for name, part in apart.parts.items() if name != "engine"]
+    assert sum(at_update for _, at_update in saved) == apart.totals[1]
+    assert sum(at_rollout for at_rollout, _ in others) >= apart.totals[0]
+    assert apart.engine_options() == {
+        "gpu_memory_utilization": round(apart.share / large.memory, 2)
+    }
+    assert apart.share >= shared.share
+    assert "48, 44.4 GiB, and the engine on H100-80, 79.1 GiB" in apart.table()
+    # too little for the engine's weights there
+    tiny = memory_plan.named_card("4")
+    assert not memory_plan.plan_memory(config, model, large, tiny).fits
+    # two cards for the engine are the first two
+    both = {"engine_options": {"tensor_parallel_size": 2}}
+    assert not memory_plan.has_own_card(replace(config, rollout=both))
+
+
 def test_hgpo_train_prints_the_plan(hgpo):
     code, output, _ = hgpo("train", "alfworld-7b-grpo", "--plan", "--card", "H200-141")
     assert code == 1
