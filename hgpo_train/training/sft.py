@@ -25,7 +25,8 @@ from hgpo_train.models.chat_format import (
     without_opened_thought,
 )
 from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
-from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
+from hgpo_train.models.hf import vocabulary_size
+from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.conversation import (
     Turn,
     chat_messages,
@@ -258,7 +259,7 @@ def run_sft(
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
         # 2. The samples.
         model = load_model(config.model, config.seed)
-        check_rows(rows, vocabulary(model))
+        check_rows(rows, vocabulary_size(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
         # what is new in each prompt, but a first token, moves into the response
         if config.prompt_loss:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 torch = Lazy("torch")
 varlen_attn = Lazy("torch.nn.attention.varlen:varlen_attn")
 gpu_check = Lazy("hgpo_train.training.gpu_check")
-checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
+checkpoint_layers = Lazy("hgpo_train.models.hf:checkpoint_layers")
 train_tokenizer = Lazy("hgpo_train.models.tiny:train_tokenizer")
 load_checkpoint, save_checkpoint = lazily(
     "hgpo_train.training.checkpoint", "load_checkpoint save_checkpoint"

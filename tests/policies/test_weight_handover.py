@@ -111,7 +111,7 @@ def test_the_names_and_values_are_those_of_a_checkpoint(model, tmp_path):
 def test_adapters_are_merged_in_float32_and_rounded_once(model):
     import torch
 
-    from hgpo_train.models.loading import add_adapters
+    from hgpo_train.models.adapters import add_adapters
     from hgpo_train.policies.weight_handover import checkpoint_weights
 
     plain = {

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.loading import compile_layers, compute_dtype
+from hgpo_train.models.device import compute_dtype
+from hgpo_train.models.hf import compile_layers
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import memory_advice
 from hgpo_train.training.update.batches import micro_batches, mini_batches

@@ -22,9 +22,8 @@ AttentionInterface, AttentionMaskInterface = lazily(
     "transformers", "AttentionInterface AttentionMaskInterface"
 )
 flash_attention_mask = Lazy("transformers.masking_utils:flash_attention_mask")
-add_adapters, checkpoint_layers = lazily(
-    "hgpo_train.models.loading", "add_adapters checkpoint_layers"
-)
+add_adapters = Lazy("hgpo_train.models.adapters:add_adapters")
+checkpoint_layers = Lazy("hgpo_train.models.hf:checkpoint_layers")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
 enable_packed_kernel, use_packed_kernel = lazily(

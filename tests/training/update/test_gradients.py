@@ -15,9 +15,8 @@ from refusals import refused
 from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
-add_adapters, checkpoint_layers = lazily(
-    "hgpo_train.models.loading", "add_adapters checkpoint_layers"
-)
+add_adapters = Lazy("hgpo_train.models.adapters:add_adapters")
+checkpoint_layers = Lazy("hgpo_train.models.hf:checkpoint_layers")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
 
