@@ -44,7 +44,7 @@ from hgpo_train.training.update.batches import (
     mini_batches,
     samples_from_steps,
 )
-from hgpo_train.training.update.learner import Fixed, Learner
+from hgpo_train.training.update.learner import Learner, LossInputs
 from hgpo_train.training.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def _epoch(
     for done, batch in enumerate(batches):
         rate = learning_rate(config.optimiser, epoch * len(batches) + done, total)
         learner.set_learning_rate(rate)
-        steps.append(learner.step(samples, batch, Fixed()))
+        steps.append(learner.step(samples, batch, LossInputs()))
         display.progress(done + 1, len(batches))
     return {
         "train/loss": fmean(step["actor/nll"] for step in steps),

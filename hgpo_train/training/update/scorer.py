@@ -64,7 +64,7 @@ class TokenScorer:
         self.layout = _layout_of(model, config.update.layout, self.dtype)
 
     @property
-    def context(self) -> int | None:
+    def context_length(self) -> int | None:
         """The number of tokens of the longest sequence that the model accepts; None if its configuration names none."""
         positions: int | None
         positions = getattr(
