@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
-from hgpo_datasets.derived_columns import effective_trials
-from hgpo_train.proportions import wilson_interval
+from hgpo_train.proportions import effective_trials, wilson_interval
 from hgpo_train.resampling import Scale, ratio_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from collections.abc import Iterable, Sequence
 
 TASK: Final = ("env_id", "task_id")
+_ONE: Final = "(one)"
 
 _STEPS: Final = pl.col("length").cast(pl.Float64)
 MEASURES: Final[dict[str, tuple[pl.Expr, pl.Expr]]] = {
@@ -113,6 +112,74 @@ def measure(
         value: {name: _estimate(part, name) for name in names}
         for (value,), part in parts.items()
     }
+
+
+def figures(
+    rollouts: pl.DataFrame,
+    by: Sequence[str] = (),
+    *,
+    names: Iterable[str] = tuple(MEASURES),
+    task: Sequence[str] = TASK,
+) -> pl.DataFrame:
+    """Return the counts, the success and the other measures of rollouts, one row for each value of some columns.
+
+    Args:
+        rollouts: One row per rollout, without branches: `won` (null if unknown), `aborted`, `length` in steps, the
+            columns of `by` and of `task`, and those that the measures read.
+        by: Columns to split by.
+        names: The measures.
+        task: The columns that identify a task.
+
+    Returns:
+        The columns of `by`, by which the rows are sorted; `tasks`, `episodes` and `steps` (of all rollouts); `aborted`
+        and `unknown` (numbers; an aborted rollout is not counted as unknown); the measures; and of success:
+
+        - `success_trials`: the number of tasks that it is worth (`effective_trials`).
+        - `success_95_low`, `success_95_high`: its interval, Wilson's with these trials.
+        - `success_if_aborted_lost`, `success_if_aborted_won`: the bounds within which the missing results can move it.
+          Rollouts of unknown outcome count like aborted ones.
+
+        What is unknown of all rollouts is null; the bounds are if no outcome is known and no rollout aborted.
+
+    >>> table = pl.DataFrame({"env_id": "e", "task_id": ["a", "a", "b", "b"], "won": [True, None, False, True],
+    ...                       "aborted": [False, False, False, True], "length": 3})
+    >>> found = figures(table, names=["success"])
+    >>> found.select("episodes", "aborted", "unknown", "success", "success_if_aborted_lost").rows()
+    [(4, 1, 1, 0.5, 0.25)]
+    """
+    whole = ~pl.col("aborted")
+    won = pl.col("won")
+    known = whole & won.is_not_null()
+    of_tasks = pl.struct(task).filter(known)
+    # An environment that never tells an outcome bounds nothing.
+    is_told = (known | pl.col("aborted")).any()
+    measures = {}
+    for name in names:
+        above, below = (part.filter(whole).sum() for part in MEASURES[name])
+        measures[name] = (above / below).fill_nan(None)
+    table = (
+        rollouts.with_columns(pl.lit(0).alias(_ONE), success="won")
+        .group_by(_ONE, *by)
+        .agg(
+            pl.struct(task).n_unique().cast(pl.Int64).alias("tasks"),
+            pl.len().cast(pl.Int64).alias("episodes"),
+            pl.col("length").sum().cast(pl.Int64).alias("steps"),
+            pl.col("aborted").sum().cast(pl.Int64),
+            (whole & won.is_null()).sum().cast(pl.Int64).alias("unknown"),
+            success_trials=effective_trials(of_tasks.unique_counts()),
+            success_if_aborted_lost=pl.when(is_told).then((known & won).mean()),
+            success_if_aborted_won=pl.when(is_told).then((~known | won).mean()),
+            **measures,
+        )
+        .drop(_ONE)
+    )
+    bounds = [
+        wilson_interval(share, trials) if trials else (None, None)
+        for share, trials in table.select("success", "success_trials").iter_rows()
+    ]
+    ends = dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64)
+    table = table.hstack(pl.DataFrame(bounds, ends, orient="row"))
+    return table.sort(by, nulls_last=True) if by else table
 
 
 def _sums(rollouts: pl.DataFrame, names: list[str], by: list[str]) -> pl.DataFrame:

@@ -50,25 +50,6 @@ _ROUNDING: Final = 1e-9
 """Largest accepted difference between a supplied return and the computed sum."""
 
 
-def effective_trials(counts: pl.Expr) -> pl.Expr:
-    """Return the number of equally weighted tasks that have the variance of a share over rollouts: (Σ n)² / Σ n².
-
-    That is the number of tasks if they have equally many rollouts, and nearly 1 if one task has most of them. Source:
-    L. Kish, Survey Sampling (1965), section 11.7.
-
-    Args:
-        counts: The number of rollouts of each task.
-
-    >>> pl.select(effective_trials(pl.lit(pl.Series([4, 4, 4])))).item()
-    3
-    >>> pl.select(effective_trials(pl.lit(pl.Series([200, *[1] * 35])))).item()
-    1
-    """
-    n = counts.cast(pl.Float64)
-    trials = n.sum() ** 2 / (n**2).sum()
-    return trials.fill_nan(0.0).round().cast(pl.Int64)
-
-
 def any_won(won: pl.Expr) -> pl.Expr:
     """Return `episode_won` of a trajectory, aggregated from its `won` flags in the order of its steps.
 

@@ -39,15 +39,14 @@ def read_completion(answer: bytes) -> dict[str, Any]:
     # What has few brackets is not deep.
     if isinstance(message, dict) and answer.count(b"[") + answer.count(b"{") > DEEPEST:
         message = {name: _shallow(value) for name, value in message.items()}
-    fault = whole.get("error") or (_fault(choice, message) if choice else completion)
+    fault = whole.get("error")
+    if not fault:
+        fault = _fault(choice, message) if choice else completion
     if choice and not fault:
-        return {
-            **whole,
-            "choices": [{**choice, "message": message or {}}, *choices[1:]],
-        }
-    reported = read_error(
-        fault if isinstance(fault, dict | list | str) else answer, 200
-    )
+        first = {**choice, "message": message or {}}
+        return {**whole, "choices": [first, *choices[1:]]}
+    report = fault if isinstance(fault, dict | list | str) else answer
+    reported = read_error(report, 200)
     raise RequestError(
         f"the answer contains no reply: {reported.message}",
         200,

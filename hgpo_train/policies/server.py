@@ -214,10 +214,10 @@ class ServerPolicy(AsyncPolicy):
                     shown = request.step - len(request.turns) + len(turns)
                 else:
                     shown, prompt = _shorten(request, shown, prompt)
-            else:
-                self._note_ignored_limits(reply, messages)
-                shorter = None if prompt == request.prompt else prompt
-                return replace(reply, prompt=shorter, cut_pairs=request.step - shown)
+                continue
+            self._note_ignored_limits(reply, messages)
+            shorter = None if prompt == request.prompt else prompt
+            return replace(reply, prompt=shorter, cut_pairs=request.step - shown)
 
     def _body(self, request: Request, messages: list[dict[str, Any]]) -> dict[str, Any]:
         body: dict[str, Any] = {"messages": messages}

@@ -25,7 +25,8 @@ from hgpo_train.models.chat_format import (
     without_opened_thought,
 )
 from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
-from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
+from hgpo_train.models.hf import vocabulary_size
+from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.conversation import (
     Turn,
     chat_messages,
@@ -43,7 +44,7 @@ from hgpo_train.training.update.batches import (
     mini_batches,
     samples_from_steps,
 )
-from hgpo_train.training.update.learner import Fixed, Learner
+from hgpo_train.training.update.learner import Learner, LossInputs
 from hgpo_train.training.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def run_sft(
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
         # 2. The samples.
         model = load_model(config.model, config.seed)
-        check_rows(rows, vocabulary(model))
+        check_rows(rows, vocabulary_size(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
         # what is new in each prompt, but a first token, moves into the response
         if config.prompt_loss:
@@ -325,7 +326,7 @@ def _epoch(
     for done, batch in enumerate(batches):
         rate = learning_rate(config.optimiser, epoch * len(batches) + done, total)
         learner.set_learning_rate(rate)
-        steps.append(learner.step(samples, batch, Fixed()))
+        steps.append(learner.step(samples, batch, LossInputs()))
         display.progress(done + 1, len(batches))
     return {
         "train/loss": fmean(step["actor/nll"] for step in steps),

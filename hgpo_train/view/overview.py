@@ -24,8 +24,7 @@ from hgpo_train.analysis.statistics import (
     with_and_without_unchanged,
 )
 from hgpo_train.evaluation.comparison import TASK, compare
-from hgpo_train.measures import MEASURES, measure, measure_by_task
-from hgpo_train.measures import TASK as MEASURED_TASK
+from hgpo_train.measures import MEASURES, figures, measure, measure_by_task
 from hgpo_train.proportions import by_length
 
 if TYPE_CHECKING:
@@ -82,37 +81,25 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
 def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any]]:
     """Return the results of all episodes but branches, or of those of each value of a column, sorted by it.
 
-    `steps` are those that were played, also by branches.
-    The measures and their `intervals` are those of `hgpo_train.measures`; None where unknown. Aborted rollouts are
-    counted, and change `bounds` of success.
+    The figures are those of `hgpo_train.measures.figures`, with the `intervals` of all measures, and with the `bounds`
+    of success where rollouts were aborted; None where unknown. `steps` are those that were played, also by branches.
     """
     every = episodes.with_columns(success="won", all=None)
     played = every.group_by(by or "all").agg(pl.col("length").sum())
     steps = dict(played.iter_rows())
     episodes = every.filter(~IS_BRANCH)
-    whole = ~pl.col("aborted")
-    known = whole & pl.col("won").is_not_null()
-    totals = episodes.group_by(by or "all").agg(
-        pl.struct(MEASURED_TASK).n_unique().cast(pl.Int64).alias("tasks"),
-        pl.len().cast(pl.Int64).alias("episodes"),
-        pl.col("aborted").sum().cast(pl.Int64),
-        pl.when(pl.col("aborted").any())
-        .then(
-            pl.concat_list(
-                (known & pl.col("won")).mean(), (~known | pl.col("won")).mean()
-            )
-        )
-        .alias("bounds"),
-    )
     measures = measure(episodes, by=by)
-    rows = totals.sort(by or "all", nulls_last=True).to_dicts()
+    rows = figures(episodes, [by] if by else []).to_dicts()
     for row in rows:
-        found = measures[row[by] if by else None]
-        row["steps"] = steps[row[by or "all"]]
+        value = row[by] if by else None
+        found = measures[value]
+        row["steps"] = steps[value]
         row |= {name: estimate and estimate.value for name, estimate in found.items()}
         row["intervals"] = {
             name: estimate and estimate.interval for name, estimate in found.items()
         }
+        bounds = [row["success_if_aborted_lost"], row["success_if_aborted_won"]]
+        row["bounds"] = bounds if row["aborted"] else None
     return rows
 
 
