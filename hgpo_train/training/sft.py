@@ -62,9 +62,10 @@ _NEWEST: Final = CheckpointConfig(keep=1)
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     """Return the rows of the trajectories to imitate, sorted by trajectory and step.
 
-    The columns are `trajectory`, `step`, `prompt`, `response` and `imitated`. The response of a row without one is its
-    action, for policies that choose actions directly. Aborted trajectories and branches are left out. With
-    `rows = "won"`, so are trajectories that did not solve their task, and rows with invalid actions are not imitated.
+    The columns are `trajectory`, `step`, `prompt`, `response`, `finish_reason` and `imitated`. The response of a row
+    without one is its action, for policies that choose actions directly. Aborted trajectories and branches are left
+    out. With `rows = "won"`, so are trajectories that did not solve their task, and rows with invalid actions are not
+    imitated.
 
     Raises:
         InputError: The table stores no prompts, or fewer than two trajectories remain.
@@ -74,7 +75,8 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     # of several runs, which may have the same ids
     names = pl.format("{}/{}", "run", "trajectory").alias("trajectory")
     rows = table.select(
-        names, "step", "prompt", response, "action_valid", "won", "aborted"
+        *(names, "step", "prompt", response, "finish_reason"),
+        *("action_valid", "won", "aborted"),
     ).collect()
     if rows["prompt"].is_null().all():
         raise InputError(
@@ -90,7 +92,8 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     rows = (
         rows.filter(kept).drop_nulls(["prompt", "response"]).sort("trajectory", "step")
     )
-    rows = rows.select("trajectory", "step", "prompt", "response", imitated=imitated)
+    kept_columns = ("trajectory", "step", "prompt", "response", "finish_reason")
+    rows = rows.select(*kept_columns, imitated=imitated)
     number = rows.filter("imitated")["trajectory"].n_unique()
     if number < 2:
         raise InputError(
@@ -109,10 +112,11 @@ def tokenise(
 ) -> pl.DataFrame:
     """Add token columns: `prompt_token_ids`, `response_token_ids`, and `context_tokens`, those of past turns.
 
-    Responses end as the chat template ends a turn, and begin after a thought that it opens.
+    Responses end as the chat template ends a turn, unless the limit of tokens has cut them. They begin after a thought
+    that the template opens.
 
     Args:
-        rows: Rows of trajectories, sorted by trajectory and step.
+        rows: Rows of trajectories, sorted by trajectory and step. `finish_reason` is optional.
         tokenizer: The model's tokenizer.
         max_prompt_tokens: Maximum prompt length; longer prompts lose their beginning.
         environment: The environment's options as the run stores them; ``id``, ``prompt_style``, ``system_prompt`` and
@@ -131,9 +135,15 @@ def tokenise(
     opened = opened_thought(tokenizer, shortest)
     texts = [without_opened_thought(text, opened) for text in rows["response"]]
     end = end_of_turn(tokenizer)
+    unknown = pl.repeat(None, len(rows), dtype=pl.String, eager=True)
+    reasons = rows.get_column("finish_reason", default=unknown)
     responses = [
-        [*tokens, end]
-        for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]
+        tokens if reason == "length" else [*tokens, end]
+        for tokens, reason in zip(
+            tokenizer(texts, add_special_tokens=False)["input_ids"],
+            reasons,
+            strict=True,
+        )
     ]
 
     # 2. Prompts. In a conversation each contains the tokens of the step before, prompt and response.
@@ -146,12 +156,14 @@ def tokenise(
     else:
         past: list[Turn] = []
         past_tokens = 0
-        for step, prompt, response, tokens in zip(
-            *rows["step", "prompt", "response"], responses, strict=True
+        before = None
+        for trajectory, prompt, response, tokens in zip(
+            *rows["trajectory", "prompt", "response"], responses, strict=True
         ):
-            if step == 0:
+            if trajectory != before:
                 past = []
                 past_tokens = 0
+            before = trajectory
             encoded = encode_conversation(
                 tokenizer, system_prompt, past, prompt, chat_template_options, tools
             )
