@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from hgpo_datasets import scan_steps
-from hgpo_datasets.run_summary import summarize_run
+from hgpo_train.analysis.run_summary import summarize_run
 from hgpo_train.analysis.statistics import statistics as run_statistics
 from hgpo_train.evaluation import compare, evaluate
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
