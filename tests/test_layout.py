@@ -38,7 +38,7 @@ ROOMS = {
     ],
     "hgpo_train/rollout": [
         {"row", "env_handle", "branch_rules"}, {"outcomes", "branch_points"}, {"failures", "slots"},
-        {"plan", "workers"}, {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"},
+        {"plan", "workers"}, {"tally"}, {"trajectory"}, {"groups", "kept_groups"}, {"collector"}, {"branch_groups"},
         {"run"}, {"sessions", "progress_line"}, {"collection"},
         {"branching"},
     ],

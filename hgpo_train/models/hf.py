@@ -20,6 +20,33 @@ def unwrap_peft(model: Model) -> Model:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def size_of(config: Any, *names: str) -> int | None:  # noqa: ANN401
+    """Return the first of these sizes that a configuration has; None if it has none of them.
+
+    Where it has a list of them, or one for each layer, it is the largest.
+
+    Args:
+        config: The configuration of a language model of Transformers (`get_text_config`).
+        names: Names of sizes, such as `head_dim`.
+    """
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:  # of configurations whose layers have their own
+            value = [getattr(layer, name) for layer in config.per_layer_config]
+        if isinstance(value, list | tuple):
+            value = max(value, default=None)
+        if value:
+            return int(value)
+    return None
+
+
+def head_width(config: Any) -> int:  # noqa: ANN401
+    """Return the width of an attention head; that of all of them for a model without attention."""
+    heads = size_of(config, "num_attention_heads") or 1
+    return size_of(config, "head_dim") or int(config.hidden_size) // heads
+
+
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
     """Disable the progress bars of Transformers, which would overwrite those of HGPO, within the block."""

@@ -12,7 +12,11 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.models.chat_format import use_chat_template
 from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
-from hgpo_train.models.forward_check import check_logits, disable_dropout
+from hgpo_train.models.forward_check import (
+    check_causal,
+    check_logits,
+    disable_dropout,
+)
 from hgpo_train.models.hf import Model, Tokenizer, no_progress_bars, unwrap_peft
 from hgpo_train.models.preflight import check_loads_no_code, check_model_source
 
@@ -157,12 +161,17 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
         )
     if base is not None:
         model = _merged(model, folder)
-    model.to(choose_device(config.device))
+    device = choose_device(config.device)
+    # Kernels of Triton, and what names no device, take the current one.
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    model.to(device)
     check_logits(model)
+    check_causal(model)
     if disable_dropout(model):
         warnings.warn(
-            f"the dropout of {config.path} is set to 0: with it the update would compute other probabilities than the "
-            "rollout sampled from",
+            f"the dropout of {config.path}, or its routers' noise, is set to 0: with it the update would compute other "
+            "probabilities than the rollout sampled from",
             stacklevel=2,
         )
     if config.lora.rank:
@@ -226,13 +235,22 @@ def _check_adapted(model: Model, where: str, *, tied: bool) -> None:
 
 
 def checkpoint_layers(model: Model) -> None:
-    """Recompute each layer in the backward pass instead of storing its activations."""
+    """Recompute each layer in the backward pass instead of storing its activations.
+
+    Raises:
+        InputError: The model cannot do so.
+    """
     plain = unwrap_peft(model)
     # Transformers 5.2x renames the method; the old name still works, with a warning.
     enable = getattr(
         plain, "activation_checkpointing_enable", plain.gradient_checkpointing_enable
     )
-    enable({"use_reentrant": False})
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise InputError(
+            f"setting model.gradient_checkpointing: {type(plain).__name__} cannot recompute its layers; set it to false"
+        ) from error
 
 
 def compile_layers(model: Model) -> None:

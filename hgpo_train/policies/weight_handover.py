@@ -89,9 +89,9 @@ def shared(
             in_place[name] = tensor.contiguous()
         else:
             staged[name] = tensor
-    if in_place:
-        # the other process reads what has been computed by now
-        torch.cuda.synchronize()
+    # The other process reads what has been computed by now, on a device that need not be the current one.
+    for device in {tensor.device for tensor in in_place.values()}:
+        torch.cuda.synchronize(device)
     handles = {}
     for name, tensor in in_place.items():
         reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
@@ -145,7 +145,8 @@ class WeightUpdate:
         vLLM's `reload_weights` finds no weights for an output layer that is tied to the embedding. The layer then keeps
         its processed copy of the old weights (on a CPU, a packed one). It is tied and processed again here.
         """
-        self.reload_weights(weights_iterator=iter(opened(handle).items()))
+        weights = opened(handle)
+        self.reload_weights(weights_iterator=iter(weights.items()))
         model = self.model_runner.model
         head: Any = getattr(model, "lm_head", None)
         embedding: Any = getattr(getattr(model, "model", None), "embed_tokens", None)
@@ -153,9 +154,11 @@ class WeightUpdate:
         if are_two and model.config.tie_word_embeddings:
             head.tie_weights(embedding)
             head.quant_method.process_weights_after_loading(head)
+        # The trainer may change its tensors once this method has returned. They can be on another device.
         if torch.accelerator.is_available():
-            # the trainer may change its tensors once this method has returned
             torch.accelerator.synchronize()
+        for device in {tensor.device for tensor in weights.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
 
 
 def _write(

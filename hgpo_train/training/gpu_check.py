@@ -39,6 +39,7 @@ from hgpo_train.training.config import Config, replace
 from hgpo_train.training.memory_plan import (
     GIB,
     MemoryPlan,
+    first_card,
     meta_model,
     plan_memory,
     this_card,
@@ -207,7 +208,8 @@ def _free_memory(device: torch.device, config: Config | None) -> Result:
     value = f"{free / GIB:.1f} GiB"
     if config is None:
         return True, value, ""
-    needed = max(plan_memory(config, meta_model(config.model.path), card).totals)
+    model = meta_model(config.model.path)
+    needed = max(plan_memory(config, model, card, first_card()).totals)
     return free >= needed, value, f"at least {needed / GIB:.1f} GiB by the plan"
 
 
@@ -304,7 +306,7 @@ def _update(config: Config | None) -> Result:
     card = this_card(device)
     plan: MemoryPlan | None = None
     if card is not None:
-        plan = plan_memory(config, meta, card)
+        plan = plan_memory(config, meta, card, first_card())
         config = plan.config  # in which no setting is "auto"
     size = sum(weight.numel() for weight in meta.parameters())
     if card is None and size > _LARGEST_ON_A_CPU:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,45 @@ def test_another_process_receives_equal_tensors(model, device):
         assert torch.equal(found[name], value.cpu())
         assert found[name].dtype == value.dtype
     assert not Path(handle["path"]).exists()  # nothing remains
+
+
+def test_the_trainers_device_is_waited_for_whichever_is_current(monkeypatch):
+    """As with the engine on cuda:0 and `model.device = "cuda:1"`."""
+    import torch
+
+    from hgpo_train.policies import weight_handover
+
+    class OnSecondCard:
+        is_cuda = True
+        device = torch.device("cuda:1")
+
+        def contiguous(self):
+            return self
+
+    events = []
+
+    def note(name):
+        return lambda *arguments: events.append((name, *arguments))
+
+    reduced = "torch.multiprocessing.reductions.reduce_tensor"
+    monkeypatch.setattr(reduced, lambda _: events.append("shared"))
+    monkeypatch.setattr("torch.cuda.synchronize", note("waited for"))
+    monkeypatch.setattr("torch.cuda.ipc_collect", lambda: None)
+    weights = {"first": OnSecondCard(), "second": OnSecondCard()}
+    with weight_handover.shared(weights, by_device=True):
+        waited = ("waited for", torch.device("cuda:1"))
+        assert events == [waited, "shared", "shared"]
+
+    # The worker waits for its own device and for the trainer's.
+    events.clear()
+    monkeypatch.setattr(weight_handover, "opened", lambda handle: weights)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.synchronize", note("waited"))
+    worker = weight_handover.WeightUpdate()
+    worker.reload_weights = lambda weights_iterator: events.append("copied")
+    worker.model_runner = SimpleNamespace(model=None)
+    worker.take_weights({})
+    assert events == ["copied", ("waited",), waited]
 
 
 def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared():
