@@ -93,6 +93,12 @@ _SANDBOX: Final = ImmutableSandboxedEnvironment(
 
 
 def _listed(actions: Sequence[str], *left_out: str) -> str:
+    return _listed_once(tuple(actions), left_out)
+
+
+# rollouts of a task meet the same actions again and again
+@lru_cache(maxsize=1024)
+def _listed_once(actions: tuple[str, ...], left_out: tuple[str, ...]) -> str:
     shown = list(actions)
     for action in left_out:
         for _ in range(shown.count(action)):
@@ -223,7 +229,8 @@ class PromptTemplate:
             InputError: The template fails, or the actions are no list.
         """
         actions: object = admissible_actions
-        if not isinstance(actions, Sequence):
+        # the test of an abstract class takes longer than a list of the actions
+        if type(actions) is not tuple and not isinstance(actions, Sequence):
             raise InputError(
                 f"actions: expected a list of texts, received {type(actions).__name__}"
             )

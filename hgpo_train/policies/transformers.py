@@ -152,12 +152,8 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
             Nothing is downloaded if that can be known before.
     """
     from hgpo_train.models.config import ModelConfig
-    from hgpo_train.models.loading import (
-        choose_device,
-        compute_dtype,
-        load_model,
-        load_tokenizer,
-    )
+    from hgpo_train.models.device import choose_device, compute_dtype
+    from hgpo_train.models.loading import load_model, load_tokenizer
     from hgpo_train.models.preflight import check_model_source
     from hgpo_train.policies.token_sampling import check_sampling
 
@@ -180,7 +176,7 @@ def make_trainable(
     model: Model, tokenizer: Tokenizer, context: TrainableContext
 ) -> TransformersPolicy:
     """Create a policy that samples from the model object that is trained, so publishing copies no weights."""
-    from hgpo_train.models.loading import compute_dtype
+    from hgpo_train.models.device import compute_dtype
     from hgpo_train.policies.token_sampling import check_sampling
 
     options = replace(context.generation, **context.engine_options)
