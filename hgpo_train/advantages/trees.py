@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.input_columns import discounted
+from hgpo_train.advantages.discounting import discounted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
