@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
-from hgpo_train.proportions import effective_trials, wilson_interval
+from hgpo_train.proportions import wilson_interval
 from hgpo_train.resampling import Scale, ratio_interval
 
 if TYPE_CHECKING:
@@ -166,7 +166,9 @@ def figures(
             pl.col("length").sum().cast(pl.Int64).alias("steps"),
             pl.col("aborted").sum().cast(pl.Int64),
             (whole & won.is_null()).sum().cast(pl.Int64).alias("unknown"),
-            success_trials=effective_trials(of_tasks.unique_counts()),
+            effective_trials(pl.struct(task).filter(known).unique_counts()).alias(
+                "success_trials"
+            ),
             success_if_aborted_lost=pl.when(is_told).then((known & won).mean()),
             success_if_aborted_won=pl.when(is_told).then((~known | won).mean()),
             **measures,
@@ -180,6 +182,25 @@ def figures(
     ends = dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64)
     table = table.hstack(pl.DataFrame(bounds, ends, orient="row"))
     return table.sort(by, nulls_last=True) if by else table
+
+
+def effective_trials(counts: pl.Expr) -> pl.Expr:
+    """Return the number of equally weighted tasks that have the variance of a share over rollouts: (Σ n)² / Σ n².
+
+    That is the number of tasks if they have equally many rollouts, and nearly 1 if one task has most of them. Source:
+    L. Kish, Survey Sampling (1965), section 11.7.
+
+    Args:
+        counts: The number of rollouts of each task.
+
+    >>> pl.select(effective_trials(pl.lit(pl.Series([4, 4, 4])))).item()
+    3
+    >>> pl.select(effective_trials(pl.lit(pl.Series([200, *[1] * 35])))).item()
+    1
+    """
+    n = counts.cast(pl.Float64)
+    trials = n.sum() ** 2 / (n**2).sum()
+    return trials.fill_nan(0.0).round().cast(pl.Int64)
 
 
 def _sums(rollouts: pl.DataFrame, names: list[str], by: list[str]) -> pl.DataFrame:

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from hgpo_envs.errors import InputError, unknown
 from hgpo_train.models.chat_format import (
     end_tokens,
     response_text,
@@ -185,6 +186,13 @@ def make_trainable(
 
 def check_engine(engine_options: Mapping[str, Any]) -> None:
     """Raise `InputError` if an engine option is unknown or has an invalid value."""
+    # The other options of generation are settings of their own.
+    known = "rollout.engine_options.max_batch_tokens"
+    for name in engine_options:
+        if not known.endswith(f".{name}"):
+            raise InputError(
+                unknown("setting", f"rollout.engine_options.{name}", [known])
+            )
     build(GenerationOptions, engine_options, "setting", "rollout.engine_options.")
 
 

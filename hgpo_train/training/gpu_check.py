@@ -150,7 +150,7 @@ def check_gpu(
             ),
             (
                 "vLLM",
-                "use vLLM 0.32, and attach --json to an issue",
+                "use vLLM 0.32 or 0.33, and attach --json to an issue",
                 partial(_vllm, device),
             ),
         ]

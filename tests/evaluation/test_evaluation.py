@@ -396,6 +396,18 @@ def test_lengths_are_classed():
     ]
 
 
+def test_wins_are_unknown_where_no_outcome_is():
+    """Imported rollouts often say nothing of success; 0 would be a false figure."""
+    table = pl.DataFrame(
+        {
+            "length": [3, 3, 8, 8, 30],
+            "won": pl.Series([None] * 3 + [True, None], dtype=pl.Boolean),
+            "aborted": [False, True, False, False, True],
+        }
+    )
+    assert by_length(table)["won"].to_list() == [None, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "tasks"),
     [(0.98, 0.95, 16), (0.95, 0.9, 36), (0.6, 0.5, 36), (0.9, 0.5, 8)],
