@@ -150,7 +150,6 @@ def figures(
     whole = ~pl.col("aborted")
     won = pl.col("won")
     known = whole & won.is_not_null()
-    of_tasks = pl.struct(task).filter(known)
     # An environment that never tells an outcome bounds nothing.
     is_told = (known | pl.col("aborted")).any()
     measures = {}

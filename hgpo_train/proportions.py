@@ -51,25 +51,6 @@ def wilson_interval(share: float, trials: int) -> tuple[float, float]:
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
-def effective_trials(counts: pl.Expr) -> pl.Expr:
-    """Return the number of equally weighted tasks that have the variance of a share over rollouts: (Σ n)² / Σ n².
-
-    That is the number of tasks if they have equally many rollouts, and nearly 1 if one task has most of them. Source:
-    L. Kish, Survey Sampling (1965), section 11.7.
-
-    Args:
-        counts: The number of rollouts of each task.
-
-    >>> pl.select(effective_trials(pl.lit(pl.Series([4, 4, 4])))).item()
-    3
-    >>> pl.select(effective_trials(pl.lit(pl.Series([200, *[1] * 35])))).item()
-    1
-    """
-    n = counts.cast(pl.Float64)
-    trials = n.sum() ** 2 / (n**2).sum()
-    return trials.fill_nan(0.0).round().cast(pl.Int64)
-
-
 def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return Agresti and Min's 95% interval of the mean difference of two success rates on the same tasks.
 
