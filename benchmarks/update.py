@@ -26,8 +26,8 @@ import torch
 from benchmarks.runner import Row, seconds
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_train.models.device import why_no_gpu
 from hgpo_train.models.hf import checkpoint_layers
-from hgpo_train.models.loading import why_no_gpu
 from hgpo_train.rollout import collect
 from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.gpu_check import LARGEST_ON_A_CPU
