@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from hgpo_datasets import scan_steps
-from hgpo_datasets.run_summary import summarize_run
+from hgpo_train.analysis.run_summary import summarize_run
 from hgpo_train.analysis.statistics import statistics as run_statistics
 from hgpo_train.evaluation import compare, evaluate
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
@@ -394,6 +394,18 @@ def test_lengths_are_classed():
         ("21–50", 1, 0, 1),
         ("51–", 2, 1, 1),
     ]
+
+
+def test_wins_are_unknown_where_no_outcome_is():
+    """Imported rollouts often say nothing of success; 0 would be a false figure."""
+    table = pl.DataFrame(
+        {
+            "length": [3, 3, 8, 8, 30],
+            "won": pl.Series([None] * 3 + [True, None], dtype=pl.Boolean),
+            "aborted": [False, True, False, False, True],
+        }
+    )
+    assert by_length(table)["won"].to_list() == [None, 1, 0]
 
 
 @pytest.mark.parametrize(

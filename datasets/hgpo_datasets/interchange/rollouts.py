@@ -390,7 +390,7 @@ def _describe(report: ImportReport, run: Path, *, is_rewarded: bool) -> None:
         )
     if (table["compared"] < 2).all():
         report.missing.append(
-            "a second rollout of a task, without which estimators that compare rollouts give 0"
+            "a second rollout of a task: estimators have nothing to compare, and give 0 or the reward itself"
         )
     if (table["episode_length"] == 1).all():
         report.missing.append(
