@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.runner import Row, seconds
 from hgpo_datasets import scan_steps
-from hgpo_train.models.loading import checkpoint_layers
+from hgpo_train.models.hf import checkpoint_layers
 from hgpo_train.rollout import collect
 from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.memory_plan import GIB, meta_model

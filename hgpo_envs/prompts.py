@@ -93,12 +93,6 @@ _SANDBOX: Final = ImmutableSandboxedEnvironment(
 
 
 def _listed(actions: Sequence[str], *left_out: str) -> str:
-    return _listed_once(tuple(actions), left_out)
-
-
-# rollouts of a task meet the same actions again and again
-@lru_cache(maxsize=1024)
-def _listed_once(actions: tuple[str, ...], left_out: tuple[str, ...]) -> str:
     shown = list(actions)
     for action in left_out:
         for _ in range(shown.count(action)):

@@ -1,7 +1,8 @@
 """The measures of rollouts and their 95% intervals, as every command, function and page reports them.
 
 A measure is a ratio of sums over the rollouts that were not aborted. Its interval takes tasks as independent, because
-rollouts of one task share its difficulty.
+rollouts of one task share its difficulty. A task with more rollouts than others counts for more in the share, so that
+there are fewer trials than tasks (`effective_trials`).
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def figures(
         The columns of `by`, by which the rows are sorted; `tasks`, `episodes` and `steps` (of all rollouts); `aborted`
         and `unknown` (numbers; an aborted rollout is not counted as unknown); the measures; and of success:
 
-        - `success_tasks`: the number of tasks that it is of.
-        - `success_95_low`, `success_95_high`: its interval, Wilson's with these tasks as trials.
+        - `success_trials`: the number of tasks that it is worth (`effective_trials`).
+        - `success_95_low`, `success_95_high`: its interval, Wilson's with these trials.
         - `success_if_aborted_lost`, `success_if_aborted_won`: the bounds within which the missing results can move it.
           Rollouts of unknown outcome count like aborted ones.
 
@@ -164,7 +165,9 @@ def figures(
             pl.col("length").sum().cast(pl.Int64).alias("steps"),
             pl.col("aborted").sum().cast(pl.Int64),
             (whole & won.is_null()).sum().cast(pl.Int64).alias("unknown"),
-            pl.struct(task).filter(known).n_unique().alias("success_tasks"),
+            effective_trials(pl.struct(task).filter(known).unique_counts()).alias(
+                "success_trials"
+            ),
             success_if_aborted_lost=pl.when(is_told).then((known & won).mean()),
             success_if_aborted_won=pl.when(is_told).then((~known | won).mean()),
             **measures,
@@ -172,12 +175,31 @@ def figures(
         .drop(_ONE)
     )
     bounds = [
-        wilson_interval(share, tasks) if tasks else (None, None)
-        for share, tasks in table.select("success", "success_tasks").iter_rows()
+        wilson_interval(share, trials) if trials else (None, None)
+        for share, trials in table.select("success", "success_trials").iter_rows()
     ]
     ends = dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64)
     table = table.hstack(pl.DataFrame(bounds, ends, orient="row"))
     return table.sort(by, nulls_last=True) if by else table
+
+
+def effective_trials(counts: pl.Expr) -> pl.Expr:
+    """Return the number of equally weighted tasks that have the variance of a share over rollouts: (Σ n)² / Σ n².
+
+    That is the number of tasks if they have equally many rollouts, and nearly 1 if one task has most of them. Source:
+    L. Kish, Survey Sampling (1965), section 11.7.
+
+    Args:
+        counts: The number of rollouts of each task.
+
+    >>> pl.select(effective_trials(pl.lit(pl.Series([4, 4, 4])))).item()
+    3
+    >>> pl.select(effective_trials(pl.lit(pl.Series([200, *[1] * 35])))).item()
+    1
+    """
+    n = counts.cast(pl.Float64)
+    trials = n.sum() ** 2 / (n**2).sum()
+    return trials.fill_nan(0.0).round().cast(pl.Int64)
 
 
 def _sums(rollouts: pl.DataFrame, names: list[str], by: list[str]) -> pl.DataFrame:
@@ -198,7 +220,8 @@ def _estimate(tasks: pl.DataFrame, name: str) -> Estimate | None:
     below = known[f"{name}, below"].to_numpy()
     if known[f"{name}, successes"].all():
         share = float(above.sum() / below.sum())
-        return Estimate(share, *wilson_interval(share, len(known)))
+        trials = known.select(effective_trials(pl.col(f"{name}, below"))).item()
+        return Estimate(share, *wilson_interval(share, trials))
     of_tasks = above / below
     is_share = name not in _REAL and 0 <= of_tasks.min() <= of_tasks.max() <= 1
     scale = "share" if is_share else _REAL.get(name, "real")

@@ -82,17 +82,19 @@ def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame
         keys: Columns to split by.
 
     Returns:
-        The keys, `steps` (such as ``6–10``), `episodes`, `aborted` and `won` (their numbers).
+        The keys, `steps` (such as ``6–10``), `episodes`, `aborted` and `won` (their numbers; `won` is null where
+        episodes ended and the outcome of none is known).
 
     >>> table = pl.DataFrame({"length": [3, 50, 50], "won": [True, None, False], "aborted": [False, True, False]})
     >>> by_length(table).rows()
     [('1–5', 1, 0, 1), ('21–50', 2, 1, 0)]
     """
-    won = pl.col("won") & ~pl.col("aborted")
+    won = pl.col("won").filter(~pl.col("aborted"))
+    is_unknown = (won.len() > 0) & won.is_null().all()
     numbers = {
         "episodes": pl.len(),
         "aborted": pl.col("aborted").sum(),
-        "won": won.sum(),
+        "won": pl.when(~is_unknown).then(won.sum()),
     }
     number_of_class = pl.sum_horizontal(pl.col("length") > most for most in LENGTHS)
     totals = episodes.lazy().group_by(*keys, number_of_class.alias("steps"))

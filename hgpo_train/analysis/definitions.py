@@ -68,7 +68,9 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "Share of the groups whose rollouts all have the same return, from which GRPO learns nothing.",
         ),
         "valid": Definition(
-            "valid form", "Share of the responses from which an action could be read."
+            "valid form",
+            "Share of the responses from which an action could be read. Of actions that are commands or numbers, the "
+            "share that could be carried out.",
         ),
         "admissible": Definition(
             "admissible",

@@ -96,13 +96,11 @@ def print_table(
         ):
             parts.append([])
         parts[-1].append(place)
+    if title:
+        # A title of the table itself would be broken at the width of its columns.
+        console.print(Text(f"\n{title}", style="table.title"))
     for part in parts:
-        heading = (
-            Text(f"\n{title}", style="table.title")
-            if title and part is parts[0]
-            else None
-        )
-        table = Table(title=heading, title_justify="left", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         table.show_header = any(columns)
         table.padding = (0, _GAP, 0, 0)
         for name, width in zip(columns, labels, strict=False):

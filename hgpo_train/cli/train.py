@@ -106,7 +106,7 @@ def train(
 
 
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
-    from hgpo_train.models.loading import choose_device
+    from hgpo_train.models.device import choose_device
     from hgpo_train.training.memory_plan import (
         CARDS,
         first_card,

@@ -21,8 +21,8 @@ from torch import nn
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.models.device import choose_device, why_no_gpu
 from hgpo_train.models.hf import head_width, size_of
-from hgpo_train.models.loading import choose_device, why_no_gpu
 from hgpo_train.models.preflight import check_loads_no_code
 from hgpo_train.training.config import Config, SftConfig, replace, shipped
 

@@ -81,14 +81,18 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
 def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any]]:
     """Return the results of all episodes but branches, or of those of each value of a column, sorted by it.
 
+    `steps` are those that were played, also by branches.
     The figures are those of `hgpo_train.measures.figures`, with the `intervals` of all measures, and with the `bounds`
     of success where rollouts were aborted; None where unknown.
     """
+    played = episodes.group_by(by or pl.lit(0).alias("all")).agg(pl.col("length").sum())
+    steps = dict(played.iter_rows())
     episodes = episodes.filter(~IS_BRANCH).with_columns(success="won")
     measures = measure(episodes, by=by)
     rows = figures(episodes, [by] if by else []).to_dicts()
     for row in rows:
         found = measures[row[by] if by else None]
+        row["steps"] = steps[row[by] if by else 0]
         row |= {name: estimate and estimate.value for name, estimate in found.items()}
         row["intervals"] = {
             name: estimate and estimate.interval for name, estimate in found.items()

@@ -32,3 +32,11 @@ def test_long_labels_are_broken_between_words():
         ["pick_clean_then_place_in_", "2"],
         ["recep"],
     ]
+
+
+def test_a_title_is_not_broken_at_the_width_of_a_narrow_table():
+    output = io.StringIO()
+    title = "States with most pairs of steps at the same state"
+    console = Console(file=output, width=80)
+    print_table(["k", "n"], [["0", "1"]], title=title, console=console)
+    assert output.getvalue().splitlines()[:2] == ["", title]

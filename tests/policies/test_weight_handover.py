@@ -24,9 +24,9 @@ def model():
 
 
 def received(handle):
-    from hgpo_train.policies.weight_handover import opened
+    from hgpo_train.policies.weight_handover import open_tensors
 
-    return {name: tensor.cpu().clone() for name, tensor in opened(handle).items()}
+    return {name: tensor.cpu().clone() for name, tensor in open_tensors(handle).items()}
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def received(handle):
 def test_another_process_receives_equal_tensors(model, device):
     import torch
 
-    from hgpo_train.policies.weight_handover import checkpoint_weights, shared
+    from hgpo_train.policies.weight_handover import checkpoint_weights, share_tensors
 
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("requires a GPU")
@@ -50,7 +50,7 @@ def test_another_process_receives_equal_tensors(model, device):
             "empty": torch.empty(0, 4),
         }
     with (
-        shared(weights, by_device=True) as handle,
+        share_tensors(weights, by_device=True) as handle,
         multiprocessing.get_context("spawn").Pool(1) as pool,
     ):
         # on a GPU nothing is staged
@@ -151,7 +151,7 @@ def test_the_names_and_values_are_those_of_a_checkpoint(model, tmp_path):
 def test_adapters_are_merged_in_float32_and_rounded_once(model):
     import torch
 
-    from hgpo_train.models.loading import add_adapters
+    from hgpo_train.models.adapters import add_adapters
     from hgpo_train.policies.weight_handover import checkpoint_weights
 
     plain = {

@@ -181,7 +181,7 @@ def test_weights_and_adapters_are_counted(tmp_path):
     for size, billions in (("1.5b", 1.54), ("7b", 7.61)):
         weights = plan(f"alfworld-{size}-hgpo-k2", "H200-141").parts["weights"][0]
         assert weights == pytest.approx(4 * billions * 1e9, rel=0.005)
-    from hgpo_train.models.loading import add_adapters
+    from hgpo_train.models.adapters import add_adapters
 
     config = small(tmp_path)
     config = replace(config, model={"lora": {"rank": 8}})
