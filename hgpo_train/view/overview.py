@@ -26,7 +26,7 @@ from hgpo_train.analysis.statistics import (
 from hgpo_train.evaluation.comparison import TASK, compare
 from hgpo_train.measures import MEASURES, measure, measure_by_task
 from hgpo_train.measures import TASK as MEASURED_TASK
-from hgpo_train.proportions import by_length
+from hgpo_train.proportions import NO_OUTCOME, by_length
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
     """Return the results of all episodes but branches, or of those of each value of a column, sorted by it.
 
     The measures and their `intervals` are those of `hgpo_train.measures`; None where unknown. Aborted rollouts are
-    counted, and change `bounds` of success.
+    counted, and change `bounds` of success, which is None where no outcome is known.
     """
     episodes = episodes.filter(~IS_BRANCH).with_columns(success="won", all=None)
     whole = ~pl.col("aborted")
@@ -93,7 +93,7 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
         pl.len().cast(pl.Int64).alias("episodes"),
         pl.col("length").sum().alias("steps"),
         pl.col("aborted").sum().cast(pl.Int64),
-        pl.when(pl.col("aborted").any())
+        pl.when(pl.col("aborted").any() & ~NO_OUTCOME)
         .then(
             pl.concat_list(
                 (known & pl.col("won")).mean(), (~known | pl.col("won")).mean()
