@@ -43,9 +43,9 @@ from hgpo_train.models.tiny import TinyShape
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.display import Display
+from hgpo_train.training.progress import is_finished
 from hgpo_train.training.run_folder import CONFIG, fixed_settings
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.trainer import is_finished
 from hgpo_train.training.warm_start import WarmStart, warm_start
 from tools.webshop_catalogue import make_bundled_catalogue
 

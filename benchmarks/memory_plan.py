@@ -23,11 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.runner import Row
-from hgpo_train.models.loading import (
-    add_adapters,
-    checkpoint_layers,
-    compute_dtype,
-)
+from hgpo_train.models.adapters import add_adapters
+from hgpo_train.models.device import compute_dtype
+from hgpo_train.models.hf import checkpoint_layers
 from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.memory_plan import (
     GIB,

@@ -19,8 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.runner import Row
+from hgpo_train.models.adapters import add_adapters
 from hgpo_train.models.config import LoraConfig
-from hgpo_train.models.loading import add_adapters
 from hgpo_train.policies.weight_handover import checkpoint_weights
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.batches import samples_from_steps

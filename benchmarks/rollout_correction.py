@@ -21,7 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.runner import Row
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.batches import Samples
-from hgpo_train.training.update.learner import Fixed, Learner
+from hgpo_train.training.update.learner import Learner, LossInputs
 from hgpo_train.training.update.rollout_correction import rollout_correction
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ def expected_gradient(
         ]
     )
     learner = Learner(copy.deepcopy(policy), SETTINGS)
-    learner.accumulate(samples, np.arange(len(samples)), Fixed(old, rollout_is=weight))
+    learner.accumulate(
+        samples, np.arange(len(samples)), LossInputs(old, rollout_is=weight)
+    )
     return torch.cat(
         [parameter.grad.flatten() for parameter in learner.model.parameters()]
     ).double()

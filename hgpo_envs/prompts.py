@@ -223,7 +223,8 @@ class PromptTemplate:
             InputError: The template fails, or the actions are no list.
         """
         actions: object = admissible_actions
-        if not isinstance(actions, Sequence):
+        # the test of an abstract class takes longer than a list of the actions
+        if type(actions) is not tuple and not isinstance(actions, Sequence):
             raise InputError(
                 f"actions: expected a list of texts, received {type(actions).__name__}"
             )

@@ -245,6 +245,25 @@ def is_deep(value: object) -> bool:
     return True
 
 
+WINDOW_FULL: Final = "model_context_window_exceeded"
+"""The finish reason of Anthropic and Z.AI for a context window that is full."""
+_LIMITS: Final = frozenset(
+    {"length", "max_tokens", "max_output_tokens", "model_length", WINDOW_FULL}
+)
+
+
+def finish_reason(reported: object) -> str | None:
+    """Return why a response ended, where ``length`` stands for all names that servers have for a limit of tokens.
+
+    >>> finish_reason("MAX_TOKENS"), finish_reason("tool_calls"), finish_reason(None)
+    ('length', 'tool_calls', None)
+    """
+    if reported in (None, "", "unknown"):
+        return None
+    reason = str(reported)
+    return "length" if reason.lower() in _LIMITS else reason
+
+
 def _tool_call(name: object, arguments: object) -> ToolCall | None:
     if (
         not isinstance(name, str)
@@ -455,12 +474,22 @@ def message_text(message: Mapping[str, Any]) -> str:
     return _with_thought(thought, text, *calls)
 
 
+def _as_function(entry: object) -> object:
+    """Return the call of a tool that takes a text as the call of a function; any other one as it is."""
+    fields = entry.get("custom") if isinstance(entry, dict) else None
+    if not isinstance(fields, dict):
+        return entry
+    arguments = {"input": fields.get("input")}
+    return {"function": {"name": fields.get("name"), "arguments": arguments}}
+
+
 def action_text(
     message: Mapping[str, Any],
     *,
     tools: bool,
     thought: bool = True,
     cut_off: bool = False,
+    custom: bool = False,
 ) -> str:
     r"""Return what the action of a server's message is parsed from: its tool calls alone, or else its text.
 
@@ -469,12 +498,15 @@ def action_text(
         tools: Whether the environment has tools; otherwise calls are ignored.
         thought: Whether the text begins with the reasoning, whose tags are made unreadable to parsers.
         cut_off: Whether the message was cut off at the token limit.
+        custom: Whether there may be tools that take a text in any form: calls of them have the argument `input`.
 
     >>> action_text({"content": "<action>look</action>", "reasoning": "Not <action>."}, tools=False)
     '<think>\nNot ‹action>.\n</think>\n\n<action>look</action>'
     """
     reasoning, text = _thought_and_text(message)
     entries = message_calls(message) if tools else []
+    if custom:
+        entries = [_as_function(entry) for entry in entries]
     calls = []
     for entry in entries:
         call = call_text(entry, cut_off=cut_off and entry is entries[-1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from pkgutil import resolve_name
 from threading import RLock
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
     from hgpo_envs.engine import TaskSource
 
+_SEARCHED: Final = 1000
+"""Number of tasks in which the names of splits are searched."""
 KEPT: Final = 8
 """Number of task sources that a process shares: those that were asked for last."""
 
@@ -154,18 +158,31 @@ class Split(Sequence[str]):
         except InputError:
             raise
         except KeyError as error:
-            raise InputError(
-                str(error.args[0]) if error.args else f"unknown split {name!r}"
-            ) from error
+            # A dictionary's error has the name alone, and a source's own one says more.
+            own = error.args and error.args[0] != name
+            reason = error.args[0] if own else unknown("split", name, self._known())
+            raise InputError(str(reason)) from error
         if not (hasattr(self._ids, "__len__") and hasattr(self._ids, "__getitem__")):
             kind = type(self._ids).__name__
             raise InputError(
                 f"ids({name!r}) of {shared.source.name}: expected a list of texts, received {kind}; return list(…)"
             )
         if not len(self._ids):
-            raise InputError(f"split {name!r} of {shared.source.name} has no tasks")
+            of = f"split {name!r} of {shared.source.name} has no tasks"
+            raise InputError(f"{of}. Known: {', '.join(self._known()) or 'none'}")
         if self.chosen is not None:
             self._choose(self.chosen, set(self._ids))
+
+    def _known(self) -> list[str]:
+        """Return the splits that the first tasks of the source are of, and ``all``; none if it has no tasks."""
+        source = self.shared.source
+        with suppress(InputError, KeyError):
+            first = islice(source.ids("all"), _SEARCHED)
+            return [
+                *dict.fromkeys(source.task(task_id).split for task_id in first),
+                "all",
+            ]
+        return []
 
     def _choose(self, chosen: tuple[str, ...], known: set[str]) -> None:
         if not chosen or len(set(chosen)) < len(chosen):

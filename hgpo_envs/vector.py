@@ -145,7 +145,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
 
         Args:
             seed: An integer (group g draws with ``seed + g``), or one integer per group. None continues the groups'
-                draws.
+                draws, as those of groups of which no slot is reset.
             options: ``reset_mask`` and ``task``; see the class.
 
         Returns:
@@ -162,7 +162,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         seeds = self._seeds(seed)
         # 2. Seed the groups and start the slots.
         for group, group_seed in enumerate(seeds):
-            self._seed_group(group, group_seed)
+            # As in Gymnasium, a seed is for the slots that are reset.
+            is_reset = mask[self._members(group)].any()
+            if is_reset or not self._samplers[group:]:
+                self._seed_group(group, group_seed)
         slots: list[int] = np.flatnonzero(mask).tolist()
         self._start(slots, tasks)
         return self._observe(), self._infos(slots)
@@ -388,8 +391,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             TaskSampler(self.sampling, self._split, start)
         ]
         self._drawn[group : group + 1] = [[]]
-        members = slice(group * self.group_size, (group + 1) * self.group_size)
-        self._taken[members] = [0] * self.group_size
+        self._taken[self._members(group)] = [0] * self.group_size
+
+    def _members(self, group: int) -> slice:
+        return slice(group * self.group_size, (group + 1) * self.group_size)
 
 
 def is_integer(value: object) -> TypeGuard[int]:

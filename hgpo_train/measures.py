@@ -1,7 +1,8 @@
 """The measures of rollouts and their 95% intervals, as every command, function and page reports them.
 
 A measure is a ratio of sums over the rollouts that were not aborted. Its interval takes tasks as independent, because
-rollouts of one task share its difficulty.
+rollouts of one task share its difficulty. A task with more rollouts than others counts for more in the share, so that
+there are fewer trials than tasks (`effective_trials`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
-from hgpo_train.proportions import wilson_interval
+from hgpo_train.proportions import NO_OUTCOME, wilson_interval
 from hgpo_train.resampling import Scale, ratio_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from collections.abc import Iterable, Sequence
 
 TASK: Final = ("env_id", "task_id")
+_ONE: Final = "(one)"
 
 _STEPS: Final = pl.col("length").cast(pl.Float64)
 MEASURES: Final[dict[str, tuple[pl.Expr, pl.Expr]]] = {
@@ -113,6 +114,94 @@ def measure(
     }
 
 
+def figures(
+    rollouts: pl.DataFrame,
+    by: Sequence[str] = (),
+    *,
+    names: Iterable[str] = tuple(MEASURES),
+    task: Sequence[str] = TASK,
+) -> pl.DataFrame:
+    """Return the counts, the success and the other measures of rollouts, one row for each value of some columns.
+
+    Args:
+        rollouts: One row per rollout, without branches: `won` (null if unknown), `aborted`, `length` in steps, the
+            columns of `by` and of `task`, and those that the measures read.
+        by: Columns to split by.
+        names: The measures.
+        task: The columns that identify a task.
+
+    Returns:
+        The columns of `by`, by which the rows are sorted; `tasks`, `episodes` and `steps` (of all rollouts); `aborted`
+        and `unknown` (numbers; an aborted rollout is not counted as unknown); the measures; and of success:
+
+        - `success_trials`: the number of tasks that it is worth (`effective_trials`).
+        - `success_95_low`, `success_95_high`: its interval, Wilson's with these trials.
+        - `success_if_aborted_lost`, `success_if_aborted_won`: the bounds within which the missing results can move it.
+          Rollouts of unknown outcome count like aborted ones.
+
+        What is unknown of all rollouts is null; the bounds are if rollouts ended and no outcome is known.
+
+    >>> table = pl.DataFrame({"env_id": "e", "task_id": ["a", "a", "b", "b"], "won": [True, None, False, True],
+    ...                       "aborted": [False, False, False, True], "length": 3})
+    >>> found = figures(table, names=["success"])
+    >>> found.select("episodes", "aborted", "unknown", "success", "success_if_aborted_lost").rows()
+    [(4, 1, 1, 0.5, 0.25)]
+    """
+    whole = ~pl.col("aborted")
+    won = pl.col("won")
+    known = whole & won.is_not_null()
+    # Rollouts that ended without an outcome bound nothing, also beside aborted ones.
+    is_told = ~NO_OUTCOME
+    measures = {}
+    for name in names:
+        above, below = (part.filter(whole).sum() for part in MEASURES[name])
+        measures[name] = (above / below).fill_nan(None)
+    table = (
+        rollouts.with_columns(pl.lit(0).alias(_ONE), success="won")
+        .group_by(_ONE, *by)
+        .agg(
+            pl.struct(task).n_unique().cast(pl.Int64).alias("tasks"),
+            pl.len().cast(pl.Int64).alias("episodes"),
+            pl.col("length").sum().cast(pl.Int64).alias("steps"),
+            pl.col("aborted").sum().cast(pl.Int64),
+            (whole & won.is_null()).sum().cast(pl.Int64).alias("unknown"),
+            effective_trials(pl.struct(task).filter(known).unique_counts()).alias(
+                "success_trials"
+            ),
+            success_if_aborted_lost=pl.when(is_told).then((known & won).mean()),
+            success_if_aborted_won=pl.when(is_told).then((~known | won).mean()),
+            **measures,
+        )
+        .drop(_ONE)
+    )
+    bounds = [
+        wilson_interval(share, trials) if trials else (None, None)
+        for share, trials in table.select("success", "success_trials").iter_rows()
+    ]
+    ends = dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64)
+    table = table.hstack(pl.DataFrame(bounds, ends, orient="row"))
+    return table.sort(by, nulls_last=True) if by else table
+
+
+def effective_trials(counts: pl.Expr) -> pl.Expr:
+    """Return the number of equally weighted tasks that have the variance of a share over rollouts: (Σ n)² / Σ n².
+
+    That is the number of tasks if they have equally many rollouts, and nearly 1 if one task has most of them. Source:
+    L. Kish, Survey Sampling (1965), section 11.7.
+
+    Args:
+        counts: The number of rollouts of each task.
+
+    >>> pl.select(effective_trials(pl.lit(pl.Series([4, 4, 4])))).item()
+    3
+    >>> pl.select(effective_trials(pl.lit(pl.Series([200, *[1] * 35])))).item()
+    1
+    """
+    n = counts.cast(pl.Float64)
+    trials = n.sum() ** 2 / (n**2).sum()
+    return trials.fill_nan(0.0).round().cast(pl.Int64)
+
+
 def _sums(rollouts: pl.DataFrame, names: list[str], by: list[str]) -> pl.DataFrame:
     """Return the sums of numerators and denominators of each task, sorted."""
     sums: list[pl.Expr] = []
@@ -131,7 +220,8 @@ def _estimate(tasks: pl.DataFrame, name: str) -> Estimate | None:
     below = known[f"{name}, below"].to_numpy()
     if known[f"{name}, successes"].all():
         share = float(above.sum() / below.sum())
-        return Estimate(share, *wilson_interval(share, len(known)))
+        trials = known.select(effective_trials(pl.col(f"{name}, below"))).item()
+        return Estimate(share, *wilson_interval(share, trials))
     of_tasks = above / below
     is_share = name not in _REAL and 0 <= of_tasks.min() <= of_tasks.max() <= 1
     scale = "share" if is_share else _REAL.get(name, "real")

@@ -144,21 +144,7 @@ def build(
     hints = types_of(cls)
     for key in values:
         if key not in hints:
-            # a letter of a paper, such as K, with which the meaning begins
-            meant = [
-                f"{where}{name}"
-                for name, meaning in descriptions(cls).items()
-                if meaning.startswith(f"{key}, ")
-            ]
-            raise InputError(
-                unknown(
-                    noun,
-                    f"{where}{key}",
-                    [f"{where}{name}" for name in hints],
-                    limit=99,
-                    meant=next(iter(meant), None),
-                )
-            )
+            raise InputError(_unknown_field(cls, key, noun, where))
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass
         has_default = (
             field.default is not dataclasses.MISSING
@@ -173,6 +159,18 @@ def build(
         for key, value in values.items()
     }
     return cls(**converted)
+
+
+def _unknown_field(cls: type, key: str, noun: str, where: str) -> str:
+    """Return the error message for a name that is no field of a dataclass."""
+    known = [f"{where}{name}" for name in types_of(cls)]
+    # perhaps a letter of a paper, such as K, with which the meaning of a field begins
+    meant = None
+    for name, meaning in descriptions(cls).items():
+        if meaning.startswith(f"{key}, "):
+            meant = f"{where}{name}"
+            break
+    return unknown(noun, f"{where}{key}", known, limit=99, meant=meant)
 
 
 def check(settings: object, noun: str = "setting") -> None:

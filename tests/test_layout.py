@@ -38,13 +38,15 @@ ROOMS = {
     ],
     "hgpo_train/rollout": [
         {"row", "env_handle", "branch_rules"}, {"outcomes", "branch_points"}, {"failures", "slots"},
-        {"plan", "workers"}, {"tally"}, {"trajectory"}, {"groups"}, {"collector"}, {"branch_groups"},
+        {"plan", "workers"}, {"tally"}, {"trajectory"}, {"groups", "kept_groups"}, {"collector"}, {"branch_groups"},
         {"run"}, {"sessions", "progress_line"}, {"collection"},
         {"branching"},
     ],
     "hgpo_train/training": [
-        {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "tracking"}, {"run_folder", "update"},
-        {"checkpoint", "evaluations", "scoring", "stages"}, {"card", "gpu_check", "sft"}, {"trainer", "warm_start"},
+        {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "progress", "tracking"},
+        {"run_folder", "update"},
+        {"checkpoint", "evaluations", "scoring", "stages"},
+        {"card", "gpu_check", "rollouts_ahead", "sft"}, {"trainer", "warm_start"},
         {"first_training", "saved_tables"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],

@@ -12,14 +12,24 @@ import os
 import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import polars as pl
 
 from hgpo_datasets import manifest, remote, schema, shards
-from hgpo_datasets.sources import PARQUET, STEPS, Part, Source, parts_of, run_of_file
+from hgpo_datasets.sources import (
+    PARQUET,
+    STEPS,
+    Part,
+    Source,
+    names_apart,
+    parts_of,
+    real,
+    run_of_file,
+)
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -38,11 +48,19 @@ class StepFile:
         path: Its path or URL.
         header: The description of its run; None for a file outside of a run.
         shard: Its line in the manifest; None for a file outside of a run.
+        run: What its run is called, if it is read together with another one of its name.
     """
 
     path: str
     header: Header | None = None
     shard: Shard | None = None
+    run: str | None = None
+
+    @property
+    def folder(self) -> PurePath:
+        """The folder of its run."""
+        steps = PurePath(self.path).parent
+        return (steps if "://" in self.path else real(Path(steps))).parent
 
 
 class StepTableWarning(UserWarning):
@@ -59,7 +77,7 @@ def scan_steps(
 
     A query reads only the columns that it uses. The files keep their order; within a file, rows are sorted by
     iteration, task, group, trajectory and step. For runs of different depths, the result has the hashes that all of
-    them have.
+    them have. Runs of one name have in the column `run` as much of their folders' paths as tells them apart.
 
     Args:
         source: A run's folder or its `steps/`, a folder that contains runs at any depth, a Parquet file, a glob
@@ -111,7 +129,27 @@ def source_files(
     if empty:
         message = f"{names}: {len(parts)} runs, {empty} of them without committed rows"
         warnings.warn(message, StepTableWarning, stacklevel=3)
-    return list(itertools.chain.from_iterable(parts))
+    return _told_apart(list(itertools.chain.from_iterable(parts)))
+
+
+def _told_apart(files: list[StepFile]) -> list[StepFile]:
+    """Name runs that have one name by their folders."""
+    names: dict[PurePath, str] = {}
+    for file in files:
+        header = file.header
+        if header is None and run_of_file(Path(file.path)) is not None:
+            header = manifest.read(Path(file.folder)).header
+        if header is not None:
+            names.setdefault(file.folder, header.run)
+    apart = names_apart([*names.values()], [*names])
+    others = {
+        folder: name
+        for folder, name in zip(names, apart, strict=True)
+        if name != names[folder]
+    }
+    if not others:
+        return files
+    return [replace(file, run=others.get(file.folder)) for file in files]
 
 
 def step_files(source: Source) -> list[str]:
@@ -215,8 +253,12 @@ def scan_files(files: Sequence[StepFile], depth: int | None) -> pl.LazyFrame:
             "missing_columns": "insert",
             "extra_columns": "ignore",
         }
-    paths = [file.path for file in files]
-    steps = pl.scan_parquet(paths, glob=False, **schemas)
+    runs = []
+    for run, of_run in itertools.groupby(files, key=attrgetter("run")):
+        paths = [file.path for file in of_run]
+        scanned = pl.scan_parquet(paths, glob=False, **schemas)
+        runs.append(scanned if run is None else scanned.with_columns(run=pl.lit(run)))
+    steps = pl.concat(runs)
     if any(file.header is not None for file in files):
         return steps
     # other writers do not mark texts as UTF-8

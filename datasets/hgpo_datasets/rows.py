@@ -218,6 +218,12 @@ def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
     kind: Any = column.type
     items = values
     if is_list := isinstance(kind, pl.List):
+        # Rollouts of a task have the same lists of actions again and again: each is converted once.
+        distinct = {id(value): value for value in values}
+        if 2 * len(distinct) < len(values):
+            places = {each: place for place, each in enumerate(distinct)}
+            series = _strict(column, list(distinct.values()))
+            return series.gather([places[id(value)] for value in values])
         # Lists become one flat column and its offsets, which is seven times faster than list by list. pyarrow can also
         # create lists directly, but then it accepts 0.5 as the integer 0.
         kind = kind.inner

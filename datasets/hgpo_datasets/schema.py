@@ -305,9 +305,9 @@ _TOKENS: Final = _family(
     Column(
         "finish_reason",
         TEXT,
-        "Why generation ended: an end-of-text token, or the token limit.",
+        "Why generation ended: an end-of-text token, the token limit, or another reason of the server.",
         "unknown",
-        "`stop` or `length`",
+        "`stop`, `length`, …",
     ),
     Column(
         "cut_pairs",

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from hgpo_datasets import manifest
@@ -20,7 +21,7 @@ from hgpo_envs.errors import InputError, nearest_path
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
 Source = str | os.PathLike[str]
@@ -137,6 +138,30 @@ def parts_of(sources: Iterable[Source]) -> list[Part]:
                 part.path if part.kind == "url" else str(real(Path(part.path))), part
             )
     return list(parts.values())
+
+
+def names_apart(names: Sequence[str], folders: Sequence[PurePath]) -> list[str]:
+    """Return names of runs that tell them apart.
+
+    A name that runs in several folders have becomes the shortest end of the folder's path that no other run has.
+
+    >>> names_apart(["run", "run", "best"], [PurePath("/a/run"), PurePath("/b/run"), PurePath("/b/best")])
+    ['a/run', 'b/run', 'best']
+    """
+    ends = {}
+    for folder in folders:
+        parts = folder.parts
+        ends[folder] = [
+            PurePath(*parts[first:]).as_posix() for first in reversed(range(len(parts)))
+        ]
+    of_name = Counter(name for name, _ in set(zip(names, folders, strict=True)))
+    taken = Counter(end for several in ends.values() for end in several)
+    taken.update(set(names))
+    apart = []
+    for name, folder in zip(names, folders, strict=True):
+        free = (end for end in ends[folder] if taken[end] == 1)
+        apart.append(name if of_name[name] == 1 else next(free, name))
+    return apart
 
 
 def is_pattern(source: str) -> bool:

@@ -170,7 +170,7 @@ class StepWriter:
                 again.
         """
         self._check_open()
-        frame = self._completed(steps, checked=checked)
+        frame = self.completed(steps, checked=checked)
         if frame.is_empty():
             return
         groups = _groups(frame)
@@ -206,7 +206,7 @@ class StepWriter:
         """
         self.commit()
         self._check_open()
-        frame = self._completed(steps, checked=False)
+        frame = self.completed(steps, checked=False)
         self._refuse_known(_trajectories(frame))
         keys = frame.select(schema.GROUP_KEY).iter_rows()
         new = frame.filter([key not in self.committed for key in keys])
@@ -247,7 +247,7 @@ class StepWriter:
         """
         self.commit()
         self._check_open()
-        frame = self._completed(steps, checked=checked)
+        frame = self.completed(steps, checked=checked)
         missing = frame.filter(pl.col("parent").is_null()).select(TRAJECTORY_KEY)
         for shard in self._shards_of(frame):
             stored = pl.scan_parquet(self._run.steps / shard.file, glob=False)
@@ -312,6 +312,11 @@ class StepWriter:
         return self._files.keys()
 
     @property
+    def accepted(self) -> AbstractSet[GroupKey]:
+        """Keys of the groups that were added, committed or not, also of those that follow."""
+        return self._known_groups
+
+    @property
     def trajectories(self) -> AbstractSet[str]:
         """Identifiers of the committed trajectories, also of those that follow."""
         return self._trajectories
@@ -342,8 +347,11 @@ class StepWriter:
                 f"the writer of run {self.header.run!r} is closed; open a new one to resume the run"
             )
 
-    def _completed(self, steps: rows.Rows, *, checked: bool) -> pl.DataFrame:
-        """Convert rows to their stored form, with every column."""
+    def completed(self, steps: rows.Rows, *, checked: bool = False) -> pl.DataFrame:
+        """Return rows as they are stored, with every column, without adding them.
+
+        The arguments and the errors are those of `add_group`.
+        """
         depth = self.header.depth
         run = self.header.run
         if not (checked and isinstance(steps, pl.DataFrame)):

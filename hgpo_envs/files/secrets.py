@@ -61,6 +61,11 @@ def register(value: str) -> None:
     )
 
 
+def registered() -> tuple[str, ...]:
+    """Return the values that `redact` replaces, longest first: the same object until another one is registered."""
+    return _registered
+
+
 def register_url(url: str) -> None:
     """Register the password of a URL (or its user name if there is no password) and the keys in its query."""
     try:

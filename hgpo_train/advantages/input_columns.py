@@ -53,6 +53,7 @@ from hgpo_envs.wording import listed
 from hgpo_train.advantages import branch_inputs
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
 from hgpo_train.advantages.branch_inputs import parent_columns, with_parents
+from hgpo_train.advantages.discounting import discounted
 from hgpo_train.advantages.windows import chain, key, neighbour
 
 if TYPE_CHECKING:
@@ -248,8 +249,10 @@ def prepare(
     stored = _stored(schema, p)
 
     # 1. The hashes to add. Those of an estimator that does not name them are the ones that the table allows.
-    required = reads or (["state_hash"] if p.state_key else ())
+    required: Sequence[str] = () if reads is None else reads
     if reads is None:
+        # the states, of which others are derived
+        required = ["state_hash"] if p.state_key else ()
         hashes = ["state_hash", "action_hash", "next_state_hash"]
         for prefix in CHAINS.values():
             hashes += [
@@ -325,6 +328,9 @@ def prepare(
         ["next_state_hash"]
     )
     inputs = _with_hashes(inputs, stored, p, derived) if derived else inputs
+    texts = [name for name in ("state", "next_state") if name in reads]
+    if p.state_key and texts:
+        inputs = _with_keys_as_texts(inputs, p.state_key, texts)
     return inputs.filter(~pl.col("in_prefix")) if has_prefixes else inputs
 
 
@@ -463,41 +469,6 @@ def _check_rows(
             raise StepTableError(f"expected {expected}, received {received}", row)
 
 
-def discounted(
-    values: NDArray[np.float64],
-    factors: float | NDArray[np.float64],
-    starts: NDArray[np.intp],
-) -> NDArray[np.float64]:
-    """Return y_t = x_t + f_t y_{t+1} of ordered rows: returns, if f is γ.
-
-    The recursion is computed term by term, as in the official code, because the last bit matters: it can change the
-    float32 number to which a return is rounded. It runs backwards over all trajectories in parallel. They are sorted by
-    decreasing length, so that the trajectories with a step at distance `back` from their end are a prefix.
-
-    Args:
-        values: x_t of rows that are ordered by trajectory and step, float64.
-        factors: f, one for all rows or one per row.
-        starts: The index of each trajectory's first row.
-    """
-    lengths = np.diff(starts, append=len(values))
-    by_length = np.argsort(-lengths, kind="stable")
-    ends = (starts + lengths - 1)[by_length]
-    lengths = lengths[by_length]
-    # The number of trajectories that are longer than each `back`.
-    distances = np.arange(lengths.max(initial=0))
-    running = np.searchsorted(-lengths, -distances)
-    result = np.empty(len(values))
-    later = values[ends]
-    result[ends] = later
-    with np.errstate(over="ignore", invalid="ignore"):
-        for back, count in enumerate(running[1:].tolist(), 1):
-            at = ends[:count] - back
-            factor = factors if isinstance(factors, float) else factors[at]
-            later = values[at] + factor * later[:count]
-            result[at] = later
-    return result
-
-
 def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:
     """Return values as float64, rounded to float32 unless the precision is ``float64``."""
     exact = value if precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
@@ -554,6 +525,27 @@ def _with_hashes(
             next_state_hash=pl.coalesce(*after, neighbour("state_hash", 1))
         )
     return _with_chains(steps, stored, derived)
+
+
+def _with_keys_as_texts(
+    steps: pl.LazyFrame, name: str, texts: Sequence[str]
+) -> pl.LazyFrame:
+    """Replace the texts of states that an estimator compares (`similarity`) by their keys."""
+    if name == ALFWORLD_NODES:
+        raise InputError(
+            f"state_key: expected a function of texts, because texts are compared, received {name}; leave out "
+            "similarity or the key"
+        )
+    key_of = partial(_key, state_key(name, (ALFWORLD_NODES,)))
+    keys = [
+        pl.col(text)
+        .cast(pl.String)
+        .map_elements(key_of, return_dtype=pl.String)
+        .alias(text)
+        for text in texts
+        if text in steps.collect_schema()
+    ]
+    return steps.with_columns(keys)
 
 
 def _with_chains(

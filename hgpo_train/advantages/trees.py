@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.input_columns import discounted
+from hgpo_train.advantages.discounting import discounted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,12 +261,12 @@ def weighted_normalise(
     std = (pl.col("(spread)") / (total - ddof * pl.col("(squares)") / total)).sqrt()
     score = deviation / (std + epsilon) if mode == "mean_std_norm" else deviation
 
-    # Sums are rounded: what differs from equal values by rounding alone is exactly 0.
+    # Sums are rounded: what differs from the mean by rounding alone is exactly 0, and so no level of `tree_hgpo`.
     rounding = 1e-12 * pl.max_horizontal(
         pl.col("(least)").abs(), pl.col("(most)").abs()
     )
     is_constant = pl.col("(most)") - pl.col("(least)") <= rounding
-    is_equal = is_constant & (deviation.abs() <= rounding)
+    is_equal = deviation.abs() <= rounding
     # A row that is no part of the sums, such as one with a penalty, may differ from equal values: not divided by ε.
     score = (
         pl.when(is_equal).then(0.0).when(is_constant).then(deviation).otherwise(score)

@@ -34,8 +34,8 @@ from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.definitions import DEFINITIONS
 from hgpo_train.analysis.level_sums import level_statistics
-from hgpo_train.measures import measure_by_task
-from hgpo_train.proportions import by_length, wilson_interval
+from hgpo_train.measures import figures
+from hgpo_train.proportions import by_length
 from hgpo_train.resampling import FEWEST_TASKS, jackknife_bounds
 
 if TYPE_CHECKING:
@@ -429,31 +429,20 @@ def _summary(
     episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]
 ) -> pl.DataFrame:
     """Return `Statistics.summary` from one row per trajectory, and the sums of level 0."""
-    # 1. Sums over rollouts, and the measures that every command reports.
-    whole = ~pl.col("aborted")
-    known = whole & pl.col("won").is_not_null()
-    won_if_aborted_lost = known & pl.col("won")
-    won_if_aborted_won = ~known | pl.col("won")
-    steps = pl.col("length").filter(whole).sum()
-    unchanged = pl.col("unchanged").filter(whole).sum()
-    table = episodes.group_by(by, maintain_order=True).agg(
-        groups=pl.col("task_key").filter(whole).n_unique().cast(pl.Int64),
-        trajectories=whole.sum().cast(pl.Int64),
-        aborted=pl.col("aborted").sum().cast(pl.Int64),
-        steps=steps,
-        unchanged=_share(unchanged, steps),
-        trials=pl.col("(task)").filter(known).n_unique(),
-        success_if_aborted_lost=pl.when(known.any()).then(won_if_aborted_lost.mean()),
-        success_if_aborted_won=pl.when(known.any()).then(won_if_aborted_won.mean()),
-    )
-    rollouts = episodes.with_columns(success="won")
-    frames = [measure_by_task(rollouts, name, by) for name in _MEASURES]
+    # 1. The figures that every command reports.
+    table = figures(episodes, by, names=_MEASURES, task=["(task)"])
 
-    # 2. Shares of groups, of steps and of pairs.
+    # 2. Counts and shares of the rollouts that were not aborted, of their groups, and of pairs of their steps.
+    whole = episodes.filter(~pl.col("aborted"))
+    counts = whole.group_by(by).agg(
+        trajectories=pl.len(),
+        steps=pl.col("length").sum(),
+        unchanged=_share(pl.col("unchanged").sum(), pl.col("length").sum()),
+    )
     returns = pl.col("return")
-    groups = episodes.filter(whole).group_by(*by, "task_key")
-    flat = groups.agg(flat_groups=returns.min() == returns.max())
-    frames.append(flat.group_by(by).agg(pl.col("flat_groups").mean()))
+    groups = whole.group_by(*by, "task_key")
+    flat = groups.agg(flat_groups=returns.min() == returns.max()).group_by(by)
+    of_groups = flat.agg(groups=pl.len(), flat_groups=pl.col("flat_groups").mean())
     tasks = levels.group_by(*by, "(task)").agg(pl.col("pairs", "masked", "rows").sum())
     tasks = tasks.sort("pairs", "(task)", descending=[True, False])
     of_pairs = tasks.group_by(by, maintain_order=True).agg(
@@ -461,22 +450,11 @@ def _summary(
         largest_pairs=_share(pl.col("pairs").max(), pl.col("pairs").sum()),
         largest_task=pl.col("(task)").first(),
     )
-    for frame in (*frames, of_pairs):
-        table = table.join(
-            frame,
-            on=by,
-            how="left",
-            nulls_equal=True,
-            maintain_order="left",
-        )
-
-    # 3. The interval of success.
-    bounds = []
-    for success, trials in table.select("success", "trials").iter_rows():
-        bounds.append(wilson_interval(success, trials) if trials else (None, None))
-    names = dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64)
-    ends = pl.DataFrame(bounds, names, orient="row")
-    return table.hstack(ends).sort(by, maintain_order=True).select(*by, *_SUMMARY)
+    table = table.drop("steps")
+    for frame in (counts, of_groups, of_pairs):
+        table = table.join(frame, on=by, how="left", nulls_equal=True)
+    numbers = pl.col("groups", "trajectories", "steps").fill_null(0).cast(pl.Int64)
+    return table.with_columns(numbers).sort(by).select(*by, *_SUMMARY)
 
 
 def _share(part: pl.Expr, of: pl.Expr) -> pl.Expr:

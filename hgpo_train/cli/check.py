@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from dataclasses import asdict
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts.types import PositiveInt  # noqa: TC002 - cyclopts reads the annotations
@@ -75,6 +76,7 @@ def check_env(
             lambda finding: (
                 f"{_WORDS[finding.verdict]:<4} {finding.check:<19} {finding.message}"
             ),
+            25,
             as_json=as_json,
         )
 
@@ -140,21 +142,35 @@ def check_gpu(
     _report(
         gpu_check.check_gpu(settings),
         lambda finding: clean_text(finding.line()),
+        30,
         as_json=as_json,
     )
 
 
 def _report(
-    checks: Iterable[Any], describe: Callable[[Any], str], *, as_json: bool
+    checks: Iterable[Any], describe: Callable[[Any], str], indent: int, *, as_json: bool
 ) -> None:
-    """Print findings as they come, or all of them as JSON. Exit with 1 if a check fails."""
-    from hgpo_train.cli.display import print_json
+    """Print findings as they come, or all of them as JSON. Exit with 1 if a check fails.
 
+    Args:
+        checks: The findings.
+        describe: Returns the text of a finding.
+        indent: Where its second line begins.
+        as_json: Whether to print JSON.
+    """
+    from hgpo_train.cli.display import print_json, terminal
+
+    lines = TextWrapper(
+        terminal().width,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
     findings = []
     for finding in checks:
         findings.append(finding)
         if not as_json:
-            print(describe(finding))
+            print(lines.fill(describe(finding)))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     failed = [finding for finding in findings if finding.verdict == "fail"]

@@ -300,7 +300,7 @@ def show_run(run: Run, /, *, as_json: options.Json = False) -> None:
         run: The run.
         as_json: Whether to print JSON.
     """
-    from hgpo_datasets.run_summary import summarize_run
+    from hgpo_train.analysis.run_summary import summarize_run
     from hgpo_train.cli.data_tables import print_run
     from hgpo_train.cli.display import print_json
 

@@ -6,20 +6,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.wording import counted
 from hgpo_train.cli.display import print_table, shown
-from hgpo_train.proportions import wilson_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def _interval(results: dict[str, Any]) -> str:
-    """Return the 95% interval of success, with tasks as trials."""
-    if not results["success_tasks"]:
+    """Return the 95% interval of success in percent."""
+    if results["success"] is None:
         return "–"
-    return "–".join(
-        f"{100 * bound:.1f}"
-        for bound in wilson_interval(results["success"], results["success_tasks"])
-    )
+    low, high = (results[f"success_95_{end}"] for end in ("low", "high"))
+    return f"{100 * low:.1f}–{100 * high:.1f}"
 
 
 _RESULTS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {

@@ -102,6 +102,10 @@ def _usage_message(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"unexpected argument {error.unused_tokens[0]!r}"
     if isinstance(error, MissingArgumentError) and error.keyword is None:
+        # A misspelt option is reported as the argument that it was meant to be.
+        options = [word for word in error.unused_tokens or () if word[:1] == "-"]
+        if options:
+            return _unknown_option(options[0].partition("=")[0], _meanings(error))
         return _missing(error, _meanings(error))
     if isinstance(error, UnknownOptionError) and error.token.keyword:
         return _unknown_option(error.token.keyword, _meanings(error))

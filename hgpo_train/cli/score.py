@@ -54,7 +54,7 @@ def score(
     from hgpo_envs.wording import counted
     from hgpo_train.advantages import get, names
     from hgpo_train.cli.display import ProgressBars
-    from hgpo_train.models.loading import choose_device
+    from hgpo_train.models.device import choose_device
     from hgpo_train.training.config import load_config, replace
     from hgpo_train.training.scoring import score_run
 

@@ -106,9 +106,10 @@ def train(
 
 
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
-    from hgpo_train.models.loading import choose_device
+    from hgpo_train.models.device import choose_device
     from hgpo_train.training.memory_plan import (
         CARDS,
+        first_card,
         meta_model,
         named_card,
         plan_memory,
@@ -129,7 +130,8 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
                 soft_wrap=True,
             )
         return
-    plan = plan_memory(settings, model, this)
+    engine_card = None if card is not None else first_card()
+    plan = plan_memory(settings, model, this, engine_card)
     console.print(plan.table(), highlight=False, soft_wrap=True, markup=False)
     if not plan.fits:
         sys.exit(1)

@@ -243,6 +243,8 @@ def _spread(values: pl.Series) -> dict[str, Any]:
 def rollout_counts(steps: pl.LazyFrame, planned: int | None) -> dict[str, Any]:
     """Return how many rollouts of a step table were planned, stored and dropped, and why, with steps and tokens.
 
+    Tokens, and responses that the limit cut, are None unless they are known of every reply.
+
     Args:
         steps: A step table.
         planned: The number of rollouts that were asked for; None if it is not known.
@@ -250,12 +252,21 @@ def rollout_counts(steps: pl.LazyFrame, planned: int | None) -> dict[str, Any]:
     rollouts = rollout_table(steps).collect()
     failures = failures_of(rollouts)
     whole = rollouts.filter(~pl.col("aborted"))
+    # A sum over some of the steps would pass for that of all. A step that failed has no reply.
+    replied = ~pl.col("aborted")
+    known = {
+        "prompt": pl.col("prompt_token_ids").list.len(),
+        "response": pl.col("response_token_ids").list.len(),
+        "cut": pl.col("finish_reason") == "length",
+    }
     sums = steps.select(
-        prompt=pl.col("prompt_token_ids").list.len().sum(),
-        response=pl.col("response_token_ids").list.len().sum(),
-        known=pl.col("prompt_token_ids").count(),
-        cut=(pl.col("finish_reason") == "length").sum(),
-        steps=pl.len(),
+        pl.len().alias("steps"),
+        *(
+            pl.when((value.is_not_null() | ~replied).all())
+            .then(value.sum())
+            .alias(name)
+            for name, value in known.items()
+        ),
     )
     tokens = sums.collect(engine="streaming").row(0, named=True)
     return {
@@ -268,8 +279,8 @@ def rollout_counts(steps: pl.LazyFrame, planned: int | None) -> dict[str, Any]:
         "result_unknown": whole["won"].null_count(),
         "environment_steps": tokens["steps"],
         "responses_cut": tokens["cut"],
-        "prompt_tokens": tokens["prompt"] if tokens["known"] else None,
-        "response_tokens": tokens["response"] if tokens["known"] else None,
+        "prompt_tokens": tokens["prompt"],
+        "response_tokens": tokens["response"],
     }
 
 

@@ -127,7 +127,11 @@ def figures(episodes: Sequence[Mapping[str, Any]], env_id: str) -> dict[str, Any
     """
     table = as_table(episodes, env_id)
     reports = evaluation_reports(table)
-    counts = {name: int(table[name].sum()) for name in ("won", "aborted", "truncated")}
+    counts = {
+        "won": table.filter(pl.col("won") & ~pl.col("aborted")).height,
+        "aborted": table["aborted"].sum(),
+        "truncated": table["truncated"].sum(),
+    }
     found: dict[str, Any] = _plain(
         {
             "counts": {"played": len(table), **counts},

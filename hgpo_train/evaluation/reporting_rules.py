@@ -23,15 +23,24 @@ _WON: Final = pl.col("won").cast(pl.Float64)
 DROPPED: Final = pl.when(~pl.col("aborted")).then(_WON)
 """What a rollout counts, in [0, 1]; null, which leaves it out, if it aborted or its result is unknown."""
 
+_IS_TOLD: Final = (pl.col("aborted") | pl.col("won").is_not_null()).any()
+"""Whether the environment tells outcomes, without which no rollout is lost or won."""
+
 _AT_LIMIT: Final = pl.col("truncated") & ~pl.col("aborted")
 
 MEANT: Final = "aborted dropped"
 """The rule of `hgpo eval` and of every other figure of this project that names none."""
 
 OUTCOMES: Final[dict[str, tuple[str, pl.Expr]]] = {
-    "aborted lost": ("Rollouts that failed count as lost.", DROPPED.fill_null(0.0)),
+    "aborted lost": (
+        "Rollouts that failed count as lost.",
+        pl.when(_IS_TOLD).then(DROPPED.fill_null(0.0)),
+    ),
     MEANT: ("Rollouts that failed are left out.", DROPPED),
-    "aborted won": ("Rollouts that failed count as won.", DROPPED.fill_null(1.0)),
+    "aborted won": (
+        "Rollouts that failed count as won.",
+        pl.when(_IS_TOLD).then(DROPPED.fill_null(1.0)),
+    ),
     "limit lost": (
         "Rollouts that the step limit ended count as lost; failed ones are left out.",
         pl.when(_AT_LIMIT).then(0.0).otherwise(DROPPED),

@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+import polars as pl
+
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.wordings import wordings_of
 from hgpo_envs.errors import InputError
@@ -61,7 +63,7 @@ def write_summary(run: Path) -> None:
         else episodes["seed"].unique().sort().to_list(),
         "episodes": {
             "played": len(episodes),
-            "solved": int(episodes["success"].sum()),
+            "solved": episodes.filter(pl.col("won") & ~pl.col("aborted")).height,
             "failed": failures.failed,
         },
         "failures": [

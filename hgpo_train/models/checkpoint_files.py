@@ -107,26 +107,29 @@ def newest_valid_checkpoint(folder: Path, *, to_resume: bool = False) -> Path | 
     Raises:
         InputError: The folder contains checkpoints, but none can be used. Nothing is renamed.
     """
+    valid: Path | None = None
     damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
         fault = _fault(path, weights_only=not to_resume)
         if fault is None:
+            valid = path
             break
         damaged[path] = f"checkpoint {path.name} cannot be used ({fault})"
-    else:
-        if damaged:
-            raise InputError(
-                f"{folder} has no checkpoint that can be used: {'; '.join(damaged.values())}; restore one from a "
-                "backup, or start again in another folder"
-            )
-        return None
-    if damaged:
-        message = f"{'; '.join(damaged.values())}: checkpoint {path} is used instead"
-        warnings.warn(message, CheckpointWarning, stacklevel=2)
+    if not damaged:
+        return valid
+
+    faults = "; ".join(damaged.values())
+    if valid is None:
+        raise InputError(
+            f"{folder} has no checkpoint that can be used: {faults}; restore one from a backup, or start again in "
+            "another folder"
+        )
+    message = f"{faults}: checkpoint {valid} is used instead"
+    warnings.warn(message, CheckpointWarning, stacklevel=2)
     if to_resume:
         for newer in damaged:
             rename_damaged(newer)
-    return path
+    return valid
 
 
 def resolve_model(path: str) -> str:

@@ -1,8 +1,8 @@
 """Checks that a loaded model computes what training expects of it, on 64 random tokens.
 
-Training runs a model's decoder and output layer itself, on rows that may be packed one after another, with `train()`
-switched on. Whether that gives the model's own logits depends on its architecture and its configuration. Names of
-architectures and settings are no guide: new ones appear with every release of Transformers. So it is tried.
+Training runs a model's decoder and output layer itself, on rows that are padded or packed one after another, with
+`train()` switched on. Whether that gives the model's own logits depends on its architecture and its configuration.
+Names of architectures and settings are no guide: new ones appear with every release of Transformers. So it is tried.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _TOLERANCE: Final = 3e-5
 """The greatest relative error in float32, a multiple of what rounding makes."""
 _TOLERANCE_HALF: Final = 0.05
 """The same in bfloat16."""
+_NOISES: Final = ("jitter_noise", "input_jitter_noise")
+"""Attributes of layers that multiply inputs of routers by noise, in training alone."""
 
 
 def check_logits(model: Model) -> None:
@@ -68,35 +70,60 @@ def check_logits(model: Model) -> None:
 
 
 def disable_dropout(model: Model) -> bool:
-    """Set every dropout of a model to 0, so that the update computes the probabilities that the rollout sampled from.
+    """Set every dropout of a model, and the noise of routers' inputs, to 0.
+
+    The update then computes the probabilities that the rollout sampled from.
 
     Args:
         model: A causal language model of Transformers without adapters, on its device.
 
     Returns:
-        Whether the model had dropout.
+        Whether the model had any.
 
     Raises:
         InputError: The model still computes something else in training than in evaluation.
     """
+    with trying(model) as trial:
+        expected = last_hidden_states(model, trial.sequences[1][None])
     had_dropout = False
     for module in model.modules():
         for name, value in vars(module).items():
-            is_rate = "drop" in name or (isinstance(module, nn.Dropout) and name == "p")
+            is_rate = "drop" in name or name in _NOISES
+            is_rate |= isinstance(module, nn.Dropout) and name == "p"
             if is_rate and isinstance(value, float) and value > 0:
                 setattr(module, name, 0.0)
                 had_dropout = True
-    states = []
-    with trying(model) as trial:
-        for training in (False, True):
-            model.train(training)
-            states.append(last_hidden_states(model, trial.sequences[1][None]))
-    if _relative_error(*states) > trial.tolerance:
+    with trying(model):
+        model.train()
+        received = last_hidden_states(model, trial.sequences[1][None])
+    if _relative_error(expected, received) > trial.tolerance:
         raise InputError(
             f"expected a model that computes the same in training and in evaluation, received {type(model).__name__}; "
             "choose another model.path"
         )
     return had_dropout
+
+
+def check_causal(model: Model) -> None:
+    """Check that a token's hidden states do not depend on what follows it, such as the padding of its row.
+
+    Args:
+        model: A causal language model of Transformers without adapters, on its device.
+
+    Raises:
+        InputError: They do, as in the decoders of Transformers that are made of encoders.
+    """
+    with trying(model) as trial:
+        row, others = trial.sequences
+        followed = last_hidden_states(model, torch.cat([row, others])[None])
+        alone = last_hidden_states(model, row[None])
+    # Most tokens: in half precision, rounding can send a token of a mixture to another expert.
+    errors = _relative_errors(alone, followed[:, : len(row)])
+    if not errors.median() < trial.tolerance:
+        raise InputError(
+            "expected a model in which a token depends on those before it alone, received "
+            f"{type(model).__name__}; choose another model.path"
+        )
 
 
 def can_pack(model: Model) -> bool:
@@ -157,6 +184,11 @@ def trying(model: Model) -> Iterator[Trial]:
 
 def _relative_error(expected: Tensor, received: Tensor) -> float:
     """Return the greatest relative error of the states of a token; infinity if one is not finite."""
+    return float(_relative_errors(expected, received).max())
+
+
+def _relative_errors(expected: Tensor, received: Tensor) -> Tensor:
+    """Return the relative errors of the states of tokens, of the shape without the last dimension."""
     away = (received - expected).float().norm(dim=-1)
-    error = away / expected.float().norm(dim=-1)
-    return float(error.nan_to_num(torch.inf).max())
+    error: Tensor = away / expected.float().norm(dim=-1)
+    return error.nan_to_num(torch.inf)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from hgpo_envs.errors import one_line
-from hgpo_envs.responses import DEEPEST, is_deep, message_text
+from hgpo_envs.responses import DEEPEST, finish_reason, is_deep, message_text
 from hgpo_train.policies.base import Reply
 from hgpo_train.policies.http_client import RequestError
 from hgpo_train.policies.server_errors import read_error
@@ -39,15 +39,14 @@ def read_completion(answer: bytes) -> dict[str, Any]:
     # What has few brackets is not deep.
     if isinstance(message, dict) and answer.count(b"[") + answer.count(b"{") > DEEPEST:
         message = {name: _shallow(value) for name, value in message.items()}
-    fault = whole.get("error") or (_fault(choice, message) if choice else completion)
+    fault = whole.get("error")
+    if not fault:
+        fault = _fault(choice, message) if choice else completion
     if choice and not fault:
-        return {
-            **whole,
-            "choices": [{**choice, "message": message or {}}, *choices[1:]],
-        }
-    reported = read_error(
-        fault if isinstance(fault, dict | list | str) else answer, 200
-    )
+        first = {**choice, "message": message or {}}
+        return {**whole, "choices": [first, *choices[1:]]}
+    report = fault if isinstance(fault, dict | list | str) else answer
+    reported = read_error(report, 200)
     raise RequestError(
         f"the answer contains no reply: {reported.message}",
         200,
@@ -113,10 +112,17 @@ def completion_reply(completion: Mapping[str, Any], *, with_logprobs: bool) -> R
     """
     choice = completion["choices"][0]
     message = choice["message"]
-    finish_reason = choice.get("finish_reason")
     usage = completion.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     response = message_text(message)  # an empty one is an invalid action, not a failure
+    tokens = choice.get("token_ids")
+    counted = _count(usage.get("completion_tokens", usage.get("output_tokens")))
+    logprobs = _logprobs(choice.get("logprobs")) if with_logprobs else None
+    # Some servers leave out those of thoughts or calls. The end of the turn may count or not.
+    is_countable = tokens is None and len(completion["choices"]) == 1
+    if logprobs is not None and counted is not None and is_countable:
+        is_partial = abs(len(logprobs) - counted) > 1
+        logprobs = None if is_partial else logprobs
     others = message.keys() - {"role", "content"}
     is_more = message.get("content") != response or any(
         message[name] for name in others
@@ -125,13 +131,11 @@ def completion_reply(completion: Mapping[str, Any], *, with_logprobs: bool) -> R
         response=response,
         message=message if is_more else None,
         prompt_token_ids=completion.get("prompt_token_ids"),
-        response_token_ids=choice.get("token_ids"),
-        response_logprobs=_logprobs(choice.get("logprobs")) if with_logprobs else None,
-        finish_reason=None if finish_reason is None else str(finish_reason),
+        response_token_ids=tokens,
+        response_logprobs=logprobs,
+        finish_reason=finish_reason(choice.get("finish_reason")),
         prompt_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        response_tokens=_count(
-            usage.get("completion_tokens", usage.get("output_tokens"))
-        ),
+        response_tokens=counted,
     )
 
 

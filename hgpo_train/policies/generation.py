@@ -175,6 +175,8 @@ def _fit(
     tokens: list[int] | None,
     options: GenerationOptions,
 ) -> FittedPrompt | Failure:
+    """Shorten a prompt to the token budget; `tokens` are those of the whole prompt, or None."""
+
     def encode(turns: Sequence[Turn], prompt: str) -> list[int]:
         return encode_conversation(
             tokenizer,
@@ -186,24 +188,28 @@ def _fit(
         )
 
     budget = options.max_prompt_tokens
-    shown = request.step  # the number of past steps in the prompt
-    prompt = None  # the shorter text, if there is one
+    turns = request.turns
     if tokens is None:
-        tokens = encode(request.turns, request.prompt)
+        tokens = encode(turns, request.prompt)
+
+    # 1. Past steps are left out, if the user wants that: of a conversation its oldest turns, or else one after another.
+    shorter = None  # the text of the prompt, if it is another
+    cut_pairs = 0
     if len(tokens) > budget and options.overflow == "history":
-        if request.turns:
-            dropped = fewest_dropped(
-                request.turns,
-                lambda turns: len(encode(turns, request.prompt)) <= budget,
+        if turns:
+            cut_pairs = fewest_dropped(
+                turns, lambda kept: len(encode(kept, request.prompt)) <= budget
             )
-            shown -= dropped
-            tokens = encode(without_oldest(request.turns, dropped), request.prompt)
-        while len(tokens) > budget and not request.turns and shown > 0:
-            shown -= 1
-            shorter = request.with_shorter_history(shown)
-            if shorter != prompt:  # an environment may show fewer steps already
-                prompt = shorter
-                tokens = encode((), prompt)
+            tokens = encode(without_oldest(turns, cut_pairs), request.prompt)
+        else:
+            while len(tokens) > budget and cut_pairs < request.step:
+                cut_pairs += 1
+                prompt = request.with_shorter_history(request.step - cut_pairs)
+                if prompt != shorter:  # an environment may show fewer steps already
+                    shorter = prompt
+                    tokens = encode((), prompt)
+
+    # 2. What is still too long loses its beginning.
     excess = max(0, len(tokens) - budget)
     if excess and options.overflow == "error":
         return Failure(
@@ -211,6 +217,5 @@ def _fit(
             f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}",
         )
     tokens = tokens[excess:]
-    return FittedPrompt(
-        tokens, prompt, request.step - shown, excess, opened_thought(tokenizer, tokens)
-    )
+    opened = opened_thought(tokenizer, tokens)
+    return FittedPrompt(tokens, shorter, cut_pairs, excess, opened)

@@ -31,6 +31,7 @@ from hgpo_envs.files.secrets import (
     register_values,
 )
 from hgpo_envs.plugins import install_command
+from hgpo_envs.responses import WINDOW_FULL
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply, Request
 from hgpo_train.policies.chat_completion import completion_reply, read_completion
 from hgpo_train.policies.conversation import chat_messages, without_oldest
@@ -65,9 +66,6 @@ _REFUSED: Final = re.compile(
 
 _CUT_PROMPT: Final = (1000, 8)
 """A prompt is probably cut by a server that counts so many tokens, with more than so many characters each."""
-
-_WINDOW_FULL: Final = "model_context_window_exceeded"
-"""The finish reason of Anthropic and Z.AI for a context window that is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +200,7 @@ class ServerPolicy(AsyncPolicy):
                 reply = completion_reply(
                     completion, with_logprobs="logprobs" in self._fields
                 )
-                self._check_room(reply)
+                self._check_room(reply, completion["choices"][0].get("finish_reason"))
             except RequestError as error:
                 if self._drop_refused_limit(error, body):
                     continue
@@ -216,10 +214,10 @@ class ServerPolicy(AsyncPolicy):
                     shown = request.step - len(request.turns) + len(turns)
                 else:
                     shown, prompt = _shorten(request, shown, prompt)
-            else:
-                self._note_ignored_limits(reply, messages)
-                shorter = None if prompt == request.prompt else prompt
-                return replace(reply, prompt=shorter, cut_pairs=request.step - shown)
+                continue
+            self._note_ignored_limits(reply, messages)
+            shorter = None if prompt == request.prompt else prompt
+            return replace(reply, prompt=shorter, cut_pairs=request.step - shown)
 
     def _body(self, request: Request, messages: list[dict[str, Any]]) -> dict[str, Any]:
         body: dict[str, Any] = {"messages": messages}
@@ -247,9 +245,9 @@ class ServerPolicy(AsyncPolicy):
         self._fields.pop(named[0], None)  # another request may have left it out already
         return True
 
-    def _check_room(self, reply: Reply) -> None:
+    def _check_room(self, reply: Reply, reported: object) -> None:
         """Raise `RequestError` if the prompt fills the context window, so that the model could not answer."""
-        is_full = reply.finish_reason == _WINDOW_FULL or (
+        is_full = reported == WINDOW_FULL or (
             reply.finish_reason == "length"
             and reply.response_tokens in (0, 1)
             and self.options.max_response_tokens > 1

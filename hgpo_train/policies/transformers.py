@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from hgpo_envs.errors import InputError, unknown
 from hgpo_train.models.chat_format import (
     end_tokens,
     response_text,
@@ -151,12 +152,8 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
             Nothing is downloaded if that can be known before.
     """
     from hgpo_train.models.config import ModelConfig
-    from hgpo_train.models.loading import (
-        choose_device,
-        compute_dtype,
-        load_model,
-        load_tokenizer,
-    )
+    from hgpo_train.models.device import choose_device, compute_dtype
+    from hgpo_train.models.loading import load_model, load_tokenizer
     from hgpo_train.models.preflight import check_model_source
     from hgpo_train.policies.token_sampling import check_sampling
 
@@ -179,7 +176,7 @@ def make_trainable(
     model: Model, tokenizer: Tokenizer, context: TrainableContext
 ) -> TransformersPolicy:
     """Create a policy that samples from the model object that is trained, so publishing copies no weights."""
-    from hgpo_train.models.loading import compute_dtype
+    from hgpo_train.models.device import compute_dtype
     from hgpo_train.policies.token_sampling import check_sampling
 
     options = replace(context.generation, **context.engine_options)
@@ -189,6 +186,13 @@ def make_trainable(
 
 def check_engine(engine_options: Mapping[str, Any]) -> None:
     """Raise `InputError` if an engine option is unknown or has an invalid value."""
+    # The other options of generation are settings of their own.
+    known = "rollout.engine_options.max_batch_tokens"
+    for name in engine_options:
+        if not known.endswith(f".{name}"):
+            raise InputError(
+                unknown("setting", f"rollout.engine_options.{name}", [known])
+            )
     build(GenerationOptions, engine_options, "setting", "rollout.engine_options.")
 
 

@@ -216,10 +216,10 @@ class VLLMPolicy:
 
     def _publish_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Hand weights to the engine's processes: on a GPU in place, or else, after a failure, in the host's memory."""
-        from hgpo_train.policies.weight_handover import shared
+        from hgpo_train.policies.weight_handover import share_tensors
 
         try:
-            with shared(weights, by_device=self.by_device) as handle:
+            with share_tensors(weights, by_device=self.by_device) as handle:
                 self._llm.collective_rpc("take_weights", kwargs={"handle": handle})
         except Exception as error:  # of vLLM, which wraps that of its worker
             if not self.by_device:

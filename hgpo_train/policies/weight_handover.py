@@ -67,7 +67,7 @@ def checkpoint_weights(
 
 
 @contextlib.contextmanager
-def shared(
+def share_tensors(
     weights: Mapping[str, Tensor], *, by_device: bool
 ) -> Iterator[dict[str, Any]]:
     """Share tensors with other processes of this machine within the block.
@@ -77,7 +77,7 @@ def shared(
         by_device: Share tensors of a CUDA device in place. The other processes must not be this process.
 
     Yields:
-        What `opened` needs, of plain types. It is valid within the block.
+        What `open_tensors` needs, of plain types. It is valid within the block.
     """
     from torch.multiprocessing.reductions import reduce_tensor
 
@@ -89,9 +89,9 @@ def shared(
             in_place[name] = tensor.contiguous()
         else:
             staged[name] = tensor
-    if in_place:
-        # the other process reads what has been computed by now
-        torch.cuda.synchronize()
+    # The other process reads what has been computed by now, on a device that need not be the current one.
+    for device in {tensor.device for tensor in in_place.values()}:
+        torch.cuda.synchronize(device)
     handles = {}
     for name, tensor in in_place.items():
         reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
@@ -110,11 +110,11 @@ def shared(
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
-def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
+def open_tensors(handle: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors that another process shares, as views of its memory. They must not be written to.
 
     Args:
-        handle: What `shared` yielded.
+        handle: What `share_tensors` yielded.
     """
     weights: dict[str, Tensor] = {}
     # One mapping for all tensors in the host's memory. Private pages: a worker that writes would not change the file.
@@ -128,7 +128,7 @@ def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
             data = memory[begin : begin + length]
             weights[name] = data.view(getattr(torch, dtype)).view(shape)
     for name, pickled in handle["handles"].items():
-        rebuild, arguments = pickle.loads(pickled)  # noqa: S301 - written by the parent process, in `shared`
+        rebuild, arguments = pickle.loads(pickled)  # noqa: S301 - written by the parent process, in `share_tensors`
         weights[name] = rebuild(*arguments)
     return weights
 
@@ -140,12 +140,13 @@ class WeightUpdate:
     model_runner: Any
 
     def take_weights(self, handle: Mapping[str, Any]) -> None:
-        """Load the weights that the trainer shares into the running model, from what `shared` yielded.
+        """Load the weights that the trainer shares into the running model, from what `share_tensors` yielded.
 
         vLLM's `reload_weights` finds no weights for an output layer that is tied to the embedding. The layer then keeps
         its processed copy of the old weights (on a CPU, a packed one). It is tied and processed again here.
         """
-        self.reload_weights(weights_iterator=iter(opened(handle).items()))
+        weights = open_tensors(handle)
+        self.reload_weights(weights_iterator=iter(weights.items()))
         model = self.model_runner.model
         head: Any = getattr(model, "lm_head", None)
         embedding: Any = getattr(getattr(model, "model", None), "embed_tokens", None)
@@ -153,9 +154,11 @@ class WeightUpdate:
         if are_two and model.config.tie_word_embeddings:
             head.tie_weights(embedding)
             head.quant_method.process_weights_after_loading(head)
+        # The trainer may change its tensors once this method has returned. They can be on another device.
         if torch.accelerator.is_available():
-            # the trainer may change its tensors once this method has returned
             torch.accelerator.synchronize()
+        for device in {tensor.device for tensor in weights.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
 
 
 def _write(

@@ -101,17 +101,23 @@ def branch_rollouts(
     spec: RolloutSpec,
     execution: ExecutionOptions,
     tally: Tally,
+    kept: Sequence[pl.DataFrame],
     *,
     retry_failed: bool,
     **controls: Any,
 ) -> None:
     """Branch the rollouts of a run at `spec.branch`, for as many steps as the rest of the group would have taken.
 
-    The arguments and the errors are those of `hgpo_train.rollout.run.collect_groups`.
+    The steps in `kept` are of further groups, which are committed with their branches. The other arguments and the
+    errors are those of `hgpo_train.rollout.run.collect_groups`.
     """
     assert spec.branch is not None
     is_here = pl.col("iteration") == spec.iteration
-    rollouts = roots(writer.scan().filter(is_here))
+    # listed now, because files are replaced
+    files = partitions(writer.folder, ROWS) if writer.committed else []
+    parts = [roots(file.scan().filter(is_here)) for file in files]
+    parts += [frame.lazy() for frame in kept]
+    rollouts = pl.concat(parts)
     raise_if_too_many(
         failures_of_steps(rollouts),
         execution.max_failed,
@@ -128,16 +134,13 @@ def branch_rollouts(
         seed=spec.seed,
         retry_failed=retry_failed,
     )
-    rarely = replace(
-        execution,
-        groups_per_shard=_RARER * execution.groups_per_shard,
-        shard_characters=_RARER * execution.shard_characters,
-    )
-    # listed now, because files are replaced
-    parts = [
-        roots(part.scan().filter(is_here)) for part in partitions(writer.folder, ROWS)
-    ]
-    branches.play(parts, policy, rarely, tally, **controls)
+    if files:
+        execution = replace(
+            execution,
+            groups_per_shard=_RARER * execution.groups_per_shard,
+            shard_characters=_RARER * execution.shard_characters,
+        )
+    branches.play(parts, policy, execution, tally, **controls)
 
 
 @dataclass

@@ -34,7 +34,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.sources import Split
 from hgpo_envs.task_sampling import SORTED
-from hgpo_train.measures import MEASURES
+from hgpo_train.measures import figures
 from hgpo_train.policies.registry import (
     PolicyContext,
     PolicySpec,
@@ -69,6 +69,19 @@ if TYPE_CHECKING:
     AnyEnv = str | EnvHandle | gymnasium.Env[Any, Any]
 
 _LOCAL_MODELS: Final = ("transformers", "vllm")
+_SUMMARY: Final = (
+    "steps",
+    "success",
+    "success_95_low",
+    "success_95_high",
+    "success_if_aborted_lost",
+    "success_if_aborted_won",
+    "mean_return",
+    "mean_length",
+    "valid",
+    "admissible",
+)
+"""The figures in a run's summary, besides its counts of groups and rollouts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,26 +131,13 @@ class CollectedRun:
         `success_95_low` and `success_95_high` are the 95% interval of success; `success_if_aborted_lost` and
         `success_if_aborted_won` count the failed rollouts as lost and as won.
         """
-        solved = self.success
-        low, high = solved.interval or (None, None)
-        others = ("mean_return", "mean_length", "valid", "admissible")
-        sums = [(name, *MEASURES[name]) for name in others]
-        means = self.rollouts.filter(~pl.col("aborted")).select(
-            (above.sum() / below.sum()).fill_nan(None).alias(name)
-            for name, above, below in sums
-        )
-        return {
+        (found,) = figures(self.rollouts).to_dicts()
+        counts = {
             "groups": self.rollouts.n_unique(GROUP),
-            "rollouts": solved.rollouts,
-            "failed": solved.aborted,
-            "steps": self.rollouts["length"].sum(),
-            "success": solved.share,
-            "success_95_low": low,
-            "success_95_high": high,
-            "success_if_aborted_lost": solved.if_aborted_lost,
-            "success_if_aborted_won": solved.if_aborted_won,
-            **means.row(0, named=True),
+            "rollouts": found["episodes"],
+            "failed": found["aborted"],
         }
+        return counts | {name: found[name] for name in _SUMMARY}
 
     def __repr__(self) -> str:
         shown = {

@@ -9,10 +9,12 @@ as they arrive (`hgpo_train.policies.validation`), and trusted from then on.
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.episode import Episode
@@ -39,6 +41,11 @@ _FAILING_TASKS = 3
 _BOTH_WAIT_S = 0.002
 _GARBAGE = 50_000
 """Number of new objects at which garbage is collected during a collection."""
+_TURN_S: Final = 0.001
+"""Seconds of a thread's turn during a collection."""
+_SETTINGS: Final[list[tuple[tuple[int, int, int], float]]] = []
+"""The garbage collector's thresholds and the turn as each collection that is under way has found them."""
+_SETTINGS_LOCK: Final = Lock()
 
 
 @dataclass(slots=True)
@@ -368,22 +375,36 @@ def play_groups(
         )
     else:
         slots = Slots([handle.shared.source.engine() for _ in range(count)])
-    with _rare_garbage_collection():
+    with _fast_interpreter():
         Collector(handle, slots, policy, groups, spec, execution, tally).run(
             progress, should_stop
         )
 
 
 @contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Let Python look for garbage less often: nearly all of a step's objects end without.
+def _fast_interpreter() -> Iterator[None]:
+    """Let Python look for garbage less often, and let threads take turns more often.
 
-    Looking at the others again and again takes a tenth of the time of a scripted policy's step.
+    Nearly all of a step's objects end without the garbage collector, and looking at the others again and again takes a
+    tenth of the time of a scripted policy's step. A commit in its thread waits for its turn after each of hundreds of
+    calls of Polars; with Python's five milliseconds a turn, the play would wait for commits in the end.
+
+    Of collections in several threads, the first one changes the settings of the process, the last one restores them.
     """
-    young, *older = gc.get_threshold()
-    if young:  # 0 turns it off
-        gc.set_threshold(max(young, _GARBAGE), *older)
+    with _SETTINGS_LOCK:
+        thresholds = gc.get_threshold()
+        turn_s = sys.getswitchinterval()
+        _SETTINGS.append((thresholds, turn_s))
+        young, *older = thresholds
+        if young:  # 0 turns it off
+            gc.set_threshold(max(young, _GARBAGE), *older)
+        sys.setswitchinterval(min(turn_s, _TURN_S))
     try:
         yield
     finally:
-        gc.set_threshold(young, *older)
+        with _SETTINGS_LOCK:
+            thresholds, turn_s = _SETTINGS.pop()
+            # what is left last is what the first one found
+            if not _SETTINGS:
+                gc.set_threshold(*thresholds)
+                sys.setswitchinterval(turn_s)

@@ -160,16 +160,14 @@ def evaluation_split(env_id: str) -> str:
         InputError: The environment declares none, or belongs to another package and has no `EnvironmentSpec`.
     """
     env_id = resolve_id(env_id)
-    split = (
-        environment_spec(env_id).evaluation_split
-        if env_id in environment_ids()
-        else None
-    )
     if env_id not in gymnasium.registry and ":" not in env_id:
         raise InputError(unknown_environment(env_id))
+    spec = environment_spec(env_id) if env_id in environment_ids() else None
+    split = spec and spec.evaluation_split
     if split is None:
+        names = f": {', '.join((*spec.splits, 'all'))}" if spec and spec.splits else ""
         raise InputError(
-            f"{env_id} has no default split for evaluation; give one with --split"
+            f"{env_id} has no default split for evaluation; give one with --split{names}"
         )
     return split
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_datasets.branches import IS_BRANCH, roots
-from hgpo_train.measures import measure
+from hgpo_train.measures import figures
 from hgpo_train.proportions import by_length
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def rollout_table(steps: pl.LazyFrame, *, branches: bool = False) -> pl.LazyFram
     Branches are left out, because they are no independent rollouts: where a run branched, its rollouts would count more
     than elsewhere. With `branches` they have rows, too, and a column `branch`.
 
-    The columns are run, iteration, task_id, group and trajectory; env_id, task and task_type; won (null if unknown),
-    score, episode_return and length (number of steps, those of an aborted rollout until it failed); invalid (number of
-    actions that were not well-formed), judged and admissible (numbers of actions of which that is known, and of
-    admissible ones); aborted, truncated (whether the step limit ended it) and error.
+    The columns are run, iteration, task_id, group and trajectory; env_id, task and task_type; won (null if
+    unknown), score, episode_return and length (number of steps, those of an aborted rollout until it failed); invalid
+    (number of actions that were not well-formed), judged and admissible (numbers of actions of which that is known, and
+    of admissible ones); aborted, truncated (whether the step limit ended it) and error.
     """
     named = [IS_BRANCH.first().alias("branch")] if branches else []
     steps = steps if branches else roots(steps)
@@ -74,8 +74,9 @@ class Success:
         unknown: Number of other rollouts of which the environment does not say whether they solved the task.
         share: Share of solved tasks among the rollouts whose result is known; None if there is none.
         interval: Its 95% interval with tasks as trials (`hgpo_train.measures`); None without a share.
-        if_aborted_lost: The share of all rollouts if every other one is counted as lost.
-        if_aborted_won: The share if every other one is counted as won.
+        if_aborted_lost: The share of all rollouts if every other one is counted as lost; None if the
+            environment tells no outcome and none aborted.
+        if_aborted_won: The share if every other one is counted as won; likewise None.
         aborted_by_length: Number of rollouts and of aborted ones for each class of lengths
             (`hgpo_train.proportions.by_length`); empty if no rollout aborted.
     """
@@ -85,8 +86,8 @@ class Success:
     unknown: int
     share: float | None
     interval: tuple[float, float] | None
-    if_aborted_lost: float
-    if_aborted_won: float
+    if_aborted_lost: float | None
+    if_aborted_won: float | None
     aborted_by_length: tuple[tuple[str, int, int], ...] = ()
 
     def describe(self) -> str:
@@ -121,28 +122,21 @@ def success(rollouts: pl.DataFrame) -> Success:
     Args:
         rollouts: Rows of `rollout_table`, of which `env_id`, `task_id`, `won`, `aborted` and `length` are read.
     """
-    # The bounds count every rollout whose result is not known, aborted or not, as lost or as won.
-    whole = rollouts.filter(~pl.col("aborted"))
-    aborted = len(rollouts) - len(whole)
-    won = int(whole["won"].sum())
-    unknown = whole["won"].null_count()
-    lost = won / len(rollouts)
-    most = (won + aborted + unknown) / len(rollouts)
-    found = measure(rollouts.with_columns(success="won"), ["success"])[None]["success"]
-    share, interval = (found.value, found.interval) if found else (None, None)
-    lengths = (
-        by_length(rollouts).select("steps", "episodes", "aborted").rows()
-        if aborted
-        else []
-    )
+    (found,) = figures(rollouts, names=["success"]).to_dicts()
+    interval = None
+    if found["success"] is not None:
+        interval = (found["success_95_low"], found["success_95_high"])
+    lengths = []
+    if found["aborted"]:
+        lengths = by_length(rollouts).select("steps", "episodes", "aborted").rows()
     return Success(
-        len(rollouts),
-        aborted,
-        unknown,
-        share,
+        found["episodes"],
+        found["aborted"],
+        found["unknown"],
+        found["success"],
         interval,
-        lost,
-        most,
+        found["success_if_aborted_lost"],
+        found["success_if_aborted_won"],
         tuple(lengths),
     )
 

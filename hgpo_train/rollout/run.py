@@ -15,8 +15,8 @@ from hgpo_datasets.branches import has_branches
 from hgpo_train.rollout.branch_groups import branch_rollouts
 from hgpo_train.rollout.collector import play_groups
 from hgpo_train.rollout.groups import GroupScheduler, collected_groups
+from hgpo_train.rollout.kept_groups import KeptGroups
 from hgpo_train.rollout.plan import ExecutionOptions, plan_groups
-from hgpo_train.rollout.row import columns_of
 from hgpo_train.rollout.tally import Tally
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.plan import RolloutSpec
-    from hgpo_train.rollout.row import Row
 
 gymnasium.register_envs(hgpo_envs)
 
@@ -73,40 +72,40 @@ def collect_groups(
         replayed &= not has_branches(writer.scan().filter(here))
     done, failed = collected_groups(writer, spec.outcome, retry_failed=replayed)
 
-    def commit(new: list[Row], again: list[Row]) -> None:
-        for rows, store in ((again, writer.replace), (new, writer.add_group)):
-            if rows:
-                # The values were checked when they arrived (`hgpo_train.policies.validation`).
-                store(
-                    {"env_id": [handle.env_id] * len(rows), **columns_of(rows)},
-                    checked=True,
-                )
-        writer.commit()
-
-    plan = plan_groups(handle.tasks, spec)
-    groups = GroupScheduler(plan, spec, execution, commit, done, failed)
-    play_groups(
-        handle,
-        policy,
-        groups,
-        spec,
-        execution,
-        tally,
-        progress=progress,
-        should_stop=should_stop,
+    kept = KeptGroups(
+        writer,
+        handle.env_id,
+        keeps=spec.branch is not None,
+        longest_s=execution.shard_s,
     )
-    if spec.branch is not None and not should_stop():
-        branch_rollouts(
+    plan = plan_groups(handle.tasks, spec)
+    groups = GroupScheduler(plan, spec, execution, kept.commit, done, failed)
+    try:
+        play_groups(
             handle,
             policy,
-            writer,
+            groups,
             spec,
             execution,
             tally,
-            retry_failed=retry_failed,
             progress=progress,
             should_stop=should_stop,
         )
+        if spec.branch is not None and not should_stop():
+            branch_rollouts(
+                handle,
+                policy,
+                writer,
+                spec,
+                execution,
+                tally,
+                kept.frames,
+                retry_failed=retry_failed,
+                progress=progress,
+                should_stop=should_stop,
+            )
+    finally:
+        kept.write()
     return tally
 
 

@@ -126,21 +126,22 @@ class Trajectory:
                         past.message,
                     )
                 )
+        # by position, in the order of the fields: their names would take longer than the request itself
         return Request(
-            id=number,
-            prompt=prompt,
-            seed=text_hash(f"{self.seed}/{step}") % (1 << 63),
-            slot=slot,
-            step=step,
-            first_step=self._first_step,
-            task=episode.task,
-            state=state,
-            engine=engine,
-            with_shorter_history=episode.prompt,
-            read_history=episode.history,
-            tools=settings.tools,
-            system_prompt=settings.system_prompt,
-            turns=turns,
+            number,
+            prompt,
+            text_hash(f"{self.seed}/{step}") % (1 << 63),
+            slot,
+            step,
+            episode.task,
+            state,
+            engine,
+            episode.prompt,
+            episode.history,
+            settings.tools,
+            settings.system_prompt,
+            turns,
+            self._first_step,
         )
 
     def add_reply(self, reply: Reply, seconds: float, version: int) -> str:

@@ -69,7 +69,7 @@ def hindsight_prompts(rows: ScoredRows) -> pl.Series:
         "prompt_token_ids",
         pl.col("response_token_ids").list.len(),
     )
-    context = rows.scorer.context
+    longest = rows.scorer.context_length
     prompts = []
     for trajectory, tokens, length in steps.iter_rows():
         prompt = np.asarray(tokens, np.int32)
@@ -77,8 +77,8 @@ def hindsight_prompts(rows: ScoredRows) -> pl.Series:
         note = np.asarray(note_of[trajectory][:MOST], np.int32)
         whole = np.concatenate([prompt[:place], note, prompt[place:]])
         excess = 0
-        if context is not None:
-            excess = max(0, len(whole) + length - context)
+        if longest is not None:
+            excess = max(0, len(whole) + length - longest)
         prompts.append(whole[excess:])
     return pl.Series(prompts, dtype=pl.List(pl.Int32))
 

@@ -37,7 +37,7 @@ class Scorer(Protocol):
     """A model that scores the tokens of responses (`hgpo_train.training.update.scorer`)."""
 
     @property
-    def context(self) -> int | None:
+    def context_length(self) -> int | None:
         """The number of tokens of the longest sequence that the model accepts; None if it names none."""
 
     def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from hgpo_datasets.reader import errors
+from hgpo_datasets.reader import errors, source_files
 from hgpo_datasets.row_tables import (
     KEYS,
     path_of,
@@ -18,7 +18,7 @@ from hgpo_datasets.row_tables import (
     readable_files,
     write_table,
 )
-from hgpo_datasets.sources import Source, parts_of, run_at, run_of_file
+from hgpo_datasets.sources import Source, parts_of, real, run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted, listed
 from hgpo_train.scores.registry import columns_of, get, score_command
@@ -168,12 +168,13 @@ def with_scores(
 
     # Their runs, which have the scores next to the steps.
     sources = [source] if isinstance(source, str | os.PathLike) else source
-    runs: dict[Path, None] = {}  # each once, in order
+    runs: dict[Path, str | None] = {}  # with their names in `steps`, if others
+    renamed = {file.folder: file.run for file in source_files(sources)}
     for part in parts_of(sources):
         path = Path(part.path)
         run = run_at(path) if path.is_dir() else run_of_file(path)
         if run is not None:
-            runs[run] = None
+            runs[run] = renamed.get(real(run))
     if not runs:
         raise InputError(
             f"expected a saved run with the columns {listed([*missing])}, received a table without them"
@@ -187,13 +188,15 @@ def with_scores(
         .to_list()
     )
     tables = []
-    for folder in runs:
+    for folder, name in runs.items():
         command = score_command(folder, scores)
         found = _read_columns(folder, numbers, missing)
         if not found:
             raise InputError(
                 f"{folder} has no scores {listed([*missing])}; add them with: {command}"
             )
+        if name is not None:
+            found = [table.with_columns(run=pl.lit(name)) for table in found]
         tables += found
     added = pl.concat(tables)
     if added.select(KEYS).is_duplicated().any():

@@ -51,7 +51,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 62)]  # the sum of two is below 2⁶³
 
 _WHOLE: Final = "the update computes the probabilities of the whole distribution at rollout.temperature"
-_NO_OPTIONS: Final = {
+_DETERMINED: Final = {
     "model": "model.path",
     "tokenizer": "model.path",
     "hf_config_path": "model.path",
@@ -144,7 +144,7 @@ class RolloutConfig(ChatTemplate):
         check(self)
         determined = {
             each.name: f"rollout.{each.name}" for each in fields(RolloutConfig)
-        } | _NO_OPTIONS
+        } | _DETERMINED
         for name, value in self.engine_options.items():
             is_harmless = name == "generation_config" and value in ("auto", "vllm")
             if name in determined and not is_harmless:
@@ -439,36 +439,44 @@ def load_config(
         InputError: The file or name does not exist, a key is unknown, a value has the wrong type or is out of range,
             or a run's configuration names code that neither `allow` nor an override does.
     """
-    overrides = list(overrides)
+    # 1. The file, over the defaults.
     merged: dict[str, Any] = asdict(cls())
     if source is not None:
-        path = Path(source)
-        if not path.is_file():
-            known = shipped()
-            if str(source) not in known:
-                raise InputError(
-                    unknown(
-                        "configuration or missing file", str(source), known, limit=6
-                    )
-                )
-            path = known[str(source)]
+        path = _file_of(source)
         if is_run(path.parent):
             allow = allow or ()
-        # `_merge` of several layers imports an estimator; a run stores one layer
-        merged = _merge(
-            merged,
-            read_toml(path, _merge, shipped()) if allow is None else read_toml(path),
-        )
-    # the estimator first, because it drops parameters
-    for text in sorted(
-        overrides, key=lambda text: not text.startswith("advantage.estimator=")
-    ):
+        # A user's file can extend others. A run's is one layer: merging several imports an estimator.
+        layer = read_toml(path, _merge, shipped()) if allow is None else read_toml(path)
+        merged = _merge(merged, layer)
+
+    # 2. The overrides; the estimator first, because it drops the parameters of the one before.
+    first: list[str] = []
+    others: list[str] = []
+    for text in overrides:
+        chosen = first if text.startswith("advantage.estimator=") else others
+        chosen.append(text)
+    for text in (*first, *others):
         merged = _merge(merged, _override(text, cls))
     config = build(cls, merged)
+
+    # 3. The code that a stranger's run names is imported only if the user names it, too.
     if allow is not None:
-        given = frozenset(allow).union(text.partition("=")[2] for text in overrides)
-        check_code_in_file(code_named(config), source, given)
+        given = {text.partition("=")[2] for text in (*first, *others)}
+        check_code_in_file(code_named(config), source, frozenset(allow) | given)
     return config
+
+
+def _file_of(source: str | Path) -> Path:
+    """Return the file of a configuration: a path, or the name of a bundled one."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    known = shipped()
+    if str(source) not in known:
+        raise InputError(
+            unknown("configuration or missing file", str(source), known, limit=6)
+        )
+    return known[str(source)]
 
 
 def stored_config(path: Path) -> Config:

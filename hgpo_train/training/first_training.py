@@ -11,20 +11,21 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Final
 
-import polars as pl
 from rich.console import Console
 
-from hgpo_datasets import scan_steps
-from hgpo_train.proportions import Z, wilson_interval
+from hgpo_train.evaluation.comparison import Comparison, compare
+from hgpo_train.evaluation.reporting_rules import by_seed
 from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.display import Display
+from hgpo_train.training.evaluations import evaluation_episodes
 from hgpo_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hgpo_train.measures import Estimate
 
 ITERATIONS: Final = 10
 EVALUATIONS: Final = 2
@@ -39,18 +40,20 @@ class FirstTraining:
 
     Attributes:
         run: The run's folder, with its configuration, step table, metrics and checkpoint.
-        success: The success on held-out games by iteration: the share of won episodes of each game.
+        success: The success on held-out games by iteration, with games as trials.
+        change: The last success compared with that before training, game by game.
     """
 
     run: Path
-    success: dict[int, list[float]]
+    success: dict[int, Estimate]
+    change: Comparison
 
     def curve(self) -> str:
         """Return success by iteration as a picture of characters, with 95% intervals that take games as trials."""
         lines = [f"{'iteration':<20}{'0%':<{_WIDTH // 2}}{'50%':<{_WIDTH // 2}}100%"]
-        for iteration, games in self.success.items():
-            share = sum(games) / len(games)
-            low, high = wilson_interval(share, len(games))
+        for iteration, (share, low, high) in self.success.items():
+            assert low is not None
+            assert high is not None
             axis = ["·"] * (_WIDTH + 1)
             first = round(low * _WIDTH)
             last = round(high * _WIDTH)
@@ -63,14 +66,16 @@ class FirstTraining:
 
     def verdict(self) -> str:
         """Return in words whether the policy is better, from the differences of the games' success."""
-        before, *_, after = self.success.values()
-        change = [new - old for old, new in zip(before, after, strict=True)]
-        mean = fmean(change)
-        noise = Z * stdev(change) / math.sqrt(len(change))
-        rates = f"Success on {len(change)} held-out games: {100 * mean:+.0f} points (±{100 * noise:.0f}, 95% interval)."
-        if mean > noise:
+        change = self.change
+        assert change.low is not None
+        assert change.high is not None
+        rates = (
+            f"Success on {change.tasks} held-out games: {100 * change.difference:+.0f} points "
+            f"(95%: {100 * change.low:+.0f} to {100 * change.high:+.0f})."
+        )
+        if change.low > 0:
             return f"{rates} The policy became better."
-        if mean < -noise:
+        if change.high < 0:
             return f"{rates} The policy became worse."
         return (
             f"{rates} This does not show an improvement: {ITERATIONS} iterations are few. "
@@ -112,23 +117,13 @@ def first_training(
     with display.live():
         trainer = Trainer(config, folder / "train", display, resume=True)
         trainer.run()
-    result = FirstTraining(trainer.folder, _success(trainer.folder / "evaluation"))
+    episodes = evaluation_episodes(trainer.folder)
+    assert episodes is not None
+    before, *_, after = episodes.partition_by("seed")
+    result = FirstTraining(trainer.folder, by_seed(episodes), compare(after, before))
     picture = Console(record=True, width=90, file=io.StringIO())
     picture.print(result.curve(), highlight=False)
     picture.save_svg(
         str(folder / "curve.svg"), title="Success on held-out games, 95% intervals"
     )
     return result
-
-
-def _success(evaluation: Path) -> dict[int, list[float]]:
-    """Return the share of won episodes of each held-out game, by iteration; games are in the same order."""
-    starts = scan_steps(evaluation).filter(pl.col("step") == 0)
-    won = pl.col("episode_won").fill_null(value=False)
-    games = (
-        starts.group_by("iteration", "task_id")
-        .agg(won.mean())
-        .sort("iteration", "task_id")
-    )
-    by_iteration = games.group_by("iteration", maintain_order=True).agg("episode_won")
-    return dict(by_iteration.collect().iter_rows())

@@ -25,20 +25,16 @@ import torch
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import one_line
 from hgpo_envs.plugins import install_command
+from hgpo_train.models.device import choose_device, why_no_gpu
 from hgpo_train.models.hf import Model, no_progress_bars
-from hgpo_train.models.loading import (
-    add_adapters,
-    checkpoint_layers,
-    choose_device,
-    compute_dtype,
-    why_no_gpu,
-)
+from hgpo_train.models.loading import prepare_for_training, weights_dtype
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.memory_plan import (
     GIB,
     MemoryPlan,
+    first_card,
     meta_model,
     plan_memory,
     this_card,
@@ -154,7 +150,7 @@ def check_gpu(
             ),
             (
                 "vLLM",
-                "use vLLM 0.32, and attach --json to an issue",
+                "use vLLM 0.32 or 0.33, and attach --json to an issue",
                 partial(_vllm, device),
             ),
         ]
@@ -207,7 +203,8 @@ def _free_memory(device: torch.device, config: Config | None) -> Result:
     value = f"{free / GIB:.1f} GiB"
     if config is None:
         return True, value, ""
-    needed = max(plan_memory(config, meta_model(config.model.path), card).totals)
+    model = meta_model(config.model.path)
+    needed = max(plan_memory(config, model, card, first_card()).totals)
     return free >= needed, value, f"at least {needed / GIB:.1f} GiB by the plan"
 
 
@@ -304,7 +301,7 @@ def _update(config: Config | None) -> Result:
     card = this_card(device)
     plan: MemoryPlan | None = None
     if card is not None:
-        plan = plan_memory(config, meta, card)
+        plan = plan_memory(config, meta, card, first_card())
         config = plan.config  # in which no setting is "auto"
     size = sum(weight.numel() for weight in meta.parameters())
     if card is None and size > _LARGEST_ON_A_CPU:
@@ -348,17 +345,13 @@ def _random_model(config: Config, meta: Model, device: torch.device) -> Model:
     """Return the model of a configuration with random weights, in the dtypes of training."""
     from transformers import AutoModelForCausalLM
 
-    lora = config.model.lora
-    dtype = compute_dtype(config.model) if lora.rank else torch.float32
     with torch.device(device):
         model: Model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            meta.config, attn_implementation=config.model.attention, dtype=dtype
+            meta.config,
+            attn_implementation=config.model.attention,
+            dtype=weights_dtype(config.model),
         )
-    if lora.rank:
-        model = add_adapters(model, lora)
-    if config.model.gradient_checkpointing:
-        checkpoint_layers(model)
-    return model
+    return prepare_for_training(model, config.model)
 
 
 def _vllm(device: torch.device) -> Result:

@@ -21,7 +21,8 @@ from torch import nn
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
-from hgpo_train.models.loading import choose_device, why_no_gpu
+from hgpo_train.models.device import choose_device, why_no_gpu
+from hgpo_train.models.hf import head_width, size_of
 from hgpo_train.models.preflight import check_loads_no_code
 from hgpo_train.training.config import Config, SftConfig, replace, shipped
 
@@ -150,6 +151,11 @@ def this_card(device: torch.device) -> Card | None:
     return Card(str(properties.name), int(properties.total_memory))
 
 
+def first_card() -> Card | None:
+    """Return the first CUDA device, which vLLM takes; None without one."""
+    return this_card(torch.device("cuda:0")) if torch.cuda.is_available() else None
+
+
 def meta_model(path: str) -> Model:
     """Return a model on torch's meta device: it has sizes and no memory.
 
@@ -174,7 +180,8 @@ def meta_model(path: str) -> Model:
             model: Model = AutoModelForCausalLM.from_config(
                 config, trust_remote_code=False
             )  # type: ignore[no-untyped-call]
-        [getattr(model.config.get_text_config(), name) for name in _SIZES]
+        sizes = model.config.get_text_config()
+        [getattr(sizes, name) for name in ("hidden_size", "num_hidden_layers")]
     except Exception as error:
         # damaged files and the hub's client can raise any exception
         raise InputError(
@@ -195,6 +202,7 @@ class MemoryPlan:
         engine: The engine's weights and working memory; 0 if it generates with the learner's weights.
         sequence: Keys and values of one sequence of the greatest length.
         concurrent: Number of sequences that run at the same time at most.
+        engine_card: The engine's card, if that is another one (`has_own_card`).
     """
 
     config: Config
@@ -203,6 +211,7 @@ class MemoryPlan:
     engine: int
     sequence: int
     concurrent: int
+    engine_card: Card | None = None
 
     @property
     def share(self) -> int:
@@ -210,9 +219,17 @@ class MemoryPlan:
         return self.parts["engine"][0]
 
     @property
+    def utilization(self) -> float:
+        """The engine's share as a part of its card: vLLM's `gpu_memory_utilization`."""
+        return self.share / (self.engine_card or self.card).memory
+
+    @property
     def totals(self) -> tuple[int, int]:
-        """Bytes on the card during the rollout and during the update."""
-        rollout, update = zip(*self.parts.values(), strict=True)
+        """Bytes on the learner's card during the rollout and during the update."""
+        there = self.parts
+        if self.engine_card is not None:
+            there = {name: part for name, part in there.items() if name != "engine"}
+        rollout, update = zip(*there.values(), strict=True)
         return sum(rollout), sum(update)
 
     @property
@@ -234,13 +251,16 @@ class MemoryPlan:
             or "kv_cache_memory_bytes" in configured
         ):
             return dict(configured)
-        return {_UTILIZATION: round(self.share / self.card.memory, 2)} | configured
+        return {_UTILIZATION: round(self.utilization, 2)} | configured
 
     def table(self) -> str:
         """Return the parts during the rollout and during the update, and the verdict, in lines."""
         config = self.config
+        beside = ""
+        if self.engine_card is not None:
+            beside = f", and the engine on {self.engine_card.name}, {_gib(self.engine_card.memory)} GiB"
         lines = [
-            f"{config.name} on {self.card.name}, {_gib(self.card.memory)} GiB",
+            f"{config.name} on {self.card.name}, {_gib(self.card.memory)} GiB{beside}",
             f"{'GiB':<12}  rollout   update",
         ]
         for name, (rollout, update) in {**self.parts, "total": self.totals}.items():
@@ -248,7 +268,7 @@ class MemoryPlan:
         if config.rollout.engine == "vllm":
             cached = max(0, self.share - self.engine) // self.sequence
             lines.append(
-                f"gpu_memory_utilization = {self.share / self.card.memory:.2f}; the cache holds {cached} sequences of "
+                f"gpu_memory_utilization = {self.utilization:.2f}; the cache holds {cached} sequences of "
                 f"the greatest length, of {self.concurrent} that run at the same time"
             )
         is_recomputed = str(config.model.gradient_checkpointing).lower()
@@ -277,12 +297,37 @@ class MemoryPlan:
         )
 
 
-def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
-    """Return the plan of a run on one card; the model is that of `meta_model`.
+def has_own_card(config: Config) -> bool:
+    """Return whether the engine is on another card than the learner: vLLM takes the first ones of the machine.
+
+    >>> from hgpo_train.training.config import Config, replace
+    >>> config = replace(Config(), model={"device": "cuda:1"}, rollout={"engine": "vllm"})
+    >>> has_own_card(config), has_own_card(replace(config, model={"device": "cuda"}))
+    (True, False)
+    """
+    kind, _, index = config.model.device.partition(":")
+    engines = int(config.rollout.engine_options.get("tensor_parallel_size", 1))
+    is_gpu = kind == "cuda" and index.isdecimal()
+    return config.rollout.engine == "vllm" and is_gpu and int(index) >= engines
+
+
+def plan_memory(
+    config: Config, model: Model, card: Card, engine_card: Card | None = None
+) -> MemoryPlan:
+    """Return the plan of a run on one card, or on two; the model is that of `meta_model`.
 
     The plan's configuration has the fastest of the settings that are "auto" with which the run fits, and which take
     nothing from the engine's cache.
+
+    Args:
+        config: The run's configuration.
+        model: Its model, without memory.
+        card: The learner's card.
+        engine_card: The engine's, if it has its own (`has_own_card`); None for one like the learner's.
     """
+    engines = None
+    if has_own_card(config):
+        engines = engine_card or card
     # From the fastest to the smallest: what is recomputed, or computed in smaller chunks, takes longer.
     recomputed = (
         (False, True) if config.model.gradient_checkpointing == "auto" else (None,)
@@ -299,6 +344,7 @@ def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
                 replace(config, model=model_settings, update=update_settings),
                 model,
                 card,
+                engines,
             )
         )
     smallest = plans[-1]
@@ -307,7 +353,9 @@ def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
     )
 
 
-def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
+def _plan(
+    config: Config, model: Model, card: Card, engine_card: Card | None
+) -> MemoryPlan:
     rollout = config.rollout
     sizes = model.config.get_text_config()
 
@@ -331,8 +379,8 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
 
     # A sequence's keys and values, in 16 bits.
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    heads = getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
-    sequence = longest * sizes.num_hidden_layers * 2 * heads * _head_width(sizes) * 2
+    heads = size_of(sizes, "num_key_value_heads", "num_attention_heads") or 1
+    sequence = longest * sizes.num_hidden_layers * 2 * heads * head_width(sizes) * 2
     concurrent = min(rollout.slots, rollout.tasks * rollout.group_size)
     # it generates with the learner's weights, in batches of a configured size
     if rollout.engine != "vllm":
@@ -348,7 +396,7 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
         )
 
     # vLLM: its weights in 16 bits, one step's activations and logits, and a share of the rest for its cache.
-    step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)
+    step = _ENGINE_TOKENS * 2 * (2 * _feed_forward(sizes) + 2 * sizes.hidden_size)
     engine = (
         2 * (parameters + adapters)
         + step
@@ -358,15 +406,19 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
     others = sum(at_rollout for at_rollout, _ in parts.values())
     if not rollout.sleep:  # its memory is taken during the update, too
         others = max(others, sum(at_update for _, at_update in parts.values()))
-    free = card.memory - others
-    percent = card.memory // 100  # the share is given in percent
+    memory = card.memory
+    if engine_card is not None:
+        memory = engine_card.memory
+        others = _CONTEXTS + int(_FRAGMENTED * memory)
+    free = memory - others
+    percent = memory // 100  # the share is given in percent
     useful = engine + concurrent * sequence + percent
-    share = min(free, int(_LARGEST_SHARE * card.memory), useful)
+    share = min(free, int(_LARGEST_SHARE * memory), useful)
     share = max(0, share // percent * percent)
     if _UTILIZATION in rollout.engine_options:
-        share = int(float(rollout.engine_options[_UTILIZATION]) * card.memory)
+        share = int(float(rollout.engine_options[_UTILIZATION]) * memory)
     parts["engine"] = (share, 0 if rollout.sleep else share)
-    return MemoryPlan(config, card, parts, engine, sequence, concurrent)
+    return MemoryPlan(config, card, parts, engine, sequence, concurrent, engine_card)
 
 
 def _adapter_weights(lora: LoraConfig, model: Model) -> int:
@@ -404,8 +456,9 @@ def activation_bytes(config: Config, model: Model) -> int:
     embedding = 0 if rank else sizes.vocab_size * hidden
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
-    query = sizes.num_attention_heads * _head_width(sizes)
-    units = (hidden, sizes.intermediate_size, query, rank, 1)
+    query = (size_of(sizes, "num_attention_heads") or 1) * head_width(sizes)
+    intermediate = _feed_forward(sizes)
+    units = (hidden, intermediate, query, rank, 1)
     kind = "adapters" if rank else "weights"
 
     def layer_bytes(moment: str) -> float:
@@ -420,7 +473,7 @@ def activation_bytes(config: Config, model: Model) -> int:
     else:
         stored = layers * layer_bytes("stored")
         layer = layer_bytes("working")
-    of_last_layer = 10 * hidden + (6 if half else 12) * sizes.intermediate_size
+    of_last_layer = 10 * hidden + (6 if half else 12) * intermediate
     forward = stored + tokens * of_last_layer + (2 * trained if half else 0)
     logits = (
         _LOGIT_BYTES
@@ -438,11 +491,15 @@ def activation_bytes(config: Config, model: Model) -> int:
     return int(peak)
 
 
-def _head_width(sizes: Any) -> int:  # noqa: ANN401 (a configuration class of Transformers)
-    return int(
-        getattr(sizes, "head_dim", None)
-        or sizes.hidden_size // sizes.num_attention_heads
-    )
+def _feed_forward(sizes: Any) -> int:  # noqa: ANN401
+    """Return the width of a feed-forward layer; of a mixture without another, that of the experts of a token."""
+    width = size_of(sizes, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+    if width is not None:
+        return width
+    of_expert = size_of(sizes, "moe_intermediate_size")
+    if of_expert is not None:
+        return of_expert * (size_of(sizes, "num_experts_per_tok") or 1)
+    return 4 * int(sizes.hidden_size)
 
 
 def smaller_settings(config: Config | SftConfig) -> list[str]:
@@ -494,7 +551,7 @@ def check_memory(config: Config, display: Display) -> MemoryPlan | None:
                 f'{config.name} needs a GPU, and {why_no_gpu()}; model.device = "cpu" trains without one'
             )
         return None
-    plan = plan_memory(config, meta_model(config.model.path), card)
+    plan = plan_memory(config, meta_model(config.model.path), card, first_card())
     display.show(plan.table())
     if config.check_memory and not plan.fits:
         raise InputError(f"{plan.verdict()}; check_memory = false starts nevertheless")

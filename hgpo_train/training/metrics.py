@@ -8,8 +8,9 @@ import polars as pl
 
 from hgpo_datasets.branches import roots
 from hgpo_datasets.derived_columns import any_won
-from hgpo_train.proportions import wilson_interval
+from hgpo_train.measures import TASK, figures
 
+_MEASURES: Final = ("success", "score", "mean_return", "mean_length")
 _SIZE: Final = "advantage_size_"
 _WEIGHT: Final = "advantage_weight_"
 
@@ -31,44 +32,34 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     steps = roots(steps.lazy()).collect()
     if steps.is_empty():
         return {}
+    task = [name for name in TASK if name in steps.columns]
     episodes = steps.group_by("trajectory", maintain_order=True).agg(
-        pl.col("task_id").first(),
+        pl.col(*task, "task_type").first(),
         any_won(pl.col("won")),
         pl.col("aborted").any(),
         pl.col("score").last(),
-        pl.col("reward").sum(),
-        pl.col("task_type").first(),
+        pl.col("reward").sum().alias("episode_return"),
         pl.len().alias("length"),
     )
-
-    # Aborted trajectories are failures of the system, not outcomes of the policy.
-    whole = episodes.filter(~pl.col("aborted"))
+    found = figures(episodes, names=_MEASURES, task=task).row(0, named=True)
     metrics = {
-        f"{prefix}/success_rate": _mean(whole["won"]),
-        f"{prefix}/reward/mean": _mean(whole["reward"]),
-        f"{prefix}/score/mean": _mean(whole["score"]),
-        f"{prefix}/length/mean": _mean(whole["length"]),
+        f"{prefix}/success_rate": _number(found["success"]),
+        f"{prefix}/reward/mean": _number(found["mean_return"]),
+        f"{prefix}/score/mean": _number(found["score"]),
+        f"{prefix}/length/mean": _number(found["mean_length"]),
         f"{prefix}/valid_action_ratio": _mean(steps["action_valid"]),
-        f"{prefix}/trajectories": float(len(episodes)),
-        f"{prefix}/aborted": float(episodes["aborted"].sum()),
+        f"{prefix}/trajectories": float(found["episodes"]),
+        f"{prefix}/aborted": float(found["aborted"]),
     }
+    if found["success"] is not None:
+        for end in ("success_95_low", "success_95_high"):
+            metrics[f"{prefix}/{end}"] = found[end]
 
-    # The rollouts of a task resemble one another, so that tasks are the trials.
-    known = whole.drop_nulls("won")
-    if len(known):
-        low, high = wilson_interval(
-            metrics[f"{prefix}/success_rate"], known["task_id"].n_unique()
-        )
-        metrics[f"{prefix}/success_95_low"] = low
-        metrics[f"{prefix}/success_95_high"] = high
-
+    whole = episodes.filter(~pl.col("aborted"))
     if whole["task_type"].n_unique() > 1:
-        types = (
-            whole.drop_nulls("task_type")
-            .group_by("task_type")
-            .agg(pl.col("won").mean())
-        )
-        for task_type, success in types.sort("task_type").iter_rows():
+        types = whole.drop_nulls("task_type")
+        of_types = figures(types, ["task_type"], names=["success"], task=task)
+        for task_type, success in of_types.select("task_type", "success").iter_rows():
             metrics[f"{prefix}/{task_type}_success_rate"] = _number(success)
     return metrics
 

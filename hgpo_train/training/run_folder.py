@@ -37,7 +37,7 @@ from hgpo_envs.files.sealed import seal
 from hgpo_train.advantages.advantage_tables import FOLDER as ADVANTAGES
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.scores.tables import FOLDER as SCORES
-from hgpo_train.settings import to_toml
+from hgpo_train.settings import MAY_CHANGE, to_toml
 from hgpo_train.training.config import Config
 from hgpo_train.training.tracking import METRICS, read_metrics
 
@@ -66,11 +66,9 @@ def check_new(
         raise InputError(
             f"{folder} already contains a run; resume it with --resume, or choose another --out"
         )
-    if (
-        header is not None
-        and header.config.keys() == {"model", "training"}
-        and not from_table
-    ):
+    # The other commands also store the environment or the demonstrations.
+    is_of_table = header is not None and header.config.keys() == {"model", "training"}
+    if is_of_table and not from_table:
         raise InputError(
             f"{folder} was trained on saved tables; resume it with --steps and --advantages, or choose another --out"
         )
@@ -120,11 +118,11 @@ def fixed_settings(config: Config | SftConfig) -> dict[str, Any]:
     for section in fields(config):
         settings = getattr(config, section.name)
         if not is_dataclass(settings):
-            if not section.metadata:
+            if section.metadata != MAY_CHANGE:
                 fixed[section.name] = stored[section.name]
             continue
         for each in fields(settings):
-            if not each.metadata:
+            if each.metadata != MAY_CHANGE:
                 fixed[f"{section.name}.{each.name}"] = stored[section.name][each.name]
     length = "iterations" if isinstance(config, Config) else "update.epochs"
     if config.optimiser.schedule == "constant":

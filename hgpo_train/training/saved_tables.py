@@ -24,6 +24,7 @@ from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training import stages
 from hgpo_train.training.checkpoint import save_checkpoint
 from hgpo_train.training.config import AdvantageConfig
+from hgpo_train.training.progress import after_iteration
 from hgpo_train.training.run_folder import (
     CHECKPOINTS,
     CONFIG,
@@ -33,9 +34,10 @@ from hgpo_train.training.run_folder import (
 )
 from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
-from hgpo_train.training.trainer import after_iteration, load_policy, track
+from hgpo_train.training.trainer import load_policy, track
 
 if TYPE_CHECKING:
+    from hgpo_datasets.manifest import Header
     from hgpo_train.training.config import Config
     from hgpo_train.training.display import Display
 
@@ -80,8 +82,14 @@ def train_on_table(
         raise InputError(
             f"{steps} has no token ids, which training needs; collect it with transformers:MODEL"
         )
-    if has_raw_logprobs(config, steps, folder):
-        rows = rows.with_columns(response_logprobs=pl.lit(None, pl.List(pl.Float32)))
+    run_of_steps = run_at(steps) or run_of_file(steps)
+    header = None if run_of_steps is None else manifest.read(run_of_steps).header
+    if header is not None:
+        _check_sampling(config, steps, folder, header)
+        if has_raw_logprobs(header):
+            check_loss_ignores_engine(config, steps)
+            unknown = pl.lit(None, pl.List(pl.Float32))
+            rows = rows.with_columns(response_logprobs=unknown)
 
     # 2. The configuration as it is stored, with the estimator of these advantages.
     used = metadata["columns"]["advantage"]
@@ -128,24 +136,15 @@ def train_on_table(
         )
 
 
-def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
-    """Check a run's temperature, and warn if it names another model. Return whether its log-probabilities are raw.
-
-    Raises:
-        InputError: It was sampled at another temperature, or the update would use raw log-probabilities.
-    """
-    run = run_at(steps) or run_of_file(steps)
-    header = None if run is None else manifest.read(run).header
-    if header is None:
-        return False
-    policy = header.section("policy")
+def _check_sampling(config: Config, steps: Path, folder: Path, header: Header) -> None:
+    """Warn if rollouts were sampled from another model; raise `InputError` if it was at another temperature."""
     temperature = sampling_temperature(header)
     if temperature != config.rollout.temperature:
         raise InputError(
             f"{steps} was sampled at temperature {temperature}, and rollout.temperature is "
             f"{config.rollout.temperature}; add --set rollout.temperature={temperature}"
         )
-    model = policy.get("weights", header.config.get("model"))
+    model = header.section("policy").get("weights", header.config.get("model"))
     expected = {
         config.model.path,
         stored_model(config.model.path),
@@ -157,15 +156,22 @@ def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
         stages.warn(
             f"{steps} was sampled from {model}, and {config.model.path} is updated; if it is another, set model.path"
         )
-    is_server = (
-        str(policy.get("name")).startswith("openai:")
-        and policy.get("logprobs_mode", "raw") == "raw"
-    )
-    is_raw = is_server and (temperature != 1 or policy.get("top_p", 1) != 1)
-    if is_raw and (config.update.old_logprobs == "rollout" or config.update.rollout_is):
+
+
+def has_raw_logprobs(header: Header) -> bool:
+    """Return whether a run has log-probabilities at temperature 1 of responses that a server sampled otherwise."""
+    policy = header.section("policy")
+    is_server = str(policy.get("name")).startswith("openai:")
+    is_processed = policy.get("logprobs_mode", "raw") == "processed"
+    is_plain = sampling_temperature(header) == 1 and policy.get("top_p", 1) == 1
+    return is_server and not is_processed and not is_plain
+
+
+def check_loss_ignores_engine(config: Config, steps: Path) -> None:
+    """Raise `InputError` if the loss reads the log-probabilities of the engine, which are raw."""
+    if config.update.old_logprobs == "rollout" or config.update.rollout_is:
         raise InputError(
             f"{steps} has a server's log-probabilities at temperature 1, of responses that were sampled otherwise; set "
             'update.old_logprobs = "recompute" and update.rollout_is = "none", or collect it from vllm serve with '
             "--logprobs-mode processed_logprobs and the policy option logprobs_mode=processed"
         )
-    return is_raw

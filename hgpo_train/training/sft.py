@@ -25,7 +25,8 @@ from hgpo_train.models.chat_format import (
     without_opened_thought,
 )
 from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
-from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
+from hgpo_train.models.hf import vocabulary_size
+from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.conversation import (
     Turn,
     chat_messages,
@@ -43,7 +44,7 @@ from hgpo_train.training.update.batches import (
     mini_batches,
     samples_from_steps,
 )
-from hgpo_train.training.update.learner import Fixed, Learner
+from hgpo_train.training.update.learner import Learner, LossInputs
 from hgpo_train.training.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ _NEWEST: Final = CheckpointConfig(keep=1)
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     """Return the rows of the trajectories to imitate, sorted by trajectory and step.
 
-    The columns are `trajectory`, `step`, `prompt`, `response` and `imitated`. The response of a row without one is its
-    action, for policies that choose actions directly. Aborted trajectories and branches are left out. With
-    `rows = "won"`, so are trajectories that did not solve their task, and rows with invalid actions are not imitated.
+    The columns are `trajectory`, `step`, `prompt`, `response`, `finish_reason` and `imitated`. The response of a row
+    without one is its action, for policies that choose actions directly. Aborted trajectories and branches are left
+    out. With `rows = "won"`, so are trajectories that did not solve their task, and rows with invalid actions are not
+    imitated.
 
     Raises:
         InputError: The table stores no prompts, or fewer than two trajectories remain.
@@ -73,7 +75,8 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     # of several runs, which may have the same ids
     names = pl.format("{}/{}", "run", "trajectory").alias("trajectory")
     rows = table.select(
-        names, "step", "prompt", response, "action_valid", "won", "aborted"
+        *(names, "step", "prompt", response, "finish_reason"),
+        *("action_valid", "won", "aborted"),
     ).collect()
     if rows["prompt"].is_null().all():
         raise InputError(
@@ -89,7 +92,8 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     rows = (
         rows.filter(kept).drop_nulls(["prompt", "response"]).sort("trajectory", "step")
     )
-    rows = rows.select("trajectory", "step", "prompt", "response", imitated=imitated)
+    kept_columns = ("trajectory", "step", "prompt", "response", "finish_reason")
+    rows = rows.select(*kept_columns, imitated=imitated)
     number = rows.filter("imitated")["trajectory"].n_unique()
     if number < 2:
         raise InputError(
@@ -108,10 +112,11 @@ def tokenise(
 ) -> pl.DataFrame:
     """Add token columns: `prompt_token_ids`, `response_token_ids`, and `context_tokens`, those of past turns.
 
-    Responses end as the chat template ends a turn, and begin after a thought that it opens.
+    Responses end as the chat template ends a turn, unless the limit of tokens has cut them. They begin after a thought
+    that the template opens.
 
     Args:
-        rows: Rows of trajectories, sorted by trajectory and step.
+        rows: Rows of trajectories, sorted by trajectory and step. `finish_reason` is optional.
         tokenizer: The model's tokenizer.
         max_prompt_tokens: Maximum prompt length; longer prompts lose their beginning.
         environment: The environment's options as the run stores them; ``id``, ``prompt_style``, ``system_prompt`` and
@@ -130,9 +135,15 @@ def tokenise(
     opened = opened_thought(tokenizer, shortest)
     texts = [without_opened_thought(text, opened) for text in rows["response"]]
     end = end_of_turn(tokenizer)
+    unknown = pl.repeat(None, len(rows), dtype=pl.String, eager=True)
+    reasons = rows.get_column("finish_reason", default=unknown)
     responses = [
-        [*tokens, end]
-        for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]
+        tokens if reason == "length" else [*tokens, end]
+        for tokens, reason in zip(
+            tokenizer(texts, add_special_tokens=False)["input_ids"],
+            reasons,
+            strict=True,
+        )
     ]
 
     # 2. Prompts. In a conversation each contains the tokens of the step before, prompt and response.
@@ -145,12 +156,14 @@ def tokenise(
     else:
         past: list[Turn] = []
         past_tokens = 0
-        for step, prompt, response, tokens in zip(
-            *rows["step", "prompt", "response"], responses, strict=True
+        before = None
+        for trajectory, prompt, response, tokens in zip(
+            *rows["trajectory", "prompt", "response"], responses, strict=True
         ):
-            if step == 0:
+            if trajectory != before:
                 past = []
                 past_tokens = 0
+            before = trajectory
             encoded = encode_conversation(
                 tokenizer, system_prompt, past, prompt, chat_template_options, tools
             )
@@ -258,7 +271,7 @@ def run_sft(
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
         # 2. The samples.
         model = load_model(config.model, config.seed)
-        check_rows(rows, vocabulary(model))
+        check_rows(rows, vocabulary_size(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
         # what is new in each prompt, but a first token, moves into the response
         if config.prompt_loss:
@@ -313,7 +326,7 @@ def _epoch(
     for done, batch in enumerate(batches):
         rate = learning_rate(config.optimiser, epoch * len(batches) + done, total)
         learner.set_learning_rate(rate)
-        steps.append(learner.step(samples, batch, Fixed()))
+        steps.append(learner.step(samples, batch, LossInputs()))
         display.progress(done + 1, len(batches))
     return {
         "train/loss": fmean(step["actor/nll"] for step in steps),

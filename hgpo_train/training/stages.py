@@ -28,7 +28,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import advantage_tables as advantages
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.input_columns import row_keys
-from hgpo_train.models.loading import vocabulary
+from hgpo_train.models.hf import vocabulary_size
 from hgpo_train.rollout.failures import (
     failures_of_steps,
     raise_if_too_long,
@@ -41,7 +41,7 @@ from hgpo_train.scores import tables as scores
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.tracking import METRICS, read_metrics
 from hgpo_train.training.update.batches import check_rows, samples_from_steps
-from hgpo_train.training.update.learner import Fixed
+from hgpo_train.training.update.learner import LossInputs
 from hgpo_train.training.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 MINI_BATCHES: Final = 2
 """Separates the random numbers of mini-batches from others that are derived from the same seed."""
-SCORES: Final = {"logprobs": "old_log_prob", "reference_logprobs": "ref"}
+VERL_STAGES: Final = {"logprobs": "old_log_prob", "reference_logprobs": "ref"}
 """verl's names of the durations of scores."""
 
 
@@ -233,47 +233,47 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     Raises:
         InputError: The rows have no token ids or some that the model lacks, or the device ran out of memory.
     """
-    # 1. What the estimator and the loss read; what a table has already is read from it.
     needed = list(run.estimator.scores)
     if run.config.update.old_logprobs == "recompute":
         needed.append("logprobs")
     if run.config.update.kl_weight > 0:
         needed.append("reference_logprobs")
     needed = list(dict.fromkeys(needed))
-    # one that reads scores can later be computed of all groups (`hgpo advantages`)
     if not run.estimator.scores:
         steps = trained_groups(run.config, steps)
-    if not needed:
-        return steps
+        return _joined(steps, _scores(run, steps, needed)) if needed else steps
+    # All groups have the scores of an estimator, which can later be computed of all of them (`hgpo advantages`).
+    return trained_groups(run.config, _joined(steps, _scores(run, steps, needed)))
+
+
+def _scores(run: Run, steps: pl.DataFrame, needed: list[str]) -> pl.DataFrame:
+    """Return the scores of steps: those that are stored, or what the learner computes, which is then stored."""
     path = path_of(run.folder, scores.FOLDER, run.state.iteration + 1)
-    temperature = run.learner.temperature
     about = scores.description(
         needed,
         model="the policy",
-        temperature=temperature,
+        temperature=run.learner.temperature,
         reference="the first policy",
     )
     stored = scores.stored_scores(path, steps, about)
     if stored is not None:
-        return trained_groups(run.config, _joined(steps, stored.select(*KEYS, *about)))
+        return stored.select(*KEYS, *about)
 
-    # 2. Otherwise the learner computes it.
     tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
     if len(tokens) and tokens.is_null().all():
         engine = run.config.rollout.engine
         raise InputError(
             f"the engine {engine!r} reported no token ids, which training needs"
         )
-
     scored, seconds = scores.score_table(
         steps, needed, run.learner, lambda: run.tokenizer
     )
     scores.store_scores(path, scored, about)
     run.seconds |= {
-        SCORES.get(name, f"score_{name}"): duration
+        VERL_STAGES.get(name, f"score_{name}"): duration
         for name, duration in seconds.items()
     }
-    return trained_groups(run.config, _joined(steps, scored))
+    return scored
 
 
 def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -360,11 +360,11 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
         & (pl.col("response_token_ids").list.len() > 0)
     )
     rows, left_out = trained_rows(config.update, rows, iteration)
-    check_rows(rows, vocabulary(run.learner.model))
+    check_rows(rows, vocabulary_size(run.learner.model))
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
-    given = Fixed(old=_flat(rows, "logprobs"))
+    inputs = LossInputs(old=_flat(rows, "logprobs"))
     if config.update.kl_weight > 0:
-        given = given._replace(reference=_flat(rows, "reference_logprobs"))
+        inputs = inputs._replace(reference=_flat(rows, "reference_logprobs"))
 
     # 2. The optimiser steps.
     rng = np.random.default_rng([config.seed, iteration, MINI_BATCHES])
@@ -375,14 +375,14 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
         rng,
         rate,
         run.display.progress,
-        scores=given,
+        inputs=inputs,
     )
     seconds = time.perf_counter() - begin
 
     # 3. Metrics.
     # with the passes that scored the tokens before
     if "perf/update_tokens_per_s" in metrics:
-        scoring = sum(run.seconds.get(name, 0.0) for name in SCORES.values())
+        scoring = sum(run.seconds.get(name, 0.0) for name in VERL_STAGES.values())
         metrics["perf/update_tokens_per_s"] *= seconds / (seconds + scoring)
     metrics |= left_out
     metrics["perf/total_num_tokens"] = float(samples.start[-1])

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
-from functools import partial
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -35,6 +31,12 @@ from hgpo_train.training.config import configured_estimator
 from hgpo_train.training.data import env_options, open_training_env
 from hgpo_train.training.memory_plan import check_memory, memory_advice, memory_metrics
 from hgpo_train.training.metrics import episode_metrics
+from hgpo_train.training.progress import (
+    after_evaluation,
+    after_iteration,
+    is_finished,
+)
+from hgpo_train.training.rollouts_ahead import TrainingRollouts
 from hgpo_train.training.run_folder import (
     CHECKPOINTS,
     CONFIG,
@@ -51,11 +53,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hgpo_train.advantages import Estimator
     from hgpo_train.models.checkpoint_files import TrainingState
+    from hgpo_train.models.hf import Tokenizer
     from hgpo_train.policies.generation import TrainablePolicy
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config, RolloutConfig
     from hgpo_train.training.display import Display
+    from hgpo_train.training.memory_plan import MemoryPlan
 
 
 class Trainer:
@@ -87,20 +92,9 @@ class Trainer:
 
         # 1. What can be refused without a model: the folder, the estimator, the engine, the memory, the tasks.
         check_new(folder, resume=resume)
-        estimator = configured_estimator(config)
-        branch = config.rollout.branch
-        if (
-            branch
-            and branch_rules.get(branch).outcomes
-            and estimator.biased_by_outcomes
-        ):
-            stages.warn(
-                f"branches are chosen by outcomes ({branch}), which biases {estimator.name}; use "
-                "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
-            )
-        make_policy = trainable_factory(
-            config.rollout.engine, config.rollout.engine_options
-        )
+        estimator = _checked_estimator(config)
+        engine = config.rollout.engine
+        make_policy = trainable_factory(engine, config.rollout.engine_options)
         plan = check_memory(config, display)
         if plan is not None:
             _check_machine(config, display)
@@ -114,16 +108,7 @@ class Trainer:
                 self._held_out = open_training_env(config, config.evaluation.split)
                 resources.enter_context(closing(self._held_out))
             tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
-            inputs = {
-                **env.identity(env_options(config, config.environment.split)),
-                "model": stored_model(config.model.path),
-                **branch_rules.identity(
-                    config.rollout.branch, config.rollout.branch_width
-                ),
-            }
-            # its path is a setting; the file behind it must be the same, too
-            if config.rollout.chat_template:
-                inputs["chat_template"] = tokenizer.chat_template
+            inputs = _inputs(config, env, tokenizer)
             self._table = resources.enter_context(open_run(folder, config, inputs))
 
             # 2. The policy as the newest checkpoint left it, and its learner.
@@ -141,32 +126,13 @@ class Trainer:
             free_gpu(config.rollout, learner.optimiser)
 
             # 3. The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
-            options = dict(
-                config.rollout.engine_options if plan is None else plan.engine_options()
-            )
-            if config.rollout.sleep and config.rollout.engine == "vllm":
-                options["enable_sleep_mode"] = True
-            context = TrainableContext(
-                config.model, generation_options(config.rollout), options
-            )
-            # vLLM takes a minute or two
-            with display.stage(f"start {config.rollout.engine}"):
+            # vLLM takes a minute or two.
+            with display.stage(f"start {engine}"):
+                context = _engine_context(config, plan)
                 self.policy = make_policy(learner.model, tokenizer, context)
             resources.enter_context(closing(self.policy))
-            self._ahead: Future[tuple[pl.DataFrame, float]] | None = None
-            self._beside = resources.enter_context(
-                ThreadPoolExecutor(1, "hgpo-rollouts")
-            )
-            self._is_closing = Event()
-            resources.callback(self._is_closing.set)
-            self._collect = partial(
-                stages.collect,
-                self._run,
-                env=env,
-                policy=self.policy,
-                table=self._table,
-                should_stop=self._is_closing.is_set,
-            )
+            self._rollouts = TrainingRollouts(self._run, env, self.policy, self._table)
+            resources.enter_context(closing(self._rollouts))
             with memory_advice(config):
                 self.policy.publish(learner.model, state.iteration)
 
@@ -229,7 +195,7 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(learner.device)
 
         # 1. Collect.
-        steps = self._collected()
+        steps, run.seconds["gen"] = self._rollouts.collect()
 
         # 2. Score, estimate and update, while the engine sleeps if it can.
         with (
@@ -245,9 +211,9 @@ class Trainer:
         run.state = after_iteration(run.state, steps)
 
         # 3. Publish. The next iteration's rollouts end before the engine receives other weights.
-        if self._ahead is not None:
+        if self._rollouts.is_ahead:
             with self._stage("collect", "gen_wait"):
-                self._ahead.result()
+                self._rollouts.wait()
         with self._stage("publish", "publish"), memory_advice(config):
             self.policy.publish(learner.model, run.state.iteration)
 
@@ -300,24 +266,6 @@ class Trainer:
         metrics["perf/rollout_tokens_per_s"] = generated / max(seconds["gen"], 1e-9)
         return metrics
 
-    def _collected(self) -> pl.DataFrame:
-        """Return the iteration's steps; with `rollout.ahead`, those of the next iteration are collected from now on."""
-        if self._ahead is None:
-            with self._stage("collect", "gen"):
-                steps = self._collect(self.state, self._display.tally)
-        else:
-            steps, self._run.seconds["gen"] = self._ahead.result()
-            self._ahead = None
-        following = after_iteration(self.state, steps)
-        if self.config.rollout.ahead and not is_finished(self.config, following):
-            self._ahead = self._beside.submit(self._collect_ahead, following)
-        return steps
-
-    def _collect_ahead(self, state: TrainingState) -> tuple[pl.DataFrame, float]:
-        """Return the steps of the iteration after a state, and the seconds that they took."""
-        begin = time.perf_counter()
-        return self._collect(state, lambda _: None), time.perf_counter() - begin
-
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
         assert self._held_out is not None
@@ -361,10 +309,10 @@ def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
         rollout = config.rollout
         learner = Learner(model, config, temperature=rollout.temperature)
         longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-        if learner.context is not None and longest > learner.context:
+        if learner.context_length is not None and longest > learner.context_length:
             raise InputError(
                 f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model accepts at most "
-                f"{learner.context} tokens; reduce one of them"
+                f"{learner.context_length} tokens; reduce one of them"
             )
         state = resume_checkpoint(
             folder / CHECKPOINTS, model, learner.optimiser, config.checkpoint
@@ -397,6 +345,41 @@ def gpu_for_update(
         sleeper.wake_up()
 
 
+def _checked_estimator(config: Config) -> Estimator:
+    """Return the configured estimator; warn if branches are chosen by what biases it."""
+    estimator = configured_estimator(config)
+    rule = config.rollout.branch
+    if rule and branch_rules.get(rule).outcomes and estimator.biased_by_outcomes:
+        stages.warn(
+            f"branches are chosen by outcomes ({rule}), which biases {estimator.name}; use "
+            "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
+        )
+    return estimator
+
+
+def _inputs(config: Config, env: EnvHandle, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what the configuration refers to by name, and what must be the same when the run is resumed."""
+    rollout = config.rollout
+    inputs = {
+        **env.identity(env_options(config, config.environment.split)),
+        "model": stored_model(config.model.path),
+        **branch_rules.identity(rollout.branch, rollout.branch_width),
+    }
+    # its path is a setting; the file behind it must be the same, too
+    if rollout.chat_template:
+        inputs["chat_template"] = tokenizer.chat_template
+    return inputs
+
+
+def _engine_context(config: Config, plan: MemoryPlan | None) -> TrainableContext:
+    """Return what the engine is started with; on a GPU its share of the memory is that of the plan."""
+    rollout = config.rollout
+    options = dict(rollout.engine_options if plan is None else plan.engine_options())
+    if rollout.sleep and rollout.engine == "vllm":
+        options["enable_sleep_mode"] = True
+    return TrainableContext(config.model, generation_options(rollout), options)
+
+
 def _check_machine(config: Config, display: Display) -> None:
     """Show what the short part of `hgpo check gpu` finds; raise `InputError` if memory is in use by other programs."""
     from hgpo_train.training import gpu_check
@@ -408,27 +391,3 @@ def _check_machine(config: Config, display: Display) -> None:
                     f"{finding.line()}; check_memory = false starts nevertheless"
                 )
             display.show(finding.line())
-
-
-def after_iteration(state: TrainingState, steps: pl.DataFrame) -> TrainingState:
-    """Return the state after an iteration that was trained on these steps."""
-    return replace(
-        state,
-        iteration=state.iteration + 1,
-        tasks_drawn=state.tasks_drawn + steps.select("task_id", "group").n_unique(),
-        environment_steps=state.environment_steps + len(steps),
-    )
-
-
-def after_evaluation(state: TrainingState, success: float) -> TrainingState:
-    """Return the state after an evaluation with this success rate on held-out tasks."""
-    if not success > state.best_success:
-        return replace(state, stalled=state.stalled + 1)
-    return replace(state, best=state.iteration, best_success=success, stalled=0)
-
-
-def is_finished(config: Config, state: TrainingState) -> bool:
-    """Return whether a run has reached its end: of iterations, of environment steps, or of evaluations without gain."""
-    is_stalled = 0 < config.evaluation.patience <= state.stalled
-    is_long = state.environment_steps >= (config.environment_steps or math.inf)
-    return is_stalled or is_long or state.iteration >= config.iterations

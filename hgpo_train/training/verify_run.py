@@ -126,10 +126,10 @@ def _verify_files(folder: Path, report: VerifyReport) -> VerifyReport:
         parts = [data]
         if name.endswith(".jsonl"):
             *lines, rest = data.split(b"\n")
-            # after a kill, the rest is the beginning of a line, and not one whose line end has changed
-            parts = [line + b"\n" for line in lines] + [rest] * is_sealed(
-                rest[:-1] + b"\n"
-            )
+            parts = [line + b"\n" for line in lines]
+            # After a kill the rest is the beginning of a line. A whole line there has a line end that was changed.
+            if is_sealed(rest[:-1] + b"\n"):
+                parts.append(rest)
         for number, part in enumerate(parts, 1):
             if not is_sealed(part):
                 report.add(

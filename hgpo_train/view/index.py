@@ -56,8 +56,8 @@ class Index:
             ones), `error` and `number` (of its group).
         groups: One row per group, in the order of the rows: the columns of `GROUP`, `task_type`, `task`, `number` (its
             position), `first` (position of its first trajectory), `size`, `row`, `rows`, `aborted`, `invalid` (steps),
-            `roots` (rollouts, which are no branches); and of those that were not aborted `rollouts`, `won` (numbers;
-            null if it is unknown of one) and `mean_return`.
+            `roots` (rollouts, which are no branches); and of those that were not aborted `rollouts`, `won` (numbers)
+            and `success` (share; both null if the outcome of one is unknown), and `mean_return`.
         depth: Largest k of the stored contexts.
     """
 
@@ -207,6 +207,7 @@ def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
             rollouts.sum().cast(pl.Int64).alias("rollouts"),
             # unknown if the outcome of one is
             pl.when(~won.has_nulls()).then(wins).alias("won"),
+            pl.when(~won.has_nulls()).then(won.mean()).alias("success"),
             pl.col("episode_return").filter(rollouts).mean().alias("mean_return"),
         )
         .with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("first"))

@@ -24,9 +24,8 @@ from hgpo_train.analysis.statistics import (
     with_and_without_unchanged,
 )
 from hgpo_train.evaluation.comparison import TASK, compare
-from hgpo_train.measures import MEASURES, measure, measure_by_task
-from hgpo_train.measures import TASK as MEASURED_TASK
-from hgpo_train.proportions import NO_OUTCOME, by_length
+from hgpo_train.measures import MEASURES, figures, measure, measure_by_task
+from hgpo_train.proportions import by_length
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,33 +81,24 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
 def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any]]:
     """Return the results of all episodes but branches, or of those of each value of a column, sorted by it.
 
-    The measures and their `intervals` are those of `hgpo_train.measures`; None where unknown. Aborted rollouts are
-    counted, and change `bounds` of success, which is None where no outcome is known.
+    `steps` are those that were played, also by branches.
+    The figures are those of `hgpo_train.measures.figures`, with the `intervals` of all measures, and with the `bounds`
+    of success where rollouts were aborted; None where unknown.
     """
-    episodes = episodes.filter(~IS_BRANCH).with_columns(success="won", all=None)
-    whole = ~pl.col("aborted")
-    known = whole & pl.col("won").is_not_null()
-    totals = episodes.group_by(by or "all").agg(
-        pl.struct(MEASURED_TASK).n_unique().cast(pl.Int64).alias("tasks"),
-        pl.len().cast(pl.Int64).alias("episodes"),
-        pl.col("length").sum().alias("steps"),
-        pl.col("aborted").sum().cast(pl.Int64),
-        pl.when(pl.col("aborted").any() & ~NO_OUTCOME)
-        .then(
-            pl.concat_list(
-                (known & pl.col("won")).mean(), (~known | pl.col("won")).mean()
-            )
-        )
-        .alias("bounds"),
-    )
+    played = episodes.group_by(by or pl.lit(0).alias("all")).agg(pl.col("length").sum())
+    steps = dict(played.iter_rows())
+    episodes = episodes.filter(~IS_BRANCH).with_columns(success="won")
     measures = measure(episodes, by=by)
-    rows = totals.sort(by or "all", nulls_last=True).to_dicts()
+    rows = figures(episodes, [by] if by else []).to_dicts()
     for row in rows:
         found = measures[row[by] if by else None]
+        row["steps"] = steps[row[by] if by else 0]
         row |= {name: estimate and estimate.value for name, estimate in found.items()}
         row["intervals"] = {
             name: estimate and estimate.interval for name, estimate in found.items()
         }
+        bounds = [row["success_if_aborted_lost"], row["success_if_aborted_won"]]
+        row["bounds"] = bounds if row["aborted"] and None not in bounds else None
     return rows
 
 

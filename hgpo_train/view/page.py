@@ -24,11 +24,10 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
-from hgpo_train.advantages.variants import read_variants
 from hgpo_train.measures import TASK
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
-from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents
+from hgpo_train.view.estimates import estimate, estimator_documents
 from hgpo_train.view.notes import notes_document
 from hgpo_train.view.overview import (
     curves_document,
@@ -109,7 +108,7 @@ def write_page(
         estimators = TREE_ESTIMATORS
     trained = [found[0] for run in runs if (found := run.source.trained()) is not None]
     names = list(dict.fromkeys([*trained, *(estimators or ESTIMATORS)]))
-    specs = [_specs(run.source, names) for run in runs]
+    specs = [run.source.estimators(names) for run in runs]
 
     # The tasks of each run that are wanted.
     wanted = [_tasks(run.index, tasks, task_ids) for run in runs]
@@ -227,14 +226,6 @@ def _in_turns(runs: Sequence[Sequence[list[int]]]) -> Iterator[tuple[int, list[i
         yield from (
             (run, groups) for run, groups in enumerate(row) if groups is not None
         )
-
-
-def _specs(source: Source, names: Sequence[str]) -> dict[str, Estimator | None]:
-    """Return estimators with those parameters of a run's training that they have, and the advantages of training."""
-    _, parameters = source.trained() or ("", {})
-    specs: dict[str, Estimator | None] = {AS_TRAINED: None} if source.stored() else {}
-    variants = read_variants(names, parameters)
-    return specs | {variant.name: variant.estimator for variant in variants}
 
 
 def _answers(

@@ -14,13 +14,14 @@ import msgspec
 from hgpo_datasets import manifest
 from hgpo_datasets.reader import errors, is_plain, step_files
 from hgpo_datasets.row_tables import files_of
-from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
+from hgpo_datasets.sources import PARQUET, is_run, names_apart, parts_of, runs_below
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import seems_locked
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.advantage_tables import FOLDER
+from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view import notes
 from hgpo_train.view.estimates import AS_TRAINED, is_safe_state_key
 from hgpo_train.view.index import Index, read_index
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tokenizers import Tokenizer
+
+    from hgpo_train.advantages import Estimator
 
 ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
 TREE_ESTIMATORS: Final = ("tree_hgpo", "tree_grpo")
@@ -177,6 +180,21 @@ class Source:
         of_training = [AS_TRAINED] if self.stored() else first
         return [*of_training, *(name for name in others if name not in first)]
 
+    def estimators(self, names: Sequence[str]) -> dict[str, Estimator | None]:
+        """Return estimators with those parameters of training that they have; None for the advantages of training.
+
+        Raises:
+            InputError: An estimator is unknown.
+        """
+        trained, parameters = self.trained() or (None, {})
+        # A parameter that none of the names has is not unknown: that of training has it.
+        read = dict.fromkeys([*names, trained])
+        read.pop(AS_TRAINED, None)
+        found: dict[str, Estimator | None] = {AS_TRAINED: None} if self.stored() else {}
+        for variant in read_variants(filter(None, read), parameters):
+            found[variant.name] = variant.estimator
+        return found
+
     def stored(self) -> bool:
         """Return whether the run has the advantages that it was trained on."""
         return self.folder is not None and bool(files_of(self.folder, FOLDER))
@@ -284,7 +302,7 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
 
     # 3. Names differ, also of a run that is named twice.
     counts: dict[str, int] = {}
-    names = [_name_among(source, sources) for source in sources]
+    names = _names_apart(sources)
     for source, name in zip(sources, names, strict=True):
         count = counts[name] = counts.get(name, 0) + 1
         source.name = name + (f" ({count})" if count > 1 else "")
@@ -304,7 +322,7 @@ def add_evaluations(sources: list[Source]) -> None:
                         is_evaluation and _was_played(training, source)
                     )
                     if is_played and source.place not in places:
-                        source.name = _name_among(source, sources)
+                        *_, source.name = _names_apart([*sources, source])
                         sources.append(source)
 
 
@@ -320,18 +338,10 @@ def _new_runs(training: Source) -> list[Path]:
     return found
 
 
-def _name_among(source: Source, sources: Sequence[Source]) -> str:
-    """Return a run's name, with as many folders before it as tell it apart from others of this name."""
-    alike = [
-        other.place
-        for other in sources
-        if other.name == source.name and other.place != source.place
-    ]
-    parts = source.place.parts
-    for length in range(1, len(parts) + 1):
-        if all(other.parts[-length:] != parts[-length:] for other in alike):
-            return source.name if length == 1 else clean_text("/".join(parts[-length:]))
-    return source.name
+def _names_apart(sources: Sequence[Source]) -> list[str]:
+    names = [source.name for source in sources]
+    places = [source.place for source in sources]
+    return [clean_text(name) for name in names_apart(names, places)]
 
 
 def _pattern_of_folder(path: str) -> str:

@@ -20,9 +20,8 @@ from textual.widgets import Footer, Input, Static, Tree
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
-from hgpo_train.advantages.variants import read_variants
-from hgpo_train.view.documents import group_document, step_documents
-from hgpo_train.view.estimates import AS_TRAINED, estimate
+from hgpo_train.view.documents import STATE_CHARACTERS, group_document, step_documents
+from hgpo_train.view.estimates import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,16 +37,11 @@ GROUPS: Final = 500
 """Groups that the tree contains."""
 TEXTS: Final = ("state", "action", "next state", "response", "prompt")
 
-MOST: Final = 20_000
-"""Characters of a text that a screen contains."""
-
 _HIDDEN: Final = re.compile(
     "([\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
     "\ufeff\ufffe\uffff\U000e0000-\U000e007f])"
 )
 """Characters that cannot be seen, that control a terminal, or that turn the direction of a line."""
-
-_estimate = lru_cache(16)(estimate)  # the next step is usually of the same group
 
 
 class Step(NamedTuple):
@@ -66,7 +60,7 @@ class TerminalViewer(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "find", "Find a task", key_display="/"),
         Binding("r", "fill", "Read new rows"),
-        Binding("tab", "app.focus_next", "Tree or text", key_display="Tab"),
+        Binding("tab", "focus_next", "Other half", key_display="Tab", priority=True),
         Binding("escape", "leave", "All tasks", key_display="Esc"),
         Binding("q", "quit", "Quit"),
     ]
@@ -87,20 +81,11 @@ class TerminalViewer(App[None]):
         super().__init__()
         self.sources = sources
         self.searched = ""
-        first: dict[str, Any] = sources[0].document()
-        trained = first["trained"] or {"name": "hgpo", "set": {}}
-        names = first["usual"][:2]
-        # A parameter of training that neither of both has is not unknown: that of training has it.
-        known = {*names, trained["name"]} - {AS_TRAINED}
-        variants = (
-            read_variants(estimators)
-            if estimators
-            else read_variants(sorted(known), trained["set"])
-        )
-        found = {variant.name: variant.estimator for variant in variants}
-        self.compared: dict[str, Estimator | None] = {
-            name: found.get(name) for name in (found if estimators else names)
-        }
+        names = sources[0].document()["usual"][:2]
+        if estimators:
+            names = [name.strip() for name in ",".join(estimators).split(",")]
+        found = sources[0].estimators(names)
+        self.compared = {name: found[name] for name in names}
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
@@ -124,9 +109,8 @@ class TerminalViewer(App[None]):
         try:
             yield
         except (InputError, OSError) as error:
-            self.notify(
-                visible(str(error)).plain, severity="error", markup=False, timeout=10
-            )
+            reason = visible(str(error)).plain
+            self.notify(reason, severity="error", markup=False, timeout=10)
 
     def action_fill(self) -> None:
         """Read the groups of the tasks that contain the searched text."""
@@ -143,62 +127,42 @@ class TerminalViewer(App[None]):
 
     def _add_groups(self, source: Source, parent: TreeNode[Any]) -> None:
         index = source.index()
-        texts = [
-            pl.col(name).fill_null("").str.to_lowercase()
-            for name in ("task_id", "task")
-        ]
-        contains = [
-            text.str.contains(self.searched.lower(), literal=True) for text in texts
-        ]
-        found = index.groups.filter(pl.any_horizontal(contains))
+        wanted = self.searched.lower()
+        text = pl.concat_str("task_id", "task", separator="\n", ignore_nulls=True)
+        lowercase = text.str.to_lowercase()
+        found = index.groups.filter(lowercase.str.contains(wanted, literal=True))
         for group in found.head(GROUPS).iter_rows(named=True):
-            won = (
-                group["won"] / group["rollouts"]
-                if group["rollouts"] and group["won"] is not None
-                else None
-            )
             title = line(group["task_id"] if group["task"] is None else group["task"])
             about = f" · return {number(group['mean_return'])} · iteration {group['iteration']}"
-            load = partial(self._add_trajectories, index, group["number"])
-            share = "–" if won is None else f"{won:.0%}"
+            load = partial(self._add_rollouts, index, group["number"])
+            share = "–" if group["success"] is None else f"{group['success']:.0%}"
             parent.add(_label(Content(f"{share:>4} won  ") + title + about), load)
         if found.height > GROUPS:
             parent.add_leaf(Text(f"… {found.height - GROUPS:,} more: find a task"))
 
-    def _add_trajectories(
-        self, index: Index, number_of_group: int, parent: TreeNode[Any]
-    ) -> None:
+    def _add_rollouts(self, index: Index, number: int, parent: TreeNode[Any]) -> None:
         """Add the rollouts of a group, each branch indented below its parent."""
-        group = group_document(index, number_of_group)
+        group = group_document(index, number)
         tree = group["tree"]
         depths: dict[int | None, int] = {None: -1}
         for place in tree["order"]:
             depths[place] = depths[tree["parent"][place]] + 1
-            first = Step(
-                index, group, group["trajectories"][place]["row"] - group["row"]
-            )
-            load = partial(
-                self._add_steps, first, group["trajectories"][place]["length"]
-            )
             indent = "  " * (depths[place] - 1) + "└ " if depths[place] else ""
-            parent.add(
-                _label(indent + _about_rollout(group["trajectories"][place])), load
-            )
+            trajectory = group["trajectories"][place]
+            first = Step(index, group, trajectory["row"] - group["row"])
+            load = partial(self._add_steps, first, trajectory["length"])
+            parent.add(_label(indent + _about_rollout(trajectory)), load)
 
     def _add_steps(self, first: Step, length: int, parent: TreeNode[Any]) -> None:
         steps = first.group["steps"]
         for row in range(first.row, first.row + length):
             position = steps["action"][row]
-            action = (
-                "no action"
-                if position is None
-                else line(first.group["actions"][position], 100)
-            )
+            action = Content("no action")
+            if position is not None:
+                action = line(first.group["actions"][position], 100)
             mark = "" if steps["valid"][row] else " (invalid)"
-            parent.add_leaf(
-                _label(Content.assemble(f"{steps['step'][row]} ", action, mark)),
-                first._replace(row=row),
-            )
+            label = _label(Content.assemble(f"{steps['step'][row]} ", action, mark))
+            parent.add_leaf(label, first._replace(row=row))
 
     def on_tree_node_expanded(self, event: Tree.NodeExpanded[Any]) -> None:
         """Add the children of a node that is opened for the first time."""
@@ -213,30 +177,21 @@ class TerminalViewer(App[None]):
         step = event.node.data
         with self._reporting():
             (document,) = step_documents(step.run, step.group["row"] + step.row)
-            found = {
-                name: _estimated(step, estimator)
-                for name, estimator in self.compared.items()
-            }
-            lines = [
-                _about_step(step, name, columns) for name, columns in found.items()
-            ]
-            parts = [_head(step, document), Content("\n").join(lines)]
-            parts += [
-                _levels(columns, step.row)
-                for columns in found.values()
-                if "size_k0" in columns
-            ][:1]
             after = step.group["steps"]["next"][step.row]
-            texts = document | {
-                "next state": None if after is None else step.group["states"][after]
-            }
+            reached = None if after is None else step.group["states"][after]
+            document["next state"] = reached
+            lines = []
+            levels: list[Content] = []
+            for name, estimator in self.compared.items():
+                columns = _columns(step.run, step.group["number"], estimator)
+                lines.append(_about_step(step, name, columns))
+                levels = levels or _levels(columns, step.row)
+            parts = [[_head(step, document)], lines, levels]
             for name in TEXTS:
-                parts.append(
-                    Content.assemble(
-                        (name.capitalize(), "bold underline"), "\n", block(texts[name])
-                    )
-                )
-            self.query_one("#step", Static).update(Content("\n\n").join(parts))
+                title = Content.styled(name.capitalize(), "bold underline")
+                parts.append([title, block(document[name])])
+            paragraphs = [Content("\n").join(part) for part in parts if part]
+            self.query_one("#step", Static).update(Content("\n\n").join(paragraphs))
             self.query_one("#text").scroll_home(animate=False)
 
     def action_find(self) -> None:
@@ -247,26 +202,27 @@ class TerminalViewer(App[None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Show the tasks that contain what was written."""
-        self.query_one(Input).display = False
-        self.searched = event.value.strip()
-        self.action_fill()
+        self._search(event.value.strip())
 
     def action_leave(self) -> None:
         """Show all tasks again."""
-        self.query_one(Input).value = ""
-        self.query_one(Input).display = False
-        if self.searched:
-            self.searched = ""
+        self._search("")
+
+    def _search(self, text: str) -> None:
+        field = self.query_one(Input)
+        field.value = text
+        field.display = False
+        if text != self.searched:
+            self.searched = text
             self.action_fill()
         self.query_one(Tree).focus()
 
 
-def _estimated(step: Step, estimator: Estimator | None) -> dict[str, Any]:
-    """Return the columns of an estimate, or why it is refused."""
+@lru_cache(16)  # the next step is usually of the same group
+def _columns(run: Index, number: int, estimator: Estimator | None) -> dict[str, Any]:
+    """Return the columns of a group's estimate, or why it is refused."""
     try:
-        columns: dict[str, Any] = _estimate(step.run, step.group["number"], estimator)[
-            "columns"
-        ]
+        columns: dict[str, Any] = estimate(run, number, estimator)["columns"]
     except InputError as error:
         columns = {"refused": str(error)}
     return columns
@@ -278,9 +234,8 @@ def _about_step(step: Step, name: str, columns: dict[str, Any]) -> Content:
     if "refused" in columns:
         return Content.assemble(title, " ", visible(columns["refused"], "$text-error"))
     value = signed(columns["advantage"][step.row], 3).stylize("bold")
-    return Content.assemble(
-        title, " ", value, f"  R {number(columns['return'][step.row], 3)}"
-    )
+    returned = f"  R {number(columns['return'][step.row], 3)}"
+    return Content.assemble(title, " ", value, returned)
 
 
 def _label(content: Content) -> Text:
@@ -310,30 +265,24 @@ def _head(step: Step, document: dict[str, Any]) -> Content:
         about += f" · invalid: {document['why_invalid']}"
     head = Content("\n").join([title, _about_rollout(trajectory), visible(about)])
     if trajectory["error"] is not None:
-        head += Content.styled(
-            "\nAborted: " if trajectory["aborted"] else "\n", "$text-error"
-        )
-        head += line(trajectory["error"])
+        reason = "\nAborted: " if trajectory["aborted"] else "\n"
+        head += Content.styled(reason, "$text-error") + line(trajectory["error"])
     return head
 
 
-def _levels(columns: dict[str, Any], row: int) -> Content:
+def _levels(columns: dict[str, Any], row: int) -> list[Content]:
     """Return the levels of context of an estimate: size of the group, advantage and weight."""
-    lines = []
+    lines: list[Content] = []
     for k in range(sum(name.startswith("size_k") for name in columns)):
         size = columns[f"size_k{k}"][row]
         if size is None:
             break
         before = f"and the same {counted(k, 'state')} before" if k else "same state"
-        title = Content.assemble(
-            (f"k = {k}", "bold"), f" {before}: {counted(int(size), 'step')} · A{k} "
-        )
-        lines.append(
-            title
-            + signed(columns[f"k{k}"][row])
-            + f" · weight {number(columns[f'weight_k{k}'][row])}"
-        )
-    return Content("\n").join(lines)
+        about = f" {before}: {counted(int(size), 'step')} · A{k} "
+        weight = f" · weight {number(columns[f'weight_k{k}'][row])}"
+        advantage = signed(columns[f"k{k}"][row])
+        lines.append(Content.assemble((f"k = {k}", "bold"), about, advantage, weight))
+    return lines
 
 
 def visible(text: str, style: str = "") -> Content:
@@ -359,8 +308,12 @@ def block(text: DocumentText) -> Content:
         return Content.styled("not stored" if text is None else "empty", "dim italic")
     whole = text["cut"] if isinstance(text, dict) else text
     length = text["length"] if isinstance(text, dict) else len(text)
-    more = f"\n{length - MOST:,} more characters" if length > MOST else ""
-    return visible(whole[:MOST]) + Content.styled(more, "dim italic")
+    more = (
+        f"\n{length - STATE_CHARACTERS:,} more characters"
+        if length > STATE_CHARACTERS
+        else ""
+    )
+    return visible(whole[:STATE_CHARACTERS]) + Content.styled(more, "dim italic")
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -393,6 +346,5 @@ def outcome(trajectory: dict[str, Any]) -> Content:
         return Content.styled("unknown", "$text-warning")
     if trajectory["won"]:
         return Content.styled("won", "$text-success")
-    return Content.styled(
-        "cut off" if trajectory["truncated"] else "lost", "$text-error"
-    )
+    word = "cut off" if trajectory["truncated"] else "lost"
+    return Content.styled(word, "$text-error")

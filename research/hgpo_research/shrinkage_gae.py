@@ -44,7 +44,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from hgpo_train.advantages import estimator
-from hgpo_train.advantages.input_columns import CHAINS, discounted
+from hgpo_train.advantages.discounting import discounted
+from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.advantages.parameters import (
     GAMMA,
     HISTORY_LENGTH,

@@ -389,6 +389,40 @@ def lower(text):
     return text.lower()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_state_keys_are_accepted_by_estimators_that_compare_no_states(name):
+    counted = SCORED.with_columns(
+        pl.format("{} (move {})", pl.col("state"), pl.int_range(pl.len()))
+    )
+    masked = SCORED.with_columns(pl.col("state") + " (move #)")
+    want = compute(masked, name).collect()
+    assert same(compute(counted, name, state_key="mask-numbers").collect(), want)
+
+
+def test_similar_texts_are_those_of_state_keys():
+    """Without their numbers the texts are equal, and their returns 0, 1 and 2 are one group."""
+    table = pl.DataFrame(
+        {
+            "task": ["t"] * 3,
+            "trajectory": ["a", "b", "c"],
+            "step": [0] * 3,
+            "state": ["1234567", "89", "0"],
+            "reward": [0.0, 1.0, 2.0],
+            "action_valid": [True] * 3,
+            "admissible_actions": [["go"]] * 3,
+        }
+    )
+    options = {"reward_scale": 1.0, "mode": "mean_norm", "episode_weight": 0.0}
+    options |= {"similarity": True}
+
+    plain = compute(table, "gigpo", **options).collect()
+    assert plain["advantage"].to_list() == [0.0, 0.0, 0.0]
+    keyed = compute(table, "gigpo", state_key="mask-numbers", **options).collect()
+    assert keyed["advantage"].to_list() == [-1.0, 0.0, 1.0]
+    with refused("a function of texts.* received alfworld-nodes"):
+        compute(table, "gigpo", state_key="alfworld-nodes", **options).collect()
+
+
 def test_a_table_is_written_next_to_the_run(tmp_path):
     steps = tmp_path / "steps.parquet"
     out = tmp_path / "advantages.parquet"

@@ -63,6 +63,20 @@ def test_values_by_hand(name, parameters, expected):
     assert mixed.reverse().to_list() == values.to_list()
 
 
+def test_a_return_that_is_the_mean_is_exactly_0():
+    """The return -0.3 is the mean of eight at depth 0, so that depth 1 alone counts, with -0.1 as the other."""
+    # added in this order, their sum is not quite -2.4
+    returns = [0.0, -0.55, -0.1, -0.45, -0.3, 0.0, -1.0, 0.0]
+    rows = []
+    for number, value in enumerate(returns):
+        name = f"r{number}"
+        before = "shared" if value in (-0.3, -0.1) else name
+        rows += [step(name, 0, before), step(name, 1, "s", value)]
+    options = {"mode": "mean_norm", "history_length": 1, "precision": "float64"}
+    found = compute(pl.DataFrame(rows), "tree_hgpo", **PLAIN, **options).collect()
+    assert found["advantage"][9] == pytest.approx(-0.1, abs=1e-6)
+
+
 def test_a_penalty_among_equal_scores_is_not_divided_by_epsilon():
     """All leaves have the score 0, and the invalid action of a's first row has its penalty of 0.1 and nothing else."""
     rows = [

@@ -24,6 +24,8 @@ COMMANDS = {
     "rollout": "--out is missing: The run's folder. A run in it is resumed; for example --out runs/rollout; see",
     "rollout --out": "parameter --out requires an argument; see hgpo rollout --help",
     "eval --tasks 3 --out x": "Unknown option: --tasks. Did you mean --split? See hgpo eval --help",
+    "rollout --taks 3": "Unknown option: --taks. Did you mean --tasks? See hgpo rollout --help",
+    "rollout --taks=3": "Unknown option: --taks. Did you mean --tasks?",
     "rollout --taks 3 --out x": "Did you mean --tasks? See hgpo rollout --help",
     "rollout --out x --tasks many": 'Invalid value for --tasks: unable to convert "many" into int',
     "rollout --out /proc/x/y": "--out /proc/x/y: /proc: No such file or directory; choose another path",

@@ -7,7 +7,7 @@ from groups import write_run
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_datasets.branches import with_prefixes
 from hgpo_datasets.rows import RowError
-from hgpo_datasets.run_summary import summarize_run
+from hgpo_train.analysis.run_summary import summarize_run
 from hgpo_train.analysis.statistics import statistics
 from hgpo_train.rollout.outcomes import rollout_table
 

@@ -13,8 +13,8 @@ from planted import KINDS, content, plant
 from refusals import refused
 
 from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, verify
-from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
+from hgpo_train.analysis.run_summary import summarize_run
 
 
 def readers(run):

@@ -25,7 +25,9 @@ from hgpo_datasets import (
     verify,
 )
 from hgpo_datasets.partitions import partitions
-from hgpo_datasets.run_summary import summarize_run
+from hgpo_train.advantages import compute
+from hgpo_train.analysis.run_summary import summarize_run
+from hgpo_train.analysis.statistics import statistics
 from hgpo_train.training.verify_run import verify_run
 
 
@@ -434,3 +436,39 @@ def test_other_programs_read_the_folder_as_it_is(tmp_path, reader):
         ]
         found = found.select(columns).sort("task_id", "trajectory", "step")
         assert_frame_equal(found, expected.select(columns), check_dtypes=False)
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path, monkeypatch):
+    """Their groups and rollouts have the same names, and would be one."""
+    folders = {"a/run": "won", "b/run": "lost", "b/other": "other"}
+    for folder, name in folders.items():
+        write_run(tmp_path / folder, group("task", won=name == "won"))
+    both = [tmp_path / "a/run", tmp_path / "b/run"]
+    names = {"a/run", "b/run"}
+    for source in (both, [folder / "steps" for folder in both], tmp_path / "*/run"):
+        assert set(scan_steps(source).collect()["run"]) == names
+    files = [next((folder / "steps").iterdir()) for folder in both]
+    assert set(scan_steps(files).collect()["run"]) == names
+    monkeypatch.chdir(tmp_path / "a")
+    assert set(scan_steps(["run", "../b/run"]).collect()["run"]) == names
+    assert set(scan_steps(tmp_path).collect()["run"]) == names | {"other"}
+    assert set(scan_steps("run").collect()["run"]) == {"run"}, "alone, as it is stored"
+
+    # Whatever reads several runs takes them as two.
+    rows = [part.scan() for part in partitions(both, 1)]
+    assert [set(part.collect()["run"]) for part in rows] == [{"a/run"}, {"b/run"}]
+    parts = summarize_run(tmp_path)
+    assert parts["runs"] == ["a/run", "b/run", "other"]
+    assert (parts["groups"], parts["total"]["success"]) == (3, 1 / 3)
+    summary = statistics(both, by="run").summary
+    assert summary.select("run", "success").rows() == [("a/run", 1.0), ("b/run", 0.0)]
+    each = [compute(scan_steps(folder), "gigpo") for folder in both]
+    alone = pl.concat(each).select("advantage").collect()
+    together = compute(both, "gigpo").select("advantage").collect()
+    assert_frame_equal(together, alone)
+
+
+def test_runs_that_were_given_one_name_are_called_as_their_folders(tmp_path):
+    for folder, name in {"p/x": "exp", "p/y": "exp", "q/x": "x"}.items():
+        write_run(tmp_path / folder, group("task"), run=name)
+    assert set(scan_steps(tmp_path).collect()["run"]) == {"p/x", "y", "x"}

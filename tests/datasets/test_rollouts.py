@@ -116,6 +116,38 @@ def test_of_trl_only_reward_functions_are_summed_and_named(tmp_path):
     assert not any(line.startswith("weights") for line in report.missing)
 
 
+def test_rollouts_that_trl_writes_again_count_once(tmp_path):
+    """Its logs keep the last generation, with which it makes several updates (`num_iterations`)."""
+    made = {1: "ab", 2: "ab", 3: "ac", 4: "ac"}
+    for step, completions in made.items():
+        table = {"step": step, "prompt": "Go.", "completion": list(completions)}
+        path = tmp_path / f"completions_{step:05d}.parquet"
+        pl.DataFrame({**table, "good": [1.0, 0.0]}).write_parquet(path)
+    with pytest.warns(StepTableWarning, match="2 files skipped, whose"):
+        import_rollouts(tmp_path, tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect()
+    assert sorted(steps.select("iteration", "response").rows()) == [
+        (1, "a"),
+        (1, "b"),
+        (3, "a"),
+        (3, "c"),
+    ]
+
+
+def test_iterations_that_are_texts_or_floats_are_numbers(tmp_path):
+    """TRL wrote texts before 2026, and pandas writes floats where a row has none."""
+    table = {"step": ["7", "7"], "prompt": "Go.", "completion": ["a", "b"]}
+    pl.DataFrame({**table, "good": [1.0, 0.0]}).write_parquet(tmp_path / "a.parquet")
+    import_rollouts(tmp_path / "a.parquet", tmp_path / "trl")
+    record = {"messages": TALK, "reward": 1, "group": "2"}
+    given = [7.0, "7", 7]
+    lines(tmp_path / "a.jsonl", *[{**record, "iteration": one} for one in given])
+    import_rollouts(tmp_path / "a.jsonl", tmp_path / "openai")
+    for name in ("trl", "openai"):
+        assert set(scan_steps(tmp_path / name).collect()["iteration"]) == {7}
+    assert set(scan_steps(tmp_path / "openai").collect()["group"]) == {2}
+
+
 def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path):
     """`value_to_float`: C, P, I and N, yes and no, and numbers. What it does not know has no reward."""
     given = {"C": 1.0, "P": 0.5, "yes": 1.0, "No": 0.0, "0.25": 0.25, "maybe": 0.0}
@@ -129,6 +161,23 @@ def test_texts_of_inspect_are_graded_as_it_grades_them(tmp_path):
     assert dict(steps.select("task_id", "reward").rows()) == given
     assert steps.filter("aborted")["task_id"].to_list() == ["maybe"]
     assert report.missing[0].startswith("rewards of 1 rollout, aborted")
+
+
+@pytest.mark.parametrize(
+    ("values", "won"), [([1.0, 0.5], [True, False]), ([1, 85], [None, None])]
+)
+def test_a_score_of_inspect_on_another_scale_does_not_say_what_is_solved(
+    tmp_path, values, won
+):
+    samples = [
+        {"id": number, "messages": TALK, "scores": {"s": {"value": value}}}
+        for number, value in enumerate(values)
+    ]
+    lines(tmp_path / "a.json", {"eval": {}, "samples": samples})
+    import_rollouts(tmp_path / "a.json", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect().sort("task_id")
+    assert steps["reward"].to_list() == values
+    assert steps["won"].to_list() == won
 
 
 def test_a_score_of_inspect_without_its_first_value_is_unknown(tmp_path):
@@ -149,6 +198,70 @@ def test_a_score_of_inspect_without_its_first_value_is_unknown(tmp_path):
     assert steps.filter(~pl.col("aborted")).select("task_id", "reward").rows() == [
         ("both", 0.25)
     ]
+
+
+def _called(text: str, reply: str, **fields: object) -> dict:
+    """Return an event of Inspect: a call of a model."""
+    message = {"role": "assistant", "content": reply}
+    choice = {"message": message, "stop_reason": fields.pop("stop_reason", "stop")}
+    return {
+        "event": "model",
+        "input": [{"role": "user", "content": text}],
+        "output": {"choices": [choice]},
+        **fields,
+    }
+
+
+def _step(action: str, kind: str) -> dict:
+    return {"event": "step", "action": action, "type": kind}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # Spans: those of a scorer within the list of scorers, and of what a scorer begins.
+        [
+            {"event": "span_begin", "id": "a", "type": "solver"},
+            _called("2 + 2?", "4", span_id="a"),
+            {"event": "span_begin", "id": "b", "type": "scorers"},
+            {"event": "span_begin", "id": "c", "parent_id": "b", "type": None},
+            _called("Grade it.", "GRADE: C", span_id="c"),
+            _called("And then?", "5", span_id="a"),
+        ],
+        # Logs before spans (inspect_ai 0.3.80) have steps.
+        [
+            _called("2 + 2?", "4"),
+            _step("begin", "scorer"),
+            _called("Grade it.", "GRADE: C"),
+            _step("end", "scorer"),
+            _called("And then?", "5"),
+        ],
+        # A model with a role plays the user.
+        [
+            _called("2 + 2?", "4"),
+            _called("You are a customer.", "And then?", role="user"),
+            _called("And then?", "5"),
+        ],
+    ],
+    ids=["spans", "steps", "roles"],
+)
+def test_calls_of_graders_and_of_other_roles_are_no_steps_of_inspect(tmp_path, events):
+    sample = {"id": 1, "epoch": 1, "scores": {"s": {"value": "C"}}, "events": events}
+    (tmp_path / "log.json").write_text(json.dumps({"eval": {}, "samples": [sample]}))
+    import_rollouts(tmp_path / "log.json", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").sort("step").collect()
+    assert steps.select("response", "reward").rows() == [("4", 0.0), ("5", 1.0)]
+
+
+def test_inspect_has_the_reasons_for_which_a_reply_ended(tmp_path):
+    reasons = ["stop", "max_tokens", "model_length", "content_filter", "unknown"]
+    events = [_called("2 + 2?", "4", stop_reason=reason) for reason in reasons]
+    sample = {"id": 1, "scores": {"s": {"value": "C"}}, "events": events}
+    (tmp_path / "log.json").write_text(json.dumps({"eval": {}, "samples": [sample]}))
+    import_rollouts(tmp_path / "log.json", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").sort("step").collect()
+    expected = ["stop", "length", "length", "content_filter", None]
+    assert steps["finish_reason"].to_list() == expected
 
 
 def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path):
@@ -188,6 +301,15 @@ def test_skyrl_steps_that_continue_a_line_are_of_its_rollout(tmp_path):
     later = "\n<|im_start|>user\nThere is a door.<|im_end|>\n<|im_start|>assistant\n"
     assert steps["state"][3] == later
     assert set(steps["iteration"]) == {5}
+
+
+def test_skyrl_has_the_reasons_for_which_a_reply_ended(tmp_path):
+    record = {"input_prompt": "2 + 2?", "output_response": "4", "score": 1.0}
+    reasons = ["stop", "length", "abort", None]
+    lines(tmp_path / "a.jsonl", *[{**record, "stop_reason": one} for one in reasons])
+    import_rollouts(tmp_path / "a.jsonl", tmp_path / "run", format="skyrl")
+    steps = scan_steps(tmp_path / "run").collect().sort("trajectory")
+    assert steps["finish_reason"].to_list() == reasons
 
 
 def test_diverging_prompts_of_verifiers_are_steps_of_one_rollout(tmp_path):
@@ -231,6 +353,17 @@ def test_conversations_keep_what_is_no_column(tmp_path):
     ]  # fmt: skip
     assert json.loads(steps["extra"][0]) == {"model": "m", "rewards": {"reward": 1.0}}
     assert steps["split"].to_list() == [None] * 3 + ["test"] * 2
+
+
+def test_a_message_of_weight_0_is_an_example_in_the_prompt(tmp_path):
+    """OpenAI's files for fine-tuning leave such messages out of the loss."""
+    shown = [message("user", "2 + 2?"), message("assistant", "4", weight=0)]
+    asked = [*shown, message("user", "3 + 3?"), message("assistant", "6", weight=1)]
+    path = lines(tmp_path / "a.jsonl", {"messages": asked, "reward": 1})
+    import_rollouts(path, tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect()
+    assert steps.select("response", "state").rows() == [("6", "3 + 3?")]
+    assert json.loads(steps["prompt"][0])[:2] == shown
 
 
 def test_rewards_of_the_objects_of_steps_are_read(tmp_path):

@@ -10,7 +10,7 @@ from groups import group, step, write_run
 from refusals import refused
 
 from hgpo_datasets import StepWriter
-from hgpo_datasets.run_summary import summarize_run
+from hgpo_train.analysis.run_summary import summarize_run
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -214,6 +214,27 @@ def test_bad_arguments(doors_id, arguments, line, vector):
         make(doors_id, **arguments)
 
 
+class Listed(DoorsSource):
+    """Has its splits in a dictionary."""
+
+    def ids(self, split):
+        of_split = {name: DoorsSource.ids(self, name) for name in ("train", "test")}
+        return (of_split | {"all": DoorsSource.ids(self, "all")})[split]
+
+
+class Empty(DoorsSource):
+    """Has no tasks in other splits."""
+
+    def ids(self, split):
+        return [] if split == "dev" else super().ids(split)
+
+
+@pytest.mark.parametrize("source", [Listed, Empty])
+def test_a_split_that_does_not_exist_is_refused_with_those_that_do(source):
+    with refused("split 'dev'.*Known: train, test, all$"):
+        TextEnv(source(), split="dev")
+
+
 def test_bad_options():
     env = TextEnv(DoorsSource())
     for options, line in (

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import invoke
+from command import outcome
 from corridor import (
     UNLISTED,
     Corridor,
@@ -497,6 +497,10 @@ def test_functions_and_tasks_that_fail_are_named():
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
 def test_the_own_environments_pass(env):
-    printed = invoke("check", "env", env)
+    code, printed = outcome("check", "env", env, COLUMNS="80")
+    assert code == 0
     assert "FAIL" not in printed
     assert "!" not in printed
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " " * 25 + "other, give equal states" in lines

@@ -194,6 +194,10 @@ def test_groups_draw_the_same_tasks_and_slots_reset_by_mask(doors_id):
     _, infos = envs.reset(seed=[1, None, 2])
     # group 1 went on where it stood
     assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]
+    # and it does where the seed is for others, as in Gymnasium
+    envs.reset(seed=3, options={"reset_mask": np.repeat([True, False, True], 4)})
+    _, infos = envs.reset(options={"reset_mask": mask})
+    assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]
 
 
 def test_render():

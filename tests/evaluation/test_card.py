@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from command import outcome
 
-from hgpo_datasets import StepWriter
-from hgpo_train.evaluation.card import run_card
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_train.evaluation.card import rollout_counts, run_card
 from hgpo_train.evaluation.card_page import card_page, card_problems, read_card
 
 PLAYED = {
@@ -268,3 +268,22 @@ def test_a_manifest_that_anybody_wrote_makes_no_lines_of_its_own(tmp_path):
     assert [line for line in page.splitlines() if line.startswith("# ")] == [
         "# x ## Not known / best / 99% /"
     ]
+
+
+@pytest.mark.parametrize(
+    ("second", "counts"),
+    [
+        ({"finish_reason": "length", "prompt_token_ids": [1, 2]}, (1, 5)),
+        ({"finish_reason": None, "prompt_token_ids": None}, (None, None)),
+        # A step that failed has no reply.
+        ({"finish_reason": None, "prompt_token_ids": None, "aborted": True}, (0, 3)),
+    ],
+)
+def test_counts_of_which_a_part_is_unknown_are_unknown(tmp_path, second, counts):
+    step = {"task_id": "t", "step": 0, "state": "s", "action": "a", "reward": 0.0}
+    first = {"finish_reason": "stop", "prompt_token_ids": [1, 2, 3]}
+    rows = [step | first | {"trajectory": "x"}, step | second | {"trajectory": "y"}]
+    with StepWriter(tmp_path / "run") as writer:
+        writer.add_group(rows)
+    found = rollout_counts(scan_steps(tmp_path / "run"), None)
+    assert (found["responses_cut"], found["prompt_tokens"]) == counts

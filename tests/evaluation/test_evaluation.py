@@ -10,16 +10,20 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
+from groups import step, write_run
 from hypothesis import example, given
 from hypothesis import strategies as st
 from refusals import refused
 
 from hgpo_datasets import scan_steps
+from hgpo_train.analysis.run_summary import summarize_run
+from hgpo_train.analysis.statistics import statistics as run_statistics
 from hgpo_train.evaluation import compare, evaluate
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.measures import measure
 from hgpo_train.proportions import Z, by_length, paired_interval, wilson_interval
 from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.training.metrics import episode_metrics
 
 
 def table(rows, aborted=False):
@@ -127,6 +131,32 @@ def test_a_score_that_is_success_has_its_intervals():
     partly = lost.with_columns(score=pl.col("score") / 2)
     score = evaluation_reports(partly)[0].measures["score"]
     assert (score.low, score.high) != wilson_interval(score.mean, 36)
+
+
+def test_a_task_with_most_of_the_rollouts_is_not_one_of_many_trials(tmp_path):
+    """With 36 trials, the interval of 200 rollouts of one task and 35 others is .70 to .93, and never covers .5."""
+    rows = [
+        step(f"t{task}", f"t{task}/{number}", 0, won=task < 18, terminated=True)
+        for task in range(36)
+        for number in range(200 if task == 0 else 1)
+    ]
+    run = write_run(tmp_path / "run", rows)
+    steps = scan_steps(run)
+    share = (200 + 17) / 235
+    # (200 + 35)² / (200² + 35) = 1.4 trials
+    low, high = wilson_interval(share, 1)
+    success = evaluation_reports(episode_table(steps))[0].measures["success"]
+    metrics = episode_metrics(steps.collect())
+    summary = run_statistics(steps).summary.row(0, named=True)
+    total = summarize_run(run)["total"]
+    found = [
+        (success.low, success.high),
+        (metrics["episode/success_95_low"], metrics["episode/success_95_high"]),
+        (summary["success_95_low"], summary["success_95_high"]),
+        wilson_interval(total["success"], total["success_trials"]),
+    ]
+    assert found == [(low, high)] * 4
+    assert low < 0.5 < high
 
 
 def test_the_interval_holds_where_no_task_was_solved():

@@ -1,6 +1,7 @@
 """The same figures of a run in the viewer, the commands and Python."""
 
 import json
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -8,15 +9,19 @@ import polars as pl
 import pytest
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_datasets.run_summary import summarize_run
+from hgpo_train.analysis.run_summary import summarize_run
 from hgpo_train.analysis.statistics import statistics
 from hgpo_train.evaluation import compare
 from hgpo_train.evaluation.report import MEASURES as NAMES
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
+from hgpo_train.evaluation.reporting_rules import success_by_rule
+from hgpo_train.evaluation.summary import write_summary
+from hgpo_train.proportions import wilson_interval
 from hgpo_train.rollout import collect
 from hgpo_train.rollout.collection import CollectedRun
-from hgpo_train.rollout.outcomes import rollout_table
+from hgpo_train.rollout.outcomes import rollout_table, success
 from hgpo_train.rollout.tally import Tally
+from hgpo_train.training.metrics import episode_metrics
 from hgpo_train.view.encoding import encode
 from hgpo_train.view.overview import (
     comparison_document,
@@ -163,3 +168,97 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair):
         assert (
             shared["intervals"][row["statistic"]][row["level"]].items() <= row.items()
         )
+
+
+def ended(task_id, number, won, *, aborted=False, env_id="e"):
+    """Return the row of a rollout of one step."""
+    end = {"aborted": True, "error": "-"} if aborted else {"terminated": True}
+    return {
+        "env_id": env_id,
+        "task_id": task_id,
+        "task": "win",
+        "trajectory": f"{env_id}/{task_id}/{number}",
+        "step": 0,
+        "state": "room",
+        "action": "go",
+        "reward": 0.0,
+        "won": won,
+    } | end
+
+
+# rollouts; success, its number of tasks, and the bounds, by hand
+CASES = {
+    "every rollout aborted": (
+        [ended("a", number, won=False, aborted=True) for number in range(2)],
+        (None, 0, 0.0, 1.0),
+    ),
+    "the environment tells no outcome": (
+        [ended("a", number, won=None) for number in range(2)],
+        (None, 0, None, None),
+    ),
+    "an aborted rollout was won before": (
+        [
+            ended("a", 0, won=True),
+            ended("a", 1, won=False),
+            ended("b", 0, won=True, aborted=True),
+            ended("b", 1, won=None),
+        ],
+        (1 / 2, 1, 1 / 4, 3 / 4),
+    ),
+    "two environments have a task of one name": (
+        [ended("a", 0, won=True, env_id=env_id) for env_id in "ef"],
+        (1.0, 2, 1.0, 1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_success_is_the_same_where_results_are_missing(case, tmp_path):
+    rows, (share, tasks, lost, won) = CASES[case]
+    run = tmp_path / "run"
+    with StepWriter(run) as writer:
+        for row in rows:
+            group = int(row["trajectory"][-1]) + 2 * (row["env_id"] == "f")
+            writer.add_group([row | {"group": group}])
+    interval = wilson_interval(share, tasks) if tasks else (None, None)
+    expected = (share, *interval, lost, won)
+
+    names = ("success", "success_95_low", "success_95_high")
+    names += ("success_if_aborted_lost", "success_if_aborted_won")
+    rollouts = rollout_table(scan_steps(run), branches=True).collect()
+    shown = {
+        "hgpo data show": summarize_run(run)["total"],
+        "hgpo stats": statistics(run).summary.row(0, named=True),
+        "collect": CollectedRun(run, Tally(), rollouts).summary,
+        "viewer": overview_document(*sourced(run))["total"],
+    }
+    found = {
+        place: tuple(values[name] for name in names) for place, values in shown.items()
+    }
+    episodes = episode_table(scan_steps(run))
+    told = success(episodes)
+    found["hgpo eval"] = (told.share, *(told.interval or (None, None)))
+    found["hgpo eval"] += (told.if_aborted_lost, told.if_aborted_won)
+    rules = success_by_rule(episodes)
+    found["hgpo card"] = rules["aborted dropped"][:3]
+    found["hgpo card"] += (rules["aborted lost"][0], rules["aborted won"][0])
+    metrics = episode_metrics(scan_steps(run).collect())
+    found["hgpo train"] = tuple(
+        metrics.get(f"episode/{name}")
+        for name in ("success_rate", "success_95_low", "success_95_high")
+    )
+    for place, values in found.items():
+        numbers = [
+            None if value is None or math.isnan(value) else value for value in values
+        ]
+        assert numbers == pytest.approx([*expected[: len(values)]]), place
+
+    write_summary(run)
+    solved = json.loads((run / "summary.json").read_bytes())["episodes"]["solved"]
+    assert solved == sum(row["won"] is True and not row.get("aborted") for row in rows)
+
+
+def sourced(run):
+    """Return the viewer's source and index of a run."""
+    (source,) = open_sources([str(run)])
+    return source, source.index()

@@ -4,6 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 from groups import Rows, group
 
@@ -108,7 +109,7 @@ def check_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
 
 
 def branch(root: Path, note: Note) -> None:
-    """Collect rollouts that branch: their file is written again with the branches."""
+    """Collect rollouts that branch, which are written with their branches."""
     from hgpo_train.rollout import collect
 
     wanted = {
@@ -121,6 +122,14 @@ def branch(root: Path, note: Note) -> None:
     }
     collect("doors_env:HGPO-Test/Doors-v0", "random", root / "run", **wanted)
     note("branched")
+
+
+def branch_later(root: Path, note: Note) -> None:
+    """Collect rollouts that branch after they were written: their file is written again."""
+    from hgpo_train.rollout import kept_groups
+
+    with patch.object(kept_groups, "_MOST_BYTES", 0):
+        branch(root, note)
 
 
 def check_branched(root: Path, noted: Sequence[str], whole: bool) -> None:
@@ -173,6 +182,13 @@ SCENARIOS = (
     Scenario(
         "branches",
         branch,
+        check_branched,
+        foreign=RUN_FOREIGN[:2],
+        varies=("*/sessions.json", *VARIES),
+    ),
+    Scenario(
+        "branches of written rollouts",
+        branch_later,
         check_branched,
         foreign=RUN_FOREIGN[:2],
         varies=("*/sessions.json", *VARIES),

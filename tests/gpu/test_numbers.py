@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow
 torch = Lazy("torch")
 varlen_attn = Lazy("torch.nn.attention.varlen:varlen_attn")
 gpu_check = Lazy("hgpo_train.training.gpu_check")
-checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
+checkpoint_layers = Lazy("hgpo_train.models.hf:checkpoint_layers")
 train_tokenizer = Lazy("hgpo_train.models.tiny:train_tokenizer")
 load_checkpoint, save_checkpoint = lazily(
     "hgpo_train.training.checkpoint", "load_checkpoint save_checkpoint"
 )
 TrainingState = Lazy("hgpo_train.models.checkpoint_files:TrainingState")
-Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
+LossInputs, Learner = lazily("hgpo_train.training.update.learner", "LossInputs Learner")
 make_optimiser, move_state = lazily(
     "hgpo_train.training.update.optimiser", "make_optimiser move_state"
 )
@@ -65,7 +65,7 @@ def gradient(device, **changes):
         checkpoint_layers(model)
     samples = gpu_check.random_samples([256, 240, 90])
     learner = Learner(model, config)
-    learner.accumulate(samples, np.arange(len(samples)), Fixed())
+    learner.accumulate(samples, np.arange(len(samples)), LossInputs())
     gradients = [
         parameter.grad
         for parameter in learner.model.parameters()

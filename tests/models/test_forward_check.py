@@ -16,9 +16,9 @@ from hgpo_train.models.config import ModelConfig
 PAGE = (Path(__file__).parents[2] / "docs/training.md").read_text("utf-8")
 TABLE = PAGE.partition("### Architectures\n")[2].partition("\n#")[0]
 CELLS = [line.split("|")[1:3] for line in TABLE.splitlines() if line.startswith("|")]
-ROWS = {title.strip(): re.findall(r"`(\w+)`", kinds) for title, kinds in CELLS[2:]}
+ROWS = {title.strip(): re.findall(r"`([\w-]+)`", kinds) for title, kinds in CELLS[2:]}
 DROPOUT = "dropout is set to 0"
-EAGER = ("bloom", "gemma2", "gpt_oss", "gptj", "mamba2", "vaultgemma")
+EAGER = ("bloom", "falcon_mamba", "gemma2", "gpt_oss", "gptj", "mamba2", "vaultgemma")
 """Transformers has no other attention for these."""
 
 

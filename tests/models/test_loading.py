@@ -15,6 +15,7 @@ from hgpo_train.models.config import LoraConfig, ModelConfig
 from hgpo_train.models.preflight import check_model_source
 from hgpo_train.models.tiny import TinyShape, save_tiny
 
+torch = Lazy("torch")
 load_file = Lazy("safetensors.torch:load_file")
 save_file = Lazy("safetensors.torch:save_file")
 load_model, load_tokenizer = lazily(
@@ -295,3 +296,37 @@ def test_a_model_that_cannot_be_downloaded_is_one_line_unless_it_is_in_the_cache
 def test_a_path_without_a_folder_is_not_looked_up():
     with refused(r"^no folder './no/folder'"):
         check_model_source("./no/folder")
+
+
+def small(folder, kind, **settings):
+    """Save a model of another architecture with random weights; return its settings."""
+    from architectures import ARCHITECTURES, SIZES
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        kind, **{**SIZES, **ARCHITECTURES.get(kind, {}), **settings}
+    )
+    AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).save_pretrained(folder)
+    return ModelConfig(
+        path=str(folder), device="cpu", compute_dtype="float32", attention="eager"
+    )
+
+
+def test_a_model_that_cannot_recompute_its_layers_names_the_setting(tmp_path):
+    config = small(tmp_path, "openai-gpt", n_embd=32, n_layer=2, n_head=4)
+    with refused("model.gradient_checkpointing: .* cannot recompute its layers"):
+        load_model(config)
+    load_model(replace(config, gradient_checkpointing=False))
+
+
+def test_the_noise_of_routers_is_disabled_like_dropout(tmp_path):
+    """Mixtral multiplies the inputs of its routers by 1 ± router_jitter_noise in training."""
+    config = small(tmp_path, "mixtral", router_jitter_noise=0.5)
+    with pytest.warns(UserWarning, match="routers' noise, is set to 0"):
+        model = load_model(config)
+    tokens = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        expected = model.eval()(tokens).logits
+        assert torch.equal(model.train()(tokens).logits, expected)

@@ -190,6 +190,17 @@ def test_the_forms_of_answers_that_servers_send(api):
             assert (reply.response, reply.response_logprobs) == (response, None)
 
 
+@pytest.mark.parametrize("name", ["length", "MAX_TOKENS", "max_tokens", "model_length"])
+def test_every_name_of_the_limit_of_tokens_is_length(api, name):
+    """Gemini's, Anthropic's and Mistral's names pass through some gateways (litellm #12481)."""
+    body = completion("a")[1]
+    body["choices"][0]["finish_reason"] = name
+    api.answer = lambda *_: (200, body)
+    with contextlib.closing(policy_of(api)) as policy:
+        (reply,) = asked.ask(policy, [request()])
+    assert reply.finish_reason == "length"
+
+
 @pytest.mark.slow
 def test_an_invalid_answer_is_a_failure_with_its_reason(api):
     choices = [

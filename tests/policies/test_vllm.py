@@ -201,8 +201,8 @@ def test_new_weights_on_a_gpu_are_mapped(policy, requests, model_folder):
 
 def adapted(model_folder, seed):
     """Return the model with adapters whose weights are all random: a change as large as the weights."""
+    from hgpo_train.models.adapters import add_adapters
     from hgpo_train.models.config import LoraConfig
-    from hgpo_train.models.loading import add_adapters
 
     model = add_adapters(
         loaded(model_folder), LoraConfig(rank=4, alpha=16), seed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +24,9 @@ def model():
 
 
 def received(handle):
-    from hgpo_train.policies.weight_handover import opened
+    from hgpo_train.policies.weight_handover import open_tensors
 
-    return {name: tensor.cpu().clone() for name, tensor in opened(handle).items()}
+    return {name: tensor.cpu().clone() for name, tensor in open_tensors(handle).items()}
 
 
 @pytest.mark.slow
@@ -36,7 +37,7 @@ def received(handle):
 def test_another_process_receives_equal_tensors(model, device):
     import torch
 
-    from hgpo_train.policies.weight_handover import checkpoint_weights, shared
+    from hgpo_train.policies.weight_handover import checkpoint_weights, share_tensors
 
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("requires a GPU")
@@ -49,7 +50,7 @@ def test_another_process_receives_equal_tensors(model, device):
             "empty": torch.empty(0, 4),
         }
     with (
-        shared(weights, by_device=True) as handle,
+        share_tensors(weights, by_device=True) as handle,
         multiprocessing.get_context("spawn").Pool(1) as pool,
     ):
         # on a GPU nothing is staged
@@ -60,6 +61,45 @@ def test_another_process_receives_equal_tensors(model, device):
         assert torch.equal(found[name], value.cpu())
         assert found[name].dtype == value.dtype
     assert not Path(handle["path"]).exists()  # nothing remains
+
+
+def test_the_trainers_device_is_waited_for_whichever_is_current(monkeypatch):
+    """As with the engine on cuda:0 and `model.device = "cuda:1"`."""
+    import torch
+
+    from hgpo_train.policies import weight_handover
+
+    class OnSecondCard:
+        is_cuda = True
+        device = torch.device("cuda:1")
+
+        def contiguous(self):
+            return self
+
+    events = []
+
+    def note(name):
+        return lambda *arguments: events.append((name, *arguments))
+
+    reduced = "torch.multiprocessing.reductions.reduce_tensor"
+    monkeypatch.setattr(reduced, lambda _: events.append("shared"))
+    monkeypatch.setattr("torch.cuda.synchronize", note("waited for"))
+    monkeypatch.setattr("torch.cuda.ipc_collect", lambda: None)
+    weights = {"first": OnSecondCard(), "second": OnSecondCard()}
+    with weight_handover.shared(weights, by_device=True):
+        waited = ("waited for", torch.device("cuda:1"))
+        assert events == [waited, "shared", "shared"]
+
+    # The worker waits for its own device and for the trainer's.
+    events.clear()
+    monkeypatch.setattr(weight_handover, "opened", lambda handle: weights)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.synchronize", note("waited"))
+    worker = weight_handover.WeightUpdate()
+    worker.reload_weights = lambda weights_iterator: events.append("copied")
+    worker.model_runner = SimpleNamespace(model=None)
+    worker.take_weights({})
+    assert events == ["copied", ("waited",), waited]
 
 
 def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared():
@@ -111,7 +151,7 @@ def test_the_names_and_values_are_those_of_a_checkpoint(model, tmp_path):
 def test_adapters_are_merged_in_float32_and_rounded_once(model):
     import torch
 
-    from hgpo_train.models.loading import add_adapters
+    from hgpo_train.models.adapters import add_adapters
     from hgpo_train.policies.weight_handover import checkpoint_weights
 
     plain = {

@@ -17,6 +17,7 @@ from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_envs.engine import State, Task
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import secrets
 from hgpo_envs.sources import SharedSource, Split
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply
 from hgpo_train.policies.scripted import RandomPolicy
@@ -317,9 +318,10 @@ def test_invalid_states_name_the_value():
         ({"score": 100}, "score: expected a number in [0, 1], received int 100"),
         ({"won": 1}, "won: expected true or false, received int 1"),
     ):
-        assert checked(
-            State, State(**{"text": "here", "actions": [], **fields})
-        ) == Failure("EnvironmentFailed", line)
+        for actions in ([], ("look",)):
+            assert checked(
+                State, State(**{"text": "here", "actions": actions, **fields})
+            ) == Failure("EnvironmentFailed", line)
 
 
 def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_characters():
@@ -347,6 +349,15 @@ def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_chara
     )
     state = checked(State, State("\udc80", ["go \udfff"]))
     assert (state.text, state.actions) == ("\ufffd", ("go \ufffd",))
+
+
+def test_actions_are_checked_again_for_a_secret_that_is_registered_later(monkeypatch):
+    monkeypatch.setattr(secrets, "_registered", ())
+    actions = ("open door", "say swordfish")
+    for _ in range(2):
+        assert checked(State, State("", actions)).actions is actions
+    secrets.register("swordfish")
+    assert checked(State, State("", actions)).actions == ("open door", "say ***")
 
 
 def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):

@@ -1,6 +1,7 @@
 """Branches of saved runs: what is shared, what is new, and that nothing depends on how they are played."""
 
 import copy
+from dataclasses import replace
 from itertools import product
 
 import doors
@@ -10,12 +11,13 @@ from doors_env import DOORS_ID
 from groups import write_run
 from refusals import refused
 
-from hgpo_datasets import scan_steps, verify
+from hgpo_datasets import manifest, scan_steps, verify
 from hgpo_datasets.branches import IS_BRANCH, with_prefixes
-from hgpo_train.rollout import branch_rules, collect
+from hgpo_train.rollout import branch_rules, collect, kept_groups
 from hgpo_train.rollout.branching import branch_run
 from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.rollout.outcomes import rollout_table
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 
 QUIET = {"progress": False}
 
@@ -162,13 +164,31 @@ def test_rollouts_branch_in_their_own_run(saved, tmp_path, after):
                 slots=4,
                 progress=Interrupted(after),
             )
-        assert (
-            scan_steps(tmp_path / "run").filter(IS_BRANCH).collect().height > 0
-        ) == (after > 12)
+        kept = scan_steps(tmp_path / "run").collect()
+        assert kept.height > 0
+        assert (kept.filter(IS_BRANCH).height > 0) == (after > 12)
     run = collect(DOORS_ID, "random", tmp_path / "run", **wanted, **QUIET)
     expected = rows_of(branch_run(saved, "first-visits", width=2, **QUIET))
     assert rows_of(run).drop("run").equals(expected.drop("run"))
     assert run.rollouts.height == 12
+
+
+def test_rollouts_are_written_once_unless_they_are_old_or_many(runs, monkeypatch):
+    """Rollouts wait for their branches in memory, but neither too long nor too many of them."""
+    wanted = RolloutSpec(tasks=12, group_size=4, seed=3, branch="uniform")
+    often = ExecutionOptions(slots=16, groups_per_shard=4)
+    runs.collect("together", spec=wanted, execution=often)
+    runs.collect("old", spec=wanted, execution=replace(often, shard_s=1e-9))
+    monkeypatch.setattr(kept_groups, "_MOST_BYTES", 1)
+    runs.collect("many", spec=wanted, execution=often)
+    written_again = {
+        name: bool(manifest.read(runs.folder / name).replaced)
+        for name in ("together", "old", "many")
+    }
+    assert written_again == {"together": False, "old": True, "many": True}
+    expected = runs.content("together")
+    assert runs.content("old") == expected
+    assert runs.content("many") == expected
 
 
 @pytest.mark.slow
@@ -198,7 +218,9 @@ def test_too_many_failures_are_repeated_before_rollouts_branch(tmp_path):
     wanted = {"tasks": 3, "group_size": 4, "branch": "uniform", **QUIET}
     with pytest.raises(RolloutError, match="rollouts failed"):
         collect(DOORS_ID, policy, tmp_path / "run", **wanted, slots=64)
-    assert not scan_steps(tmp_path / "run").filter(IS_BRANCH).collect().height
+    kept = scan_steps(tmp_path / "run").collect()
+    assert kept.height > 0
+    assert not kept.filter(IS_BRANCH).height
     broken.clear()
     run = collect(DOORS_ID, policy, tmp_path / "run", **wanted)
     assert rows_of(run).equals(

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import os
 import random
+import sys
+from threading import Event, Thread
 
 import polars as pl
 import pytest
@@ -224,18 +226,22 @@ def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     )
 
 
-def test_garbage_is_collected_less_often_during_a_collection_alone(runs):
+def test_garbage_is_collected_less_often_and_turns_are_short_during_a_collection_alone(
+    runs,
+):
     during = []
 
     class Watching(RandomPolicy):
         def respond(self, requests):
-            during.append(gc.get_threshold())
+            during.append((*gc.get_threshold(), sys.getswitchinterval()))
             return super().respond(requests)
 
     def stop(_):
         raise RuntimeError("stopped")
 
     before = gc.get_threshold()
+    turn = sys.getswitchinterval()
+    assert turn > 0.001
     try:
         for young in (700, 0, 10**6):
             gc.set_threshold(young, 9, 8)
@@ -243,8 +249,43 @@ def test_garbage_is_collected_less_often_during_a_collection_alone(runs):
             with pytest.raises(RuntimeError, match="stopped"):
                 runs.collect(f"{young}", Watching("response"), progress=stop)
             expected = young and max(young, 50_000)
-            assert during == [(expected, 9, 8)]
+            assert during == [(expected, 9, 8, 0.001)]
             assert gc.get_threshold() == (young, 9, 8)
+            assert sys.getswitchinterval() == turn
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_collections_in_threads_leave_the_interpreter_as_it_was(runs):
+    first_plays = Event()
+    second_plays = Event()
+    left = []
+
+    class First(RandomPolicy):
+        def respond(self, requests):
+            first_plays.set()
+            second_plays.wait(30)
+            return super().respond(requests)
+
+    class Second(RandomPolicy):
+        def respond(self, requests):
+            second_plays.set()
+            first.join(30)
+            left.append(gc.get_threshold())
+            return super().respond(requests)
+
+    before = gc.get_threshold()
+    turn = sys.getswitchinterval()
+    first = Thread(target=runs.collect, args=("first", First("response")))
+    try:
+        first.start()
+        first_plays.wait(30)
+        runs.collect("second", Second("response"))
+        assert not first.is_alive()
+        # the first one ended while the second one played
+        assert {young for young, *_ in left} == {max(before[0], 50_000)}
+        assert gc.get_threshold() == before
+        assert sys.getswitchinterval() == turn
     finally:
         gc.set_threshold(*before)
 

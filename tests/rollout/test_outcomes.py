@@ -130,7 +130,7 @@ def test_the_bounds_by_hand():
     )
     unknown = success(table.filter(pl.col("won").is_null()))
     assert (unknown.share, unknown.describe()) == (None, "unknown")
-    nothing = Success(3, 1, 2, None, None, 0.0, 1.0, (("1–5", 3, 1),))
+    nothing = Success(3, 1, 2, None, None, None, None, (("1–5", 3, 1),))
     assert nothing.describe() == "unknown"
 
 

@@ -65,7 +65,7 @@ class Context:
     """Stands for a model of which only the context is asked."""
 
     def __init__(self, context=None):
-        self.context = context
+        self.context_length = context
 
 
 def prompts(steps, tokenizer, context=None, every=None):

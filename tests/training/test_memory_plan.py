@@ -95,6 +95,48 @@ def test_a_multimodal_model_has_the_plan_and_flops_of_its_text(tmp_path):
 
 
 @pytest.mark.slow
+def test_models_of_the_table_have_a_plan_and_flops(tmp_path):
+    """Configurations name sizes in many ways, and some have one for each layer, or none."""
+    import numpy as np
+
+    from hgpo_train.training.update.throughput import model_flops
+
+    lengths = np.array([64])
+    for kind, shape in {**ARCHITECTURES, "mamba": {}, "rwkv": {}}.items():
+        known = transformers.CONFIG_MAPPING[kind]()
+        names = {*vars(known), *known.attribute_map} - {"intermediate_size"}
+        sizes = {name: size for name, size in SIZES.items() if name in names}
+        config = type(known)(**{**sizes, **shape})
+        config.save_pretrained(tmp_path)
+        settings = replace(Config(), model={"path": str(tmp_path)})
+        model = memory_plan.meta_model(str(tmp_path))
+        of_it = memory_plan.plan_memory(settings, model, memory_plan.CARDS[-1])
+        assert of_it.fits, kind
+        assert of_it.table(), kind
+        assert model_flops(model, lengths, lengths) > 0, kind
+
+
+def test_sizes_of_layers_that_differ_are_the_largest():
+    from hgpo_train.models.hf import head_width, size_of
+
+    class Heterogeneous:
+        """As Transformers' configurations whose layers have their own sizes."""
+
+        hidden_size = 64
+        per_layer_config = (SimpleNamespace(head_dim=16), SimpleNamespace(head_dim=32))
+
+        @property
+        def head_dim(self):
+            raise RuntimeError("'head_dim' varies across layers")
+
+    assert head_width(Heterogeneous()) == 32
+    listed = SimpleNamespace(hidden_size=64, intermediate_size=[96, 128], n_inner=None)
+    assert size_of(listed, "n_inner", "intermediate_size") == 128
+    assert size_of(listed, "n_inner") is None
+    assert head_width(listed) == 64
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rank", "checkpointing"),
     [
@@ -139,7 +181,7 @@ def test_weights_and_adapters_are_counted(tmp_path):
     for size, billions in (("1.5b", 1.54), ("7b", 7.61)):
         weights = plan(f"alfworld-{size}-hgpo-k2", "H200-141").parts["weights"][0]
         assert weights == pytest.approx(4 * billions * 1e9, rel=0.005)
-    from hgpo_train.models.loading import add_adapters
+    from hgpo_train.models.adapters import add_adapters
 
     config = small(tmp_path)
     config = replace(config, model={"lora": {"rank": 8}})
@@ -204,6 +246,33 @@ def test_a_configured_share_is_used_as_it_is():
         rollout={"engine_options": {"kv_cache_memory_bytes": 1}},
     )
     assert fixed.engine_options() == {"kv_cache_memory_bytes": 1}
+
+
+def test_an_engine_with_a_card_of_its_own_leaves_the_learners_card_alone():
+    """vLLM takes the first card; `model.device` names the learner's."""
+    name = "alfworld-1.5b-hgpo-k2"
+    shared = plan(name, "H100-80")
+    config = replace(load_config(name), model={"device": "cuda:1"})
+    model = model_of(config.model.path)
+    small, large = memory_plan.named_card("L40S-48"), memory_plan.named_card("H100-80")
+    assert not plan(name, "L40S-48").fits
+    apart = memory_plan.plan_memory(config, model, small, large)
+    assert apart.fits
+    others = [part for name, part in shared.parts.items() if name != "engine"]
+    saved = [part for name, part in apart.parts.items() if name != "engine"]
+    assert sum(at_update for _, at_update in saved) == apart.totals[1]
+    assert sum(at_rollout for at_rollout, _ in others) >= apart.totals[0]
+    assert apart.engine_options() == {
+        "gpu_memory_utilization": round(apart.share / large.memory, 2)
+    }
+    assert apart.share >= shared.share
+    assert "48, 44.4 GiB, and the engine on H100-80, 79.1 GiB" in apart.table()
+    # too little for the engine's weights there
+    tiny = memory_plan.named_card("4")
+    assert not memory_plan.plan_memory(config, model, large, tiny).fits
+    # two cards for the engine are the first two
+    both = {"engine_options": {"tensor_parallel_size": 2}}
+    assert not memory_plan.has_own_card(replace(config, rollout=both))
 
 
 def test_hgpo_train_prints_the_plan(hgpo):

@@ -8,13 +8,14 @@ from lazily import lazily
 from refusals import refused
 from rich.console import Console
 
-from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import replace, stored_config
 from hgpo_train.training.display import Display
 
-has_raw_logprobs, train_on_table = lazily(
-    "hgpo_train.training.saved_tables", "has_raw_logprobs train_on_table"
+check_loss_ignores_engine, has_raw_logprobs, train_on_table = lazily(
+    "hgpo_train.training.saved_tables",
+    "check_loss_ignores_engine has_raw_logprobs train_on_table",
 )
 
 
@@ -35,14 +36,15 @@ def test_raw_log_probabilities_of_a_server_are_not_used(
     small, tmp_path, policy, is_raw, update
 ):
     write_run(tmp_path / "run", config={"policy": policy})
-    config = replace(
-        small, rollout={"temperature": policy["temperature"]}, update=update
-    )
-    if is_raw and update:
+    config = replace(small, update=update)
+    header = manifest.read(tmp_path / "run").header
+    assert header is not None
+    assert has_raw_logprobs(header) == is_raw
+    if update:
         with refused(r"--logprobs-mode processed_logprobs"):
-            has_raw_logprobs(config, tmp_path / "run", tmp_path)
+            check_loss_ignores_engine(config, tmp_path / "run")
     else:
-        assert has_raw_logprobs(config, tmp_path / "run", tmp_path) == is_raw
+        check_loss_ignores_engine(config, tmp_path / "run")
 
 
 @pytest.mark.slow

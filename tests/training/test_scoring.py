@@ -1,5 +1,7 @@
 """Scores: equal to those computed from all logits, stored beside the run, and found where they are read."""
 
+import shutil
+
 import polars as pl
 import pytest
 from groups import step, write_run
@@ -223,6 +225,14 @@ def test_rows_that_are_there_twice_and_missing_steps_are_refused(run, settings):
     )
     found = with_scores(without, run, ["mean_logprob"]).collect()
     assert found.filter(~pl.col("aborted"))["mean_logprob"].null_count() == 1
+
+
+def test_runs_of_one_name_have_their_own_scores(run, settings, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other/run")
+    score_run(run, ["mean_logprob"], settings)
+    score_run(other, ["mean_logprob"], settings)
+    alone = compute(run, "likely").collect()["advantage"].to_list()
+    assert compute([run, other], "likely").collect()["advantage"].to_list() == 2 * alone
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device"])

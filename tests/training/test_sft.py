@@ -129,6 +129,30 @@ def test_invalid_actions_are_not_imitated(tmp_path, sft):
     )
 
 
+@pytest.mark.parametrize("style", ["memory", "chat"])
+def test_a_response_that_the_limit_cut_has_no_end_of_turn(style, tiny):
+    """An end after it would teach the model to stop in the middle (transformers #19742)."""
+    tokenizer = load_tokenizer(str(tiny))
+    rows = pl.DataFrame(
+        {
+            "trajectory": ["x", "x", "y"],
+            # without its first step, y is no part of x's conversation
+            "step": [0, 1, 1],
+            "prompt": ["Go.", "And?", "Now?"],
+            "response": ["press", "look", "go"],
+            "finish_reason": ["length", "stop", None],
+        }
+    )
+    made = tokenise(rows, tokenizer, 4096, {"prompt_style": style})
+    written = [tokenizer.decode(ids) for ids in made["response_token_ids"]]
+    assert written == ["press", "look<|im_end|>", "go<|im_end|>"]
+    asked = tokenizer.decode(made["prompt_token_ids"][2])
+    assert asked == "<|im_start|>user\nNow?<|im_end|>\n<|im_start|>assistant\n"
+    if style == "chat":
+        talk = tokenizer.decode(made["prompt_token_ids"][1])
+        assert "<|im_start|>assistant\npress<|im_end|>\n<|im_start|>user\nAnd?" in talk
+
+
 def test_rows_of_a_conversation_are_what_its_policy_reads(demos, sft, tiny):
     tokenizer = load_tokenizer(str(tiny))
     single = tokenise(demonstrations(demos, sft).head(1), tokenizer, 4096, {}).row(

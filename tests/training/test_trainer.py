@@ -139,7 +139,7 @@ INVALID = (
             "rollout": {"engine_options": {"top_q": 1}},
             "model": {"path": "no/such/model"},
         },
-        "rollout.engine_options.top_q",
+        r"unknown setting 'rollout.engine_options.top_q'.*Known: rollout.engine_options.max_batch_tokens$",
     ),
     (
         {"rollout": {"max_prompt_tokens": 5000}},

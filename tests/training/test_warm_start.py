@@ -12,6 +12,8 @@ from rich.console import Console
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.webshop.bundled import bundled_folder
+from hgpo_train.evaluation import compare
+from hgpo_train.evaluation.reporting_rules import by_seed
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.tiny import TinyShape
 from hgpo_train.training.config import load_config, replace
@@ -103,7 +105,8 @@ def test_one_iteration_of_the_bundled_model(tmp_path, monkeypatch):
     assert [line[:4] for line in lines if "held out" in line] == ["0/1 ", "1/1 "]
     metrics = read_metrics(result.run / "metrics.jsonl")
     assert [line["iteration"] for line in metrics] == [0, 1]
-    rates = [sum(games) / 6 for games in result.success.values() if len(games) == 6]
+    assert result.change.tasks == 6
+    rates = [found.value for found in result.success.values()]
     assert rates == pytest.approx([line["val/success_rate"] for line in metrics])
     assert "iteration" in (tmp_path / "curve.svg").read_text("utf-8")
     assert any(line.startswith("   collect: 9 rollouts") for line in lines), (
@@ -132,21 +135,40 @@ def test_the_bundled_models_solve_tasks(name, least, tmp_path):
     assert trainer.evaluate()["val/success_rate"] > least
 
 
+def played(seed, wins):
+    """Return four episodes of each game, so many of which won."""
+    rows = [
+        {"seed": seed, "task_id": f"{game}", "won": number < won}
+        for game, won in enumerate(wins)
+        for number in range(4)
+    ]
+    return pl.DataFrame(rows).with_columns(
+        env_id=pl.lit("e"),
+        task=pl.lit("win"),
+        aborted=pl.lit(value=False),
+        success="won",
+    )
+
+
 def test_the_verdict_claims_an_improvement_only_beyond_chance():
     """Games are paired: what counts is by how much their differences vary."""
-    some = [0.25] * 30 + [0.5] * 6
-    none = [0.0] * 36
-    most = [0.75] * 36
-    noisy = [0.0, 0.0, 1.0] * 12
+    some = [1] * 30 + [2] * 6
+    none = [0] * 36
+    most = [3] * 36
+    noisy = [0, 0, 4] * 12
     for before, after, words in (
         (some, most, "became better"),
         (most, some, "became worse"),
         (some, noisy, "does not show"),
         (none, none, "does not show"),
     ):
-        result = FirstTraining(Path("run"), {0: before, 3: some, 6: after})
+        episodes = pl.concat(
+            played(seed, wins) for seed, wins in ((0, before), (3, some), (6, after))
+        )
+        change = compare(played(6, after), played(0, before))
+        result = FirstTraining(Path("run"), by_seed(episodes), change)
         assert words in result.verdict()
         first, *_, last = result.curve().splitlines()[1:]
-        assert f"{sum(before) / 36:.0%}" in first
-        assert f"{sum(after) / 36:.0%}" in last
+        assert f"{sum(before) / 144:.0%}" in first
+        assert f"{sum(after) / 144:.0%}" in last
         assert len(result.curve().splitlines()) == 4

@@ -10,7 +10,7 @@ from hgpo_datasets import scan_steps
 from hgpo_train.advantages import compute, registry
 from hgpo_train.view.documents import group_document, tree_of
 from hgpo_train.view.estimates import rollout_estimates
-from hgpo_train.view.overview import overview_document
+from hgpo_train.view.overview import curves_document, overview_document
 from hgpo_train.view.page import write_page
 from hgpo_train.view.rollouts import selected
 from hgpo_train.view.sources import open_sources
@@ -93,6 +93,9 @@ def test_branches_are_in_no_result(branched_run):
     overview = overview_document(source, index)
     assert (overview["total"]["success"], overview["total"]["episodes"]) == (0.5, 2)
     assert overview["outcomes"] == {"none": 0, "partly": 1, "all": 0}
+    # Their steps were played: curves by environment steps, and the tile, have all of them.
+    assert overview["total"]["steps"] == 8
+    assert curves_document(source, index)["results"][0]["steps"] == 8
     every = base64.b64encode(bytes([0b11111])).decode()
     assert selected(index, every)["trajectory"].to_list() == ["a", "b"]
     with refused("expected at least one rollout"):

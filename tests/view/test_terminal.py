@@ -66,7 +66,7 @@ async def test_a_person_walks_to_a_step(small_run, size):
     app = viewer(small_run)
     async with app.run_test(size=size) as pilot:
         shown = await press(pilot)
-        for text in ("67% won  find the key of alpha", "return 0.67"):
+        for text in ("67% won  find the key of alpha", "return 0.67", "Tab Other half"):
             assert text in shown
         shown = await press(pilot, "enter")
         assert [
@@ -114,7 +114,9 @@ async def test_a_training_run_begins_with_what_it_was_trained_on(trained_run):
     app = viewer(trained_run)
     assert list(app.compared) == ["trained", "gigpo"]
     assert app.compared["gigpo"].parameters.gamma == 0.5
-    assert list(viewer(trained_run, estimators=("grpo",)).compared) == ["grpo"]
+    named = viewer(trained_run, estimators=("grpo, gigpo",))
+    assert list(named.compared) == ["grpo", "gigpo"]
+    assert named.compared["gigpo"].parameters.gamma == 0.5, "as on the page"
     async with app.run_test(size=(140, 45)) as pilot:
         await press(pilot, "enter", "down", "enter", "down", "down")
         assert "trained +1.250  R 5" in shown_step(app)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import warnings
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +31,7 @@ from hgpo_datasets.interchange.readers.trl import read_trl
 from hgpo_datasets.interchange.readers.verifiers import read_verifiers
 from hgpo_datasets.interchange.readers.verl import read_verl
 from hgpo_datasets.interchange.readers.verl_agent import read_verl_agent
-from hgpo_datasets.reader import scan_steps
+from hgpo_datasets.reader import StepTableWarning, scan_steps
 from hgpo_datasets.rows import RowError
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_datasets.writer import StepWriter
@@ -54,12 +55,15 @@ class Format:
         suffixes: The suffixes of its files.
         fields: Columns, or fields of the first record, by which a file is recognised; `.eval` is enough without.
         by_folder: Whether rollouts are one file each, so that those of a task in one folder are a group.
+        repeated: Whether a file may repeat the one before it: TRL writes its last rollouts whenever it logs, also where
+            it made several updates with them.
     """
 
     read: Callable[..., Iterator[Row]]
     suffixes: tuple[str, ...]
     fields: frozenset[str]
     by_folder: bool = False
+    repeated: bool = False
 
 
 def _format(
@@ -75,7 +79,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         read_rllm, ".json", "trajectories termination_reason", by_folder=True
     ),
     "skyrl": _format(read_skyrl, ".jsonl", "input_prompt output_response score"),
-    "trl": _format(read_trl, ".parquet", "prompt completion"),
+    "trl": _format(read_trl, ".parquet", "prompt completion", repeated=True),
     "verifiers": _format(read_verifiers, ".jsonl", "traces task"),
     "verl-agent": _format(read_verl_agent, ".jsonl", "traj_uid uid anchor_obs rewards"),
     "verl": _format(read_verl, ".jsonl", "input output score step"),
@@ -148,16 +152,11 @@ def import_rollouts(
     is_rewarded = False
     summed: set[str] = set()
     groups = Counter[tuple[int, str]]()
-    by_folder = FORMATS[name].by_folder
-    parts = itertools.groupby(
-        files, key=lambda file: file.parent if by_folder else file
-    )
     with (
         new_folder(folder) as new,
         StepWriter(new, run=folder.name, config={"imported_from": name}) as writer,
     ):
-        for number, (part, members) in enumerate(parts):
-            rows = [row for file in members for row in read(file)]
+        for number, (part, rows) in enumerate(_parts(files, FORMATS[name], read)):
             try:
                 is_rewarded |= _set_rewards(rows, reward or {})
                 summed.update(*[row.pop(SUMMED) for row in rows if SUMMED in row])
@@ -182,6 +181,32 @@ def import_rollouts(
             f"weights of {names}, whose sum is the reward; give them by --reward"
         )
     return report
+
+
+def _parts(
+    files: list[Path], known: Format, read: Callable[[Path], Iterator[Row]]
+) -> Iterator[tuple[Path, list[Row]]]:
+    """Yield the rows of each file, or of the files of a folder, without files that repeat the one before them."""
+    parts = itertools.groupby(
+        files, key=lambda file: file.parent if known.by_folder else file
+    )
+    before = None
+    repeats = []
+    for part, members in parts:
+        rows = [row for file in members for row in read(file)]
+        if known.repeated:
+            texts = [(row["prompt"], row["response"]) for row in rows]
+            if texts and texts == before:
+                repeats.append(part)
+                continue
+            before = texts
+        yield part, rows
+    if repeats:
+        warnings.warn(
+            f"{counted(len(repeats), 'file')} skipped, whose rollouts are those of the file before: {repeats[0]} …",
+            StepTableWarning,
+            stacklevel=2,
+        )
 
 
 def _files(paths: list[Path], name: str | None) -> tuple[str, list[Path], list[str]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.input_columns import discounted
+from hgpo_train.advantages.discounting import discounted
 from hgpo_train.advantages.windows import neighbour
 
 if TYPE_CHECKING:

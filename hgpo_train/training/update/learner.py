@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.loading import compile_layers, compute_dtype
+from hgpo_train.models.device import compute_dtype
+from hgpo_train.models.hf import compile_layers
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import memory_advice
 from hgpo_train.training.update.batches import micro_batches, mini_batches
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from hgpo_train.training.update.batches import Samples
 
 
-class Fixed(NamedTuple):
+class LossInputs(NamedTuple):
     """What the loss takes as given during an update, float arrays of shape (response tokens,).
 
     Attributes:
@@ -80,15 +81,13 @@ class Learner(TokenScorer):
             if self.reference not in (None, model):
                 compile_layers(self.reference)
 
-    def fixed_scores(self, samples: Samples) -> Fixed:
+    def loss_inputs(self, samples: Samples) -> LossInputs:
         """Score samples by what the configured loss takes as given, before the update changes the policy."""
-        old = (
-            self.logprobs(samples)
-            if self.config.update.old_logprobs == "recompute"
-            else None
-        )
+        old = None
+        if self.config.update.old_logprobs == "recompute":
+            old = self.logprobs(samples)
         reference = None if self.reference is None else self.reference_logprobs(samples)
-        return Fixed(old, reference)
+        return LossInputs(old, reference)
 
     def update(
         self,
@@ -97,7 +96,7 @@ class Learner(TokenScorer):
         rate: float | None = None,
         progress: Callable[[int, int], None] | None = None,
         *,
-        scores: Fixed | None = None,
+        inputs: LossInputs | None = None,
     ) -> dict[str, float]:
         """Update the policy on samples: one optimiser step per mini-batch, over all epochs.
 
@@ -106,7 +105,7 @@ class Learner(TokenScorer):
             rng: Random generator that draws the mini-batches.
             rate: The learning rate; None leaves it unchanged.
             progress: Called after each optimiser step with the number of finished steps and of all steps.
-            scores: The samples' log-probabilities before the update; None computes them (`fixed_scores`). The engine's
+            inputs: The samples' log-probabilities before the update; None computes them (`loss_inputs`). The engine's
                 replace `old` with `old_logprobs = "rollout"`.
 
         Returns:
@@ -123,9 +122,14 @@ class Learner(TokenScorer):
             return {"actor/optimiser_steps": 0.0}
 
         # 1. What the loss takes as given, before the first step changes the policy.
-        fixed, metrics = self._fixed(
-            samples, self.fixed_scores(samples) if scores is None else scores
-        )
+        if inputs is None:
+            inputs = self.loss_inputs(samples)
+        metrics: dict[str, float] = {}
+        if config.old_logprobs == "rollout" or inputs.old is None:
+            advice = 'set update.old_logprobs = "recompute"'
+            inputs = inputs._replace(old=_reported(samples, advice))
+        else:
+            inputs, metrics = self._corrected(samples, inputs, inputs.old)
 
         # 2. One optimiser step per mini-batch.
         update_begin = time.perf_counter()
@@ -136,7 +140,7 @@ class Learner(TokenScorer):
             batches += mini_batches(rows, config.mini_batch_size, rng, samples.sequence)
         steps = []
         for done, batch in enumerate(batches):
-            steps.append(self.step(samples, batch, fixed))
+            steps.append(self.step(samples, batch, inputs))
             if progress is not None:
                 progress(done + 1, len(batches))
         end = time.perf_counter()
@@ -162,14 +166,11 @@ class Learner(TokenScorer):
             metrics["perf/mfu/actor"] = flops / (end - update_begin) / peak
         return metrics
 
-    def _fixed(self, samples: Samples, scores: Fixed) -> tuple[Fixed, dict[str, float]]:
-        """Return what the loss takes as given, and how far the engine's log-probabilities are from the policy's."""
+    def _corrected(
+        self, samples: Samples, inputs: LossInputs, old: NDArray[np.float32]
+    ) -> tuple[LossInputs, dict[str, float]]:
+        """Add the weights of the rollout correction; return how far the engine's log-probabilities are from `old`."""
         config = self.config.update
-        old = scores.old
-        if config.old_logprobs == "rollout" or old is None:
-            return scores._replace(
-                old=_reported(samples, 'set update.old_logprobs = "recompute"')
-            ), {}
         metrics: dict[str, float] = {}
         if config.rollout_is is not None:
             weights, metrics = rollout_correction(
@@ -180,13 +181,13 @@ class Learner(TokenScorer):
                 config.rollout_is_threshold,
                 config.rollout_is_least,
             )
-            scores = scores._replace(rollout_is=weights)
+            inputs = inputs._replace(rollout_is=weights)
         known = ~np.isnan(samples.rollout_logprob)
         if known.any():
             gap = np.abs(old[known] - samples.rollout_logprob[known])
             metrics["training/rollout_logprobs_abs_diff_mean"] = float(gap.mean())
             metrics["training/rollout_logprobs_abs_diff_max"] = float(gap.max())
-        return scores, metrics
+        return inputs, metrics
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the following optimiser steps."""
@@ -197,7 +198,7 @@ class Learner(TokenScorer):
         self,
         samples: Samples,
         rows: NDArray[np.int64],
-        fixed: Fixed,
+        inputs: LossInputs,
     ) -> dict[str, float]:
         """Take one optimiser step on a mini-batch, with the gradient accumulated over micro-batches.
 
@@ -205,7 +206,7 @@ class Learner(TokenScorer):
         result are those of `accumulate`, with the gradient norm before clipping, under verl's names (`actor/…`).
         """
         with memory_advice(self.config):
-            parts = self.accumulate(samples, rows, fixed)
+            parts = self.accumulate(samples, rows, inputs)
             norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
             finite = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
             if finite:
@@ -218,14 +219,14 @@ class Learner(TokenScorer):
         self,
         samples: Samples,
         rows: NDArray[np.int64],
-        fixed: Fixed,
+        inputs: LossInputs,
     ) -> dict[str, float]:
         """Add the gradient of a mini-batch's loss to the parameters' gradients.
 
         Args:
             samples: All samples.
             rows: int64 of shape (n,), the indices of the mini-batch's samples.
-            fixed: What the loss takes as given, for all samples.
+            inputs: What the loss takes as given, for all samples.
 
         Returns:
             The loss, its parts, and means over response tokens, by name (`policy_loss`).
@@ -244,11 +245,10 @@ class Learner(TokenScorer):
             logprob, entropy = self.forward(
                 self.model, micro, entropy_gradient=config.entropy_weight != 0
             )
-            given = [
+            old, reference, rollout_is = [
                 None if values is None else self._tensor(values[micro.token])
-                for values in fixed
+                for values in inputs
             ]
-            old, reference, rollout_is = given
             loss, parts, totals = policy_loss(
                 logprob,
                 entropy,

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from hgpo_train.training.config import OptimiserConfig
 
-_MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+_STATE: Final = ("step", *_MOMENTS)
 
 
 def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
@@ -40,7 +41,7 @@ def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Ada
             torch.zeros_like(parameter, memory_format=torch.preserve_format)
             for _ in range(2)
         ]
-        optimiser.state[parameter] = dict(zip(_MOMENTS, [step, *zeros], strict=True))
+        optimiser.state[parameter] = dict(zip(_STATE, [step, *zeros], strict=True))
     return optimiser
 
 
@@ -82,18 +83,18 @@ def clip_gradient(model: nn.Module, largest: float) -> float:
 def move_state(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
     """Move an optimiser's moments to a device; numbers of steps stay where they are."""
     for state in optimiser.state.values():
-        for name in _MOMENTS[1:]:
+        for name in _MOMENTS:
             state[name] = state[name].to(device)
 
 
 def optimiser_tensors(
     model: nn.Module, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Return the optimiser's state by the names ``state.<parameter>.<moment>``."""
+    """Return the optimiser's state by the names ``state.<parameter>.<part>``."""
     return {
-        f"state.{name}.{moment}": value.detach().cpu()
+        f"state.{name}.{part}": value.detach().cpu()
         for name, parameter in model.named_parameters()
-        for moment, value in optimiser.state.get(parameter, {}).items()
+        for part, value in optimiser.state.get(parameter, {}).items()
     }
 
 
@@ -106,7 +107,7 @@ def restore_optimiser(
     trained = [
         name for name, parameter in model.named_parameters() if parameter.requires_grad
     ]
-    expected = {f"state.{name}.{moment}" for name in trained for moment in _MOMENTS}
+    expected = {f"state.{name}.{part}" for name in trained for part in _STATE}
     if odd := tensors.keys() ^ expected:
         parameter = min(odd).removeprefix("state.").rpartition(".")[0]
         raise InputError(
@@ -114,7 +115,7 @@ def restore_optimiser(
         )
     # torch numbers parameters in the optimiser's order, which is the model's, and moves the state to their devices.
     state = {
-        number: {moment: tensors[f"state.{name}.{moment}"] for moment in _MOMENTS}
+        number: {part: tensors[f"state.{name}.{part}"] for part in _STATE}
         for number, name in enumerate(trained)
     }
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})

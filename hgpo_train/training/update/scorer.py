@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.device import compute_dtype
 from hgpo_train.models.forward_check import can_pack
-from hgpo_train.models.hf import unwrap_peft
-from hgpo_train.models.loading import compute_dtype, vocabulary
+from hgpo_train.models.hf import unwrap_peft, vocabulary_size
 from hgpo_train.models.packed_attention import (
     disable_packed_kernel,
     enable_packed_kernel,
@@ -64,7 +64,7 @@ class TokenScorer:
         self.layout = _layout_of(model, config.update.layout, self.dtype)
 
     @property
-    def context(self) -> int | None:
+    def context_length(self) -> int | None:
         """The number of tokens of the longest sequence that the model accepts; None if its configuration names none."""
         positions: int | None
         positions = getattr(
@@ -76,7 +76,7 @@ class TokenScorer:
 
     def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:
         """Score the response tokens of rows; see `hgpo_train.scores.Scorer`."""
-        check_rows(steps, vocabulary(self.model))
+        check_rows(steps, vocabulary_size(self.model))
         samples = samples_from_steps(
             steps, share_prefixes=self.config.update.share_prefixes
         )

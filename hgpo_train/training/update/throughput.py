@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from hgpo_train.models.hf import unwrap_peft
+from hgpo_train.models.hf import head_width, size_of, unwrap_peft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,15 +76,16 @@ def model_flops(
     # different widths.
     value_dim = getattr(config, "v_head_dim", None)
     key_dim = getattr(config, "qk_head_dim", None)
-    head_dim = (
-        getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads
-    )
+    head_dim: float = head_width(config)
     if value_dim is not None and key_dim is not None:
         head_dim = (key_dim + value_dim) / 2
     squared = float((length.astype("float64") ** 2).sum())
     attention = (
-        6.0 * config.num_hidden_layers * config.num_attention_heads * head_dim * squared
+        6.0
+        * config.num_hidden_layers
+        * (size_of(config, "num_attention_heads") or 1)
+        * head_dim
+        * squared
     )
 
     # 3. Weights, per token and per response token. Adapters are those whose trained weights are a small part.

@@ -111,6 +111,82 @@ def test_reasons_that_are_sent_several_times_are_not_joined():
     assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", "</x>")
 
 
+def test_thoughts_that_are_a_list_of_parts_and_the_text_after_them_are_joined():
+    """Mistral's Magistral (litellm #16272) streams thoughts as parts, and then its answer as texts."""
+    thoughts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": text}]}
+        for text in ("A gree", "ting.")
+    ]
+    deltas = [{"content": ""}, *[{"content": [thought]} for thought in thoughts]]
+    deltas += [{"content": "Hel"}, {"content": "lo"}]
+    sent = whole_answer("chat/completions", stream(*deltas, finish="stop"))
+    answer = read_answer("chat/completions", sent)
+    assert answer.reply.response == "<think>\nA greeting.\n</think>\n\nHello"
+    assert answer.action == "Hello"
+
+
+def test_parts_of_a_text_after_which_a_list_comes_are_joined():
+    choice = read(
+        stream({"content": "Hi"}, {"content": [{"type": "text", "text": "!"}]})
+    )
+    assert [part["text"] for part in choice["message"]["content"]] == ["Hi", "!"]
+
+
+def test_a_thought_and_its_encrypted_form_of_one_number_are_two_details():
+    text = {"type": "reasoning.text", "index": 0}
+    hidden = {"type": "reasoning.encrypted", "index": 0, "data": "X"}
+    deltas = [{**text, "text": "a"}, {"index": 0, "text": "b"}, hidden]
+    choice = read(stream(*[{"reasoning_details": [one]} for one in deltas]))
+    assert choice["message"]["reasoning_details"] == [{**text, "text": "ab"}, hidden]
+
+
+def test_a_byte_order_mark_costs_no_event_and_an_empty_reason_no_reason():
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": ""}]}
+    sent = stream({"content": "Hi"}, finish="length") + b"data: " + orjson.dumps(last)
+    choice = read(b"\xef\xbb\xbf" + sent)
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hi", "length")
+
+
+def completion_of(logprobs: int, **choice: object) -> bytes:
+    entries = {"content": [{"token": "a", "logprob": -0.5}] * logprobs}
+    only = {"message": {"content": "a"}, "logprobs": entries, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 5, "completion_tokens": 9}
+    return orjson.dumps({"choices": [{**only, **choice}], "usage": usage})
+
+
+@pytest.mark.parametrize(
+    ("number", "known"), [(1, 0), (7, 0), (8, 8), (9, 9), (10, 10)]
+)
+def test_log_probabilities_of_a_part_of_the_tokens_are_unknown(number, known):
+    """SGLang sends none for thoughts and calls (#26778, #28456). The end of the turn may count or not."""
+    reply = read_answer("chat/completions", completion_of(number)).reply
+    assert len(reply.response_logprobs or ()) == known
+
+
+CUSTOM = '<tool_call>\n{"name": "exec", "arguments": {"input": "ls"}}\n</tool_call>'
+SHELL = '<tool_call>\n{"name": "local_shell", "arguments": {"action": {"command": ["ls"]}}}\n</tool_call>'
+
+
+def test_calls_of_tools_that_take_a_text_are_no_malformed_ones():
+    call = {"id": "1", "type": "custom", "custom": {"name": "exec", "input": "ls"}}
+    body = {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "stop"}]}
+    assert read_answer("chat/completions", orjson.dumps(body)).action == CUSTOM
+
+
+@pytest.mark.parametrize(
+    ("item", "action"),
+    [
+        ({"type": "custom_tool_call", "name": "exec", "input": "ls"}, CUSTOM),
+        ({"type": "local_shell_call", "action": {"command": ["ls"]}}, SHELL),
+        # The server itself executes this one.
+        ({"type": "web_search_call", "action": {"query": "ls"}, "call_id": None}, ""),
+    ],
+)
+def test_what_the_program_executes_is_the_action_of_a_response(item, action):
+    body = {"status": "completed", "output": [{"id": "x", "call_id": "1", **item}]}
+    assert read_answer("responses", orjson.dumps(body)).action == action
+
+
 @pytest.mark.parametrize("error", [{"error": {"message": "lost"}}, {"object": "error"}])
 def test_an_error_within_a_stream_is_kept(error):
     begun = stream({"content": "Hi"}).partition(b"\n\n")[0]

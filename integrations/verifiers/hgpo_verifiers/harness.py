@@ -12,7 +12,7 @@ from verifiers.v1.runtimes import ProgramResult
 from hgpo_envs.engine import State
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
-from hgpo_envs.responses import message_text
+from hgpo_envs.responses import finish_reason, message_text
 from hgpo_train.policies.base import Failure, Reply
 from hgpo_train.policies.conversation import chat_messages
 from hgpo_train.policies.validation import checked
@@ -114,5 +114,8 @@ class StepHarness(vf.Harness[vf.HarnessConfig]):
 
 def _reply(choice: Any) -> Reply:  # noqa: ANN401 - openai's Choice
     message = choice.message.model_dump(exclude_none=True)
-    finish = "length" if choice.finish_reason == "length" else "stop"
-    return Reply(response=message_text(message), message=message, finish_reason=finish)
+    return Reply(
+        response=message_text(message),
+        message=message,
+        finish_reason=finish_reason(choice.finish_reason),
+    )

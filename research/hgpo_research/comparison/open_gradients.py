@@ -124,7 +124,8 @@ def _known(
 def _of_model(model: str, device: str, seed: int, show: Show) -> OpenGradients:
     from hgpo_research.comparison.row_gradients import row_gradients
     from hgpo_train.models.config import ModelConfig
-    from hgpo_train.models.loading import choose_device, load_model
+    from hgpo_train.models.device import choose_device
+    from hgpo_train.models.loading import load_model
     from hgpo_train.models.preflight import check_model_source
 
     choose_device(device)

@@ -130,7 +130,7 @@ def test_rows_that_cannot_be_trained_on_are_one_line():
 
 
 torch = Lazy("torch")
-Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
+LossInputs, Learner = lazily("hgpo_train.training.update.learner", "LossInputs Learner")
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_loss_and_gradient_are_those_of_separate_rows(
         values = learner.accumulate(
             samples,
             np.arange(len(samples)),
-            Fixed(old, learner.reference_logprobs(samples)),
+            LossInputs(old, learner.reference_logprobs(samples)),
         )
         results.append(
             (values, [parameter.grad.clone() for parameter in model.parameters()], old)

@@ -22,11 +22,10 @@ AttentionInterface, AttentionMaskInterface = lazily(
     "transformers", "AttentionInterface AttentionMaskInterface"
 )
 flash_attention_mask = Lazy("transformers.masking_utils:flash_attention_mask")
-add_adapters, checkpoint_layers = lazily(
-    "hgpo_train.models.loading", "add_adapters checkpoint_layers"
-)
+add_adapters = Lazy("hgpo_train.models.adapters:add_adapters")
+checkpoint_layers = Lazy("hgpo_train.models.hf:checkpoint_layers")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
-Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
+LossInputs, Learner = lazily("hgpo_train.training.update.learner", "LossInputs Learner")
 enable_packed_kernel, use_packed_kernel = lazily(
     "hgpo_train.models.packed_attention", "enable_packed_kernel use_packed_kernel"
 )
@@ -115,7 +114,7 @@ def flash(model):
 
 def gradient(model, config, samples, rows):
     learner = Learner(model, config)
-    learner.accumulate(samples, rows, Fixed())
+    learner.accumulate(samples, rows, LossInputs())
     return gradients_of(learner)
 
 
@@ -183,7 +182,9 @@ def test_compiled_layers_have_the_same_gradients(model, steps, variant, layout):
     for compiled in (False, True):
         changes = {"model": {"compile": compiled}, "rollout": {"engine": "vllm"}}
         learner = Learner(variant_of(model, variant), replace(config, **changes))
-        fixed = Fixed(learner.logprobs(samples), learner.reference_logprobs(samples))
+        fixed = LossInputs(
+            learner.logprobs(samples), learner.reference_logprobs(samples)
+        )
         parts = learner.accumulate(samples, rows, fixed)
         assert parts["kl_loss"] == pytest.approx(0.0, abs=1e-9)
         gradients.append(gradients_of(learner))

@@ -15,11 +15,10 @@ from refusals import refused
 from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
-add_adapters, checkpoint_layers = lazily(
-    "hgpo_train.models.loading", "add_adapters checkpoint_layers"
-)
+add_adapters = Lazy("hgpo_train.models.adapters:add_adapters")
+checkpoint_layers = Lazy("hgpo_train.models.hf:checkpoint_layers")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
-Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
+LossInputs, Learner = lazily("hgpo_train.training.update.learner", "LossInputs Learner")
 
 BASE = replace(
     Config(),
@@ -152,7 +151,7 @@ def perturbed(model, seed, size=0.05):
 
 
 def compare(learner, samples, rows, old, reference, expected_loss, expected):
-    parts = learner.accumulate(samples, rows, Fixed(old, reference))
+    parts = learner.accumulate(samples, rows, LossInputs(old, reference))
     assert parts["loss"] == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
     got = {
         name: p.grad
@@ -216,7 +215,7 @@ def test_checkpointed_layers_are_computed_twice(model, steps):
     for prepare in (lambda _: None, checkpoint_layers):
         prepare(model)
         calls.clear()
-        learner.accumulate(samples, np.arange(4), Fixed(old))
+        learner.accumulate(samples, np.arange(4), LossInputs(old))
         counts.append(len(calls))
     assert counts == [1, 2]
 
@@ -298,12 +297,12 @@ def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
     learner = make_learner(model, replace(BASE, update={"kl_weight": 0.0}))
     before = copy.deepcopy(model.state_dict())
     old = np.full(samples.response_start[-1], np.nan, np.float32)
-    assert learner.step(samples, np.arange(4), Fixed(old))["actor/skipped"] == 1
+    assert learner.step(samples, np.arange(4), LossInputs(old))["actor/skipped"] == 1
     assert all(
         torch.equal(before[name], value) for name, value in model.state_dict().items()
     )
     assert (
-        learner.step(samples, np.arange(4), Fixed(learner.logprobs(samples)))[
+        learner.step(samples, np.arange(4), LossInputs(learner.logprobs(samples)))[
             "actor/skipped"
         ]
         == 0

@@ -15,7 +15,7 @@ from hgpo_train.training.config import OptimiserConfig
 torch = Lazy("torch")
 load_file, save_file = lazily("safetensors.torch", "load_file save_file")
 Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
-add_adapters = Lazy("hgpo_train.models.loading:add_adapters")
+add_adapters = Lazy("hgpo_train.models.adapters:add_adapters")
 clip_gradient, learning_rate, make_optimiser, optimiser_tensors, restore_optimiser = (
     lazily(
         "hgpo_train.training.update.optimiser",

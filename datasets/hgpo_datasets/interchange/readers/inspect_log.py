@@ -1,8 +1,9 @@
 """Logs of Inspect (inspect_ai): `.eval`, a zip archive with one JSON file a sample, or one JSON file.
 
-Each call of the model is a step; a log without its events has the messages of the last conversation. The samples of one
-id, its epochs, are a group. The reward is the first scorer's value, with C, P, N and I as 1, ½, 0 and 0, and yes, no
-and texts of numbers as Inspect's `value_to_float` has them.
+Each call of the model is a step, without the calls of scorers and of models with another role; a log without its events
+has the messages of the last conversation. The samples of one id, its epochs, are a group. The reward is the first
+scorer's value, with C, P, N and I as 1, ½, 0 and 0, and yes, no and texts of numbers as Inspect's `value_to_float` has
+them.
 
 Facts: inspect_ai 0.3.285, log version 2 (log/_log.py, log/_condense.py, scorer/_metric.py): long texts of a sample are
 in `attachments`, and the inputs of its calls are ranges of `events_data.messages`. Entries of the archive are
@@ -36,6 +37,7 @@ from hgpo_datasets.interchange.readers.rollout_rows import MOST, limited, rollou
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.unpack import ListReader
 from hgpo_envs.files.untrusted_files import open_regular
+from hgpo_envs.responses import finish_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,8 +80,15 @@ def read_inspect(path: Path) -> Iterator[Object]:
         samples = enumerate(
             objects(json_records.json_file(path).get("samples"), f"{path}, samples")
         )
-    for name, sample in samples:
-        yield from _rows(sample, f"{path}, sample {name}")
+    rows = [
+        row
+        for name, sample in samples
+        for row in _rows(sample, f"{path}, sample {name}")
+    ]
+    # On a scale beyond 1, as that of percentages, no value says what is solved.
+    if any((row["reward"] or 0.0) > 1.0 for row in rows):
+        rows = [{**row, "won": None} for row in rows]
+    yield from rows
 
 
 def _archived_samples(path: Path) -> Iterator[tuple[object, Object]]:
@@ -160,20 +169,37 @@ def _rows(sample: Object, where: str) -> list[Object]:
 def _calls(sample: Object, where: str) -> Iterator[Object]:
     """Yield a row for each call of the model; none if the log has no events."""
     pool = checked_messages(fields(sample.get("events_data")).get("messages"), where)
-    for event in objects(sample.get("events"), f"{where}, events"):
+    events = _outside_scorers(objects(sample.get("events"), f"{where}, events"))
+    calls = [event for event in events if event.get("event") == "model"]
+    # Calls of other models, which grade or play the user, have a role.
+    own = [event for event in calls if not event.get("role")]
+    for event in own or calls:
         choices = objects(
             fields(event.get("output")).get("choices"), f"{where}, choices"
         )
-        if event.get("event") == "model" and choices:
+        if choices:
             prompt = checked_messages(event.get("input"), where) or _referred(
                 event.get("input_refs"), pool, where
             )
             (reply,) = checked_messages([choices[0].get("message")], where)
-            is_cut = choices[0].get("stop_reason") in ("max_tokens", "model_length")
-            yield {
-                **step_row(prompt, reply),
-                "finish_reason": "length" if is_cut else "stop",
-            }
+            reason = finish_reason(choices[0].get("stop_reason"))
+            yield {**step_row(prompt, reply), "finish_reason": reason}
+
+
+def _outside_scorers(events: list[Object]) -> Iterator[Object]:
+    """Yield the events but those of scorers, which may ask a model for a grade."""
+    spans: set[str | None] = set()
+    # Older logs have steps, which contain what is between their begin and their end.
+    steps = 0
+    for event in events:
+        is_scorer = event.get("type") in ("scorer", "scorers")
+        parent = text(event.get("parent_id"))
+        if event.get("event") == "span_begin" and (is_scorer or parent in spans):
+            spans.add(text(event.get("id")) or "")
+        if event.get("event") == "step" and is_scorer:
+            steps += 1 if event.get("action") == "begin" else -1
+        if steps <= 0 and text(event.get("span_id")) not in spans:
+            yield event
 
 
 def _referred(ranges: object, pool: list[Object], where: str) -> list[Object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,6 +98,16 @@ def number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def integer(value: object) -> int | None:
+    """Return an integer, also one of at most nine digits that is a float or a text; None for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,9}", value):
+        return int(value)
+    is_integer = isinstance(value, float) and abs(value) < 1e9 and value.is_integer()
+    return int(value) if isinstance(value, float) and is_integer else None
 
 
 def reward_of(value: object, where: str) -> float | None:

@@ -68,9 +68,12 @@ def _call(entry: Message) -> Message:
 
 
 def conversation_rows(messages: list[Message]) -> Iterator[Row]:
-    """Yield the steps of a conversation: one for each message of the assistant."""
+    """Yield the steps of a conversation: one for each message of the assistant.
+
+    A message of weight 0, as in OpenAI's files for fine-tuning, is an example in the prompt.
+    """
     for index, message in enumerate(messages):
-        if message.get("role") == "assistant":
+        if message.get("role") == "assistant" and message.get("weight") != 0:
             yield step_row(messages[:index], message)
 
 
@@ -79,12 +82,13 @@ def step_row(prompt: list[Message], reply: Message) -> Row:
     response = message_text(reply)
     others = [name for name, value in reply.items() if value and name not in _PARTS]
     is_more = bool(others) or reply.get("content") != response
+    has_calls = bool(message_calls(reply))
     return {
         "state": shown(prompt),
         "prompt": prompt_text(prompt),
         "response": response,
         "message": orjson.dumps(reply).decode() if is_more else None,
-        "action": action_text(reply, tools=bool(message_calls(reply)), thought=False),
+        "action": action_text(reply, tools=has_calls, thought=False, custom=True),
     }
 
 

@@ -11,6 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets.interchange.readers.json_records import (
+    integer,
     json_lines,
     numbers,
     objects,
@@ -54,9 +55,10 @@ def read_openai(path: Path) -> Iterator[dict[str, Any]]:
         columns = {
             name: record.pop(name) for name in _NAMES if record.get(name) is not None
         }
-        columns |= {
-            name: record.pop(name) for name in _NUMBERS if type(record.get(name)) is int
-        }
+        for name in _NUMBERS:
+            if (value := integer(record.get(name))) is not None:
+                columns[name] = value
+                del record[name]
         task = columns.setdefault("task", steps[0]["state"])
         task_id = text(record.pop("task_id", None)) or task_of(steps[0]["prompt"])
         trajectory = text(record.pop("trajectory", record.get("id"))) or str(place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets.interchange.readers.json_records import without
+from hgpo_datasets.interchange.readers.json_records import integer, without
 from hgpo_datasets.schema import columns
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
@@ -78,7 +78,7 @@ def rollout_rows(
         iteration: The training iteration; 0 if it is no integer.
         equal: Columns that are equal in all rows, such as `task_id` and `trajectory`.
     """
-    equal["iteration"] = iteration if isinstance(iteration, int) else 0
+    equal["iteration"] = integer(iteration) or 0
     rows = [{"step": number, **equal, **step} for number, step in enumerate(steps)]
     if not rows:
         return rows

@@ -20,6 +20,7 @@ from hgpo_datasets.interchange.readers.json_records import (
 )
 from hgpo_datasets.interchange.readers.messages import task_of
 from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
+from hgpo_envs.responses import finish_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ def read_skyrl(path: Path) -> Iterator[dict[str, Any]]:
 def _step(
     record: dict[str, Any], state: str, prompt: str, response: str
 ) -> dict[str, Any]:
-    finish = "length" if record.get("stop_reason") == "length" else "stop"
+    finish = finish_reason(record.get("stop_reason"))
     columns = {
         "state": state,
         "prompt": prompt,

@@ -31,6 +31,7 @@ from hgpo_datasets.interchange.readers.rollout_rows import (
     rollout_rows,
 )
 from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.responses import finish_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +107,7 @@ def _steps(trace: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each message that the model wrote."""
     nodes = objects(trace.get("nodes"), f"{where}, nodes")
     calls = objects(trace.get("calls"), f"{where}, calls")
-    cut = [call.get("node") for call in calls if call.get("finish_reason") == "length"]
+    reasons = {text(call.get("node")): call.get("finish_reason") for call in calls}
     for index, node in enumerate(nodes):
         if not node.get("sampled"):
             continue
@@ -116,7 +117,7 @@ def _steps(trace: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
         )
         row = step_row(prompt, reply)
         row |= _tokens([nodes[at] for at in path])
-        row["finish_reason"] = "length" if index in cut else "stop"
+        row["finish_reason"] = finish_reason(reasons.get(text(index)))
         row["extra"] = {
             "node": index,
             "parent": node.get("parent"),

@@ -33,6 +33,10 @@ _READ_BY: Final = ("user", "tool", "function")
 """The roles of messages that the model answers."""
 
 
+_OF_CALLS: Final = {"id", "type", "status", "call_id"}
+"""What items of an output have beside what is called."""
+
+
 class UnreadableError(InputError):
     """A call that cannot be a step, although the server answered it."""
 
@@ -240,6 +244,7 @@ def read_answer(interface: str, body: bytes) -> Answer:
         tools=True,
         thought=False,
         cut_off=answer.finish_reason == "length",
+        custom=True,
     )
     identifier = completion.get("id")
     return Answer(
@@ -294,13 +299,24 @@ def _as_completion(body: bytes) -> dict[str, Any]:
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return an item of the output as a tool call of a message; None if it is none."""
-    if item.get("type") not in ("function_call", "custom_tool_call"):
-        return None
-    function = {
-        "name": item.get("name"),
-        "arguments": item.get("arguments", item.get("input")),
-    }
-    return {"id": item.get("call_id"), "type": "function", "function": function}
+    kind = str(item.get("type"))
+    identifier = item.get("call_id")
+    name = item.get("name")
+    if kind == "custom_tool_call":
+        custom = {"name": name, "input": item.get("input")}
+        return {"id": identifier, "type": "custom", "custom": custom}
+    arguments = item.get("arguments")
+    if kind != "function_call":
+        # Of the server's own tools, the program executes those with the id of a call: shell, apply_patch, computer.
+        if not kind.endswith("_call") or not identifier:
+            return None
+        name = kind.removesuffix("_call")
+        given = item.items()
+        arguments = {
+            key: value for key, value in given if key not in _OF_CALLS and value
+        }
+    function = {"name": name, "arguments": arguments}
+    return {"id": identifier, "type": "function", "function": function}
 
 
 def with_token_ids(body: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -49,7 +50,8 @@ def is_whole(interface: str, stream: bytes) -> bool:
 
 def whole_answer(interface: str, stream: bytes) -> bytes | None:
     """Return the answer that was streamed, as the body without streaming; None if the stream is not complete."""
-    blocks = stream.replace(b"\r\n", b"\n").split(b"\n\n")
+    text = stream.removeprefix(BOM_UTF8).replace(b"\r\n", b"\n")
+    blocks = text.split(b"\n\n")
     if interface == "chat/completions":
         return _completion(_events(blocks), ended=may_end(interface, stream, 0))
     # The last event has the whole answer. An error that a server reports is one, too.
@@ -97,7 +99,9 @@ def _completion(events: Iterable[dict[str, Any]], *, ended: bool) -> bytes | Non
             _merge(choices[number], part)
             # Servers repeat why a choice ended; the last reason is the one of the whole answer.
             choices[number] |= {
-                name: value for name, value in part.items() if isinstance(value, str)
+                name: value
+                for name, value in part.items()
+                if value and isinstance(value, str)
             }
         # Nearly every event repeats the other fields of the event before.
         if event != before:
@@ -130,14 +134,21 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             whole.setdefault(name, None)
         elif isinstance(value, dict) and isinstance(before, dict):
             _merge(before, value)
-        elif isinstance(value, list):
+        elif isinstance(value, list) or isinstance(before, list):
             # A list grows in place: a long answer has a log-probability for each of its tokens.
-            whole[name] = before or []
-            _extend(whole[name], value, name)
+            whole[name] = _parts(before)
+            _extend(whole[name], _parts(value), name)
         elif isinstance(value, str) and isinstance(before, str):
             whole[name] = before + value
         else:
             whole[name] = value
+
+
+def _parts(value: object) -> list[Any]:
+    """Return a list as it is. Mistral's thoughts are a list of parts, and the text that follows them is a text."""
+    if isinstance(value, list):
+        return value
+    return [{"type": "text", "text": value}] if value else []
 
 
 def _extend(entries: list[Any], parts: list[Any], name: str) -> None:
@@ -147,12 +158,18 @@ def _extend(entries: list[Any], parts: list[Any], name: str) -> None:
         if name == "tool_calls":
             entry = _call(entries, part)
         elif isinstance(part, dict) and part.get("index") is not None:
-            same = (one for one in entries if one.get("index") == part["index"])
+            same = (one for one in reversed(entries) if _is_same(one, part))
             entry = next(same, None)
         if entry is None:
             entries.append(part)
         else:
             _merge(entry, part)
+
+
+def _is_same(entry: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Return whether a part has the number of an entry; a text and its encrypted form may have the same one."""
+    types = {one["type"] for one in (entry, part) if one.get("type")}
+    return entry.get("index") == part["index"] and len(types) < 2
 
 
 def _call(
@@ -183,6 +200,7 @@ def _call(
 
 def _is_json(arguments: object) -> bool:
     try:
-        return isinstance(arguments, str) and isinstance(orjson.loads(arguments), dict)
+        decoded = orjson.loads(arguments) if isinstance(arguments, str) else arguments
     except orjson.JSONDecodeError:
         return False
+    return isinstance(decoded, dict)
