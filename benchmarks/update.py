@@ -15,6 +15,7 @@ import gc
 import os
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,9 +25,12 @@ import torch
 
 from benchmarks.runner import Row, seconds
 from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.models.device import why_no_gpu
 from hgpo_train.models.hf import checkpoint_layers
 from hgpo_train.rollout import collect
 from hgpo_train.training.config import Config, load_config, replace
+from hgpo_train.training.gpu_check import LARGEST_ON_A_CPU
 from hgpo_train.training.memory_plan import GIB, meta_model
 from hgpo_train.training.update.batches import samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -82,8 +86,17 @@ def run(
     """Measure the update of a configuration's model on `rows` rows; with `rival`, TRL's loss as well."""
     settings = load_config(config)
     model = meta_model(settings.model.path)
-    samples = rows_of_alfworld(rows, model.config.vocab_size)
+    # A card is lent by the hour: what is missing is said before anything is measured.
     cuda = torch.cuda.is_available()
+    size = sum(weights.numel() for weights in model.parameters())
+    if not cuda and size > LARGEST_ON_A_CPU:
+        raise InputError(
+            f"needs a GPU for {size / 1e9:.1f} billion weights, and {why_no_gpu()}; a small model runs on a CPU: "
+            "--config tiny-alfworld"
+        )
+    if rival and find_spec("trl") is None:
+        raise InputError("--rival needs TRL: pip install trl")
+    samples = rows_of_alfworld(rows, model.config.vocab_size)
     device = torch.cuda.get_device_name() if cuda else "CPU"
     with torch.device("cuda" if cuda else "cpu"):
         model = type(model)._from_config(model.config, attn_implementation="sdpa")  # noqa: SLF001

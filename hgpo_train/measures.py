@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
-from hgpo_train.proportions import wilson_interval
+from hgpo_train.proportions import NO_OUTCOME, wilson_interval
 from hgpo_train.resampling import Scale, ratio_interval
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def figures(
         - `success_if_aborted_lost`, `success_if_aborted_won`: the bounds within which the missing results can move it.
           Rollouts of unknown outcome count like aborted ones.
 
-        What is unknown of all rollouts is null; the bounds are if no outcome is known and no rollout aborted.
+        What is unknown of all rollouts is null; the bounds are if rollouts ended and no outcome is known.
 
     >>> table = pl.DataFrame({"env_id": "e", "task_id": ["a", "a", "b", "b"], "won": [True, None, False, True],
     ...                       "aborted": [False, False, False, True], "length": 3})
@@ -150,8 +150,8 @@ def figures(
     whole = ~pl.col("aborted")
     won = pl.col("won")
     known = whole & won.is_not_null()
-    # An environment that never tells an outcome bounds nothing.
-    is_told = (known | pl.col("aborted")).any()
+    # Rollouts that ended without an outcome bound nothing, also beside aborted ones.
+    is_told = ~NO_OUTCOME
     measures = {}
     for name in names:
         above, below = (part.filter(whole).sum() for part in MEASURES[name])

@@ -74,6 +74,11 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     return max(-1.0, min(observed, mean - half)), min(1.0, max(observed, mean + half))
 
 
+_WON_OF_ENDED: Final = pl.col("won").filter(~pl.col("aborted"))
+NO_OUTCOME: Final = (_WON_OF_ENDED.len() > 0) & _WON_OF_ENDED.is_null().all()
+"""Whether episodes ended without aborting and it is known of none whether it won: then nothing bounds success."""
+
+
 def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame:
     """Return how many episodes of each class of lengths were aborted and won.
 
@@ -90,11 +95,10 @@ def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame
     [('1–5', 1, 0, 1), ('21–50', 2, 1, 0)]
     """
     won = pl.col("won").filter(~pl.col("aborted"))
-    is_unknown = (won.len() > 0) & won.is_null().all()
     numbers = {
         "episodes": pl.len(),
         "aborted": pl.col("aborted").sum(),
-        "won": pl.when(~is_unknown).then(won.sum()),
+        "won": pl.when(~NO_OUTCOME).then(won.sum()),
     }
     number_of_class = pl.sum_horizontal(pl.col("length") > most for most in LENGTHS)
     totals = episodes.lazy().group_by(*keys, number_of_class.alias("steps"))

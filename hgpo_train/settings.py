@@ -246,7 +246,8 @@ def _message(hint: object, value: object, noun: str, name: str, message: str) ->
     """Return the error message for a validation error of msgspec."""
     choices = _choices(hint)
     if choices and message.startswith("Invalid enum value"):
-        return unknown(f"{noun} {name}", value, map(str, choices), limit=99)
+        # The name is known; the value is not.
+        return f"{noun} {name}: {unknown('value', value, map(str, choices), limit=99)}"
 
     # msgspec's words, with those of TOML and Python in the place of JSON's.
     fault = _FAULT.fullmatch(message)

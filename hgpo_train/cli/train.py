@@ -152,8 +152,8 @@ def _run(
     from hgpo_train.training.display import Display
     from hgpo_train.training.evaluations import (
         evaluation_command,
+        evaluation_episodes,
         evaluation_result,
-        evaluations,
     )
     from hgpo_train.training.run_folder import describe_interrupted
     from hgpo_train.training.saved_tables import train_on_table
@@ -194,7 +194,8 @@ def _run(
                 state.best
                 and (best := folder / "checkpoints" / f"{state.best:06d}").exists()
             ):
-                result = evaluation_result(settings, evaluations(folder), state.best)
+                episodes = evaluation_episodes(folder)
+                result = evaluation_result(settings, episodes, state.best)
                 console.print(f"{result} It is [bold]{best}[/].", soft_wrap=True)
             metrics = folder / "metrics.jsonl"
             table = folder / "steps"

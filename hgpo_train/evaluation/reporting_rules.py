@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import polars as pl
 
 from hgpo_train.measures import TASK, Estimate, measure
-from hgpo_train.proportions import wilson_interval
+from hgpo_train.proportions import NO_OUTCOME, wilson_interval
 
 _WON: Final = pl.col("won").cast(pl.Float64)
 DROPPED: Final = pl.when(~pl.col("aborted")).then(_WON)
@@ -122,10 +122,12 @@ def success_by_rule(
     reported = {
         name: count(rollouts, outcome) for name, (_, outcome) in OUTCOMES.items()
     }
+    nothing = Counted(None, None, None, 0)
+    if rollouts.select(NO_OUTCOME).item():
+        reported |= dict.fromkeys(("aborted lost", "aborted won"), nothing)
     chosen_from = rollouts if evaluations is None else evaluations
     seeds = by_seed(chosen_from)
     if not seeds:
-        nothing = Counted(None, None, None, 0)
         return reported | dict.fromkeys(["best", "last", "mean"], nothing)
 
     # Of equal seeds, the first one is the best.

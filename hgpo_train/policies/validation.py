@@ -67,7 +67,7 @@ def checked(kind: type[T], value: object) -> T | Failure:
     category, expected, checks = _KINDS[kind]
     try:
         # Nearly every value is a plain one, for which one look at all fields takes a third of the time of their checks.
-        if type(value) is kind and _is_plain(value):
+        if type(value) is kind and _is_plain(kind, value):
             return value
         return _plain(kind, expected, checks, value)
     except BadValueError as error:
@@ -76,9 +76,9 @@ def checked(kind: type[T], value: object) -> T | Failure:
         return Failure.of(category, error)
 
 
-def _is_plain(value: Reply | State | Task) -> bool:
+def _is_plain(kind: type, value: Any) -> bool:  # noqa: ANN401 (of that kind)
     """Return whether a reply is nothing but a valid text, or all fields of a state are valid as they are."""
-    if type(value) is Reply:
+    if kind is Reply:
         return (
             _is_valid_text(value.response)
             and (value.finish_reason is None or _is_valid_text(value.finish_reason))
@@ -92,7 +92,7 @@ def _is_plain(value: Reply | State | Task) -> bool:
             and value.prompt_tokens is None
             and value.response_tokens is None
         )
-    if type(value) is State:
+    if kind is State:
         return (
             _is_valid_text(value.text)
             and _are_valid_actions(value.actions)
@@ -118,7 +118,10 @@ def _are_valid_actions(actions: object) -> bool:
     known = _VALID_ACTIONS.get(id(actions))
     if known is not None and known[0] is actions and known[1] is registered():
         return True
-    if type(actions) is not tuple or _texts("", actions) is not actions:
+    if (
+        type(actions) is not tuple
+        or _texts("admissible actions", actions) is not actions
+    ):
         return False
     if len(_VALID_ACTIONS) >= _KEPT_ACTIONS:
         _VALID_ACTIONS.clear()

@@ -163,9 +163,10 @@ def evaluation_split(env_id: str) -> str:
     if env_id not in gymnasium.registry and ":" not in env_id:
         raise InputError(unknown_environment(env_id))
     spec = environment_spec(env_id) if env_id in environment_ids() else None
-    split = spec and spec.evaluation_split
+    split = None if spec is None else spec.evaluation_split
     if split is None:
-        names = f": {', '.join((*spec.splits, 'all'))}" if spec and spec.splits else ""
+        splits = () if spec is None else spec.splits
+        names = f": {', '.join((*splits, 'all'))}" if splits else ""
         raise InputError(
             f"{env_id} has no default split for evaluation; give one with --split{names}"
         )

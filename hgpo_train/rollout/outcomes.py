@@ -100,6 +100,9 @@ class Success:
         if self.interval is not None:
             low, high = self.interval
             text += f" (95%: {low:.1%} to {high:.1%})"
+        if self.share is None and self.unknown:
+            # Nothing is known of any rollout: 0% to 100% would be no bounds.
+            return text
         if self.aborted:
             bounds = (
                 f"{self.if_aborted_lost:.1%} if the {self.aborted} aborted rollouts are lost, "

@@ -43,7 +43,6 @@ from hgpo_train.training.evaluations import (
     evaluation_command,
     evaluation_episodes,
     evaluation_result,
-    evaluations,
 )
 from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, EVALUATION
 from hgpo_train.training.tracking import METRICS, read_metrics
@@ -139,9 +138,7 @@ def training_card(
             episodes.filter(pl.col("seed") == state.iteration), chosen_from
         )
         success["by_seed"] = points(episodes)
-        success["notes"] = [
-            evaluation_result(config, evaluations(run), state.iteration)
-        ]
+        success["notes"] = [evaluation_result(config, episodes, state.iteration)]
         tasks = episodes["task_id"].n_unique()
         planned = tasks * config.evaluation.group_size * episodes["seed"].n_unique()
         rollouts["evaluation"] = rollout_counts(scan_steps(run / EVALUATION), planned)

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Final
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import is_run
 from hgpo_envs.wording import counted
-from hgpo_train.evaluation.report import (
-    EvaluationReport,
-    episode_table,
-    evaluation_reports,
-)
+from hgpo_train.evaluation.report import episode_table
+from hgpo_train.evaluation.reporting_rules import by_seed
 from hgpo_train.training.config import Config
 from hgpo_train.training.run_folder import EVALUATION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     import polars as pl
+
+    from hgpo_train.measures import Estimate
 
 _FLAGS: Final = ("history_length", "max_steps", "action_format")
 """The options of episodes that are options of `hgpo eval`; it takes the others as `--env-option`."""
@@ -70,31 +68,27 @@ def evaluation_episodes(run: Path) -> pl.DataFrame | None:
     return episode_table(scan_steps(folder))
 
 
-def evaluations(run: Path) -> dict[int, EvaluationReport]:
-    """Return the evaluations of a training run on held-out tasks, by iteration."""
-    episodes = evaluation_episodes(run)
-    parts = {} if episodes is None else episodes.partition_by("seed", as_dict=True)
-    reports = {
-        int(str(seed)): evaluation_reports(part) for (seed,), part in parts.items()
-    }
-    return {seed: reports[seed][0] for seed in sorted(reports) if reports[seed]}
-
-
 def evaluation_result(
-    config: Config,
-    found: Mapping[int, EvaluationReport],
-    iteration: int,
+    config: Config, episodes: pl.DataFrame | None, iteration: int
 ) -> str:
-    """Return a checkpoint's success on held-out tasks with its interval, and whether it is the highest of several."""
-    shares = {number: report.success.share or 0.0 for number, report in found.items()}
-    if iteration not in found:
+    """Return a checkpoint's success on held-out tasks with its interval, and whether it is the highest of several.
+
+    Args:
+        config: The configuration of the training run.
+        episodes: Its `evaluation_episodes`.
+        iteration: The checkpoint's iteration.
+    """
+    if episodes is None or iteration not in episodes["seed"]:
         return f"Iteration {iteration} was not evaluated on held-out tasks."
-    size = (
-        f"{counted(found[iteration].tasks, 'task')} of split {config.evaluation.split}"
-    )
+    found = by_seed(episodes)
+    tasks = episodes.filter(seed=iteration)["task_id"].n_unique()
+    size = f"{counted(tasks, 'task')} of split {config.evaluation.split}"
+    if iteration not in found:
+        return f"Iteration {iteration}: success unknown on {size}."
     line = f"Iteration {iteration}: success {_success(found[iteration])} on {size}."
     last = max(found)
-    is_chosen = min(shares.values()) < shares[iteration] == max(shares.values())
+    shares = [estimate.value for estimate in found.values()]
+    is_chosen = min(shares) < found[iteration].value == max(shares)
     if not is_chosen:
         return line
     line += f" It is the highest of {len(found)} evaluations on these tasks: chosen for that, it is too high."
@@ -105,10 +99,5 @@ def evaluation_result(
     )
 
 
-def _success(report: EvaluationReport) -> str:
-    measure = report.measures["success"]
-    return (
-        "unknown"
-        if measure is None
-        else f"{measure.mean:.1%} ({measure.low:.1%} to {measure.high:.1%})"
-    )
+def _success(found: Estimate) -> str:
+    return f"{found.value:.1%} ({found.low:.1%} to {found.high:.1%})"

@@ -57,7 +57,7 @@ TEXTS: Final = (
 ) * 4
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the file system in memory that vLLM's processes use
-_LARGEST_ON_A_CPU: Final = 50_000_000
+LARGEST_ON_A_CPU: Final = 50_000_000
 """Weights of the largest model whose update is tried on a CPU."""
 _UPDATE: Final = "torch, its CUDA build and the driver disagree: update all three, and attach --json to an issue"
 
@@ -304,7 +304,7 @@ def _update(config: Config | None) -> Result:
         plan = plan_memory(config, meta, card, first_card())
         config = plan.config  # in which no setting is "auto"
     size = sum(weight.numel() for weight in meta.parameters())
-    if card is None and size > _LARGEST_ON_A_CPU:
+    if card is None and size > LARGEST_ON_A_CPU:
         raise Skipped(f"needs CUDA for {size / 1e9:.1f} billion weights")
 
     # Rows of the greatest length, enough for two micro-batches: the second adds to gradients.

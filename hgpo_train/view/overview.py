@@ -98,7 +98,7 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
             name: estimate and estimate.interval for name, estimate in found.items()
         }
         bounds = [row["success_if_aborted_lost"], row["success_if_aborted_won"]]
-        row["bounds"] = bounds if row["aborted"] else None
+        row["bounds"] = bounds if row["aborted"] and None not in bounds else None
     return rows
 
 

@@ -44,6 +44,14 @@ BY_HAND = [
 """Three seeds of four tasks: 4 won, 1 lost, 4 at the limit, 3 aborted."""
 
 
+def test_rollouts_of_unknown_success_have_no_bounds():
+    """Imported rollouts often say nothing of success; 0 of 3 would be a false figure."""
+    ends = ("unknown", "unknown", "aborted")
+    rows = [(1, task, end) for task, end in zip("abc", ends, strict=True)]
+    found = success_by_rule(table(rows))
+    assert {counted.success for counted in found.values()} == {None}
+
+
 @pytest.mark.parametrize(
     ("rule", "share", "episodes", "tasks"),
     [

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from lazily import Lazy
+from refusals import refused
 
 from hgpo_train.training.config import load_config, replace
 
@@ -23,3 +24,14 @@ def test_the_speed_of_an_update_is_measured_with_and_without_scoring(configurati
         assert np.isfinite(speed.alone), speed.note
         with_scoring = float(speed.note.partition(" ")[0].replace(",", ""))
         assert 0 < with_scoring <= speed.alone + 0.5
+
+
+def test_what_is_missing_is_said_before_anything_is_measured(monkeypatch):
+    from benchmarks import update as benchmark
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with refused("needs a GPU for 1.5 billion weights, and torch .*tiny-alfworld"):
+        next(benchmark.run())
+    monkeypatch.setattr(benchmark, "find_spec", lambda name: None)
+    with refused("--rival needs TRL: pip install trl"):
+        next(benchmark.run("tiny-alfworld", rival=True))

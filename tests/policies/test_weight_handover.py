@@ -86,13 +86,13 @@ def test_the_trainers_device_is_waited_for_whichever_is_current(monkeypatch):
     monkeypatch.setattr("torch.cuda.synchronize", note("waited for"))
     monkeypatch.setattr("torch.cuda.ipc_collect", lambda: None)
     weights = {"first": OnSecondCard(), "second": OnSecondCard()}
-    with weight_handover.shared(weights, by_device=True):
+    with weight_handover.share_tensors(weights, by_device=True):
         waited = ("waited for", torch.device("cuda:1"))
         assert events == [waited, "shared", "shared"]
 
     # The worker waits for its own device and for the trainer's.
     events.clear()
-    monkeypatch.setattr(weight_handover, "opened", lambda handle: weights)
+    monkeypatch.setattr(weight_handover, "open_tensors", lambda handle: weights)
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("torch.accelerator.synchronize", note("waited"))
     worker = weight_handover.WeightUpdate()

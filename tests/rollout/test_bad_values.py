@@ -313,6 +313,7 @@ def test_invalid_states_name_the_value():
             "admissible actions: expected a list of texts, received str 'look'",
         ),
         ({"actions": ["look", 3]}, "admissible actions: expected text, received int 3"),
+        ({"actions": ("look", 3)}, "admissible actions: expected text, received int 3"),
         ({"reward": 1e308}, "reward: expected a finite number, received float 1e+308"),
         ({"score": math.nan}, "score: expected a number in [0, 1], received float nan"),
         ({"score": 100}, "score: expected a number in [0, 1], received int 100"),

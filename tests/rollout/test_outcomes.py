@@ -13,6 +13,7 @@ from hgpo_train.proportions import wilson_interval
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.outcomes import (
     OUTCOMES,
+    Success,
     groups_with_mixed_outcomes,
     rollout_table,
     success,
@@ -129,6 +130,8 @@ def test_the_bounds_by_hand():
     )
     unknown = success(table.filter(pl.col("won").is_null()))
     assert (unknown.share, unknown.describe()) == (None, "unknown")
+    nothing = Success(3, 1, 2, None, None, None, None, (("1–5", 3, 1),))
+    assert nothing.describe() == "unknown"
 
 
 @pytest.mark.slow

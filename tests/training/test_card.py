@@ -9,7 +9,6 @@ from lazily import Lazy
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.wording import counted
-from hgpo_train.evaluation.report import evaluation_reports
 from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
 from hgpo_train.proportions import wilson_interval
 from hgpo_train.training.config import replace
@@ -124,36 +123,23 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(
     assert "expected one with a checkpoint (1, 2), received 7" in errors
 
 
-def evaluation_of(won, tasks):
-    success = [1.0] * won + [0.0] * (tasks - won)
-    episodes = pl.DataFrame(
-        {"task_id": [str(task) for task in range(tasks)], "success": success}
+def evaluations_of(wins, tasks=12):
+    """Return episodes of evaluations in which the first tasks won: so many of each iteration."""
+    rows = [
+        {"seed": iteration, "task_id": str(task), "won": task < won}
+        for iteration, won in wins.items()
+        for task in range(tasks)
+    ]
+    return pl.DataFrame(rows).with_columns(
+        env_id=pl.lit("e"), aborted=pl.lit(value=False)
     )
-    columns = {
-        "env_id": "",
-        "seed": 0,
-        "task_type": "",
-        "aborted": False,
-        "length": 3,
-        "score": 0.0,
-        "invalid": 0,
-    }
-    table = episodes.with_columns(
-        *(pl.lit(value).alias(name) for name, value in columns.items())
-    )
-    return evaluation_reports(
-        table.with_columns(admissible=3, judged=3, won=pl.col("success") == 1)
-    )[0]
 
 
 def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_given(
     config,
 ):
     """Wilson's intervals of 6, 9 and 7 of 12, and of 1 of 1 evaluation."""
-    found = {
-        iteration: evaluation_of(won, 12)
-        for iteration, won in ((0, 6), (5, 9), (10, 7))
-    }
+    found = evaluations_of({0: 6, 5: 9, 10: 7})
     split = config.evaluation.split
     assert evaluation_result(config, found, 5) == (
         f"Iteration 5: success 75.0% (46.8% to 91.1%) on 12 tasks of split {split}. It is the highest of 3 "
@@ -166,8 +152,10 @@ def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_giv
         == "Iteration 7 was not evaluated on held-out tasks."
     )
     # equal evaluations: none was chosen
-    lost = {iteration: evaluation_of(0, 12) for iteration in (0, 5)}
-    assert evaluation_result(config, lost, 5).endswith(
+    assert evaluation_result(config, evaluations_of({0: 0, 5: 0}), 5).endswith(
         "on 12 tasks of split " + split + "."
     )
-    assert "highest" not in evaluation_result(config, {5: found[5]}, 5)
+    assert "highest" not in evaluation_result(config, evaluations_of({5: 9}), 5)
+    untold = evaluations_of({5: 9}).with_columns(won=pl.lit(None, pl.Boolean))
+    unknown = f"Iteration 5: success unknown on 12 tasks of split {split}."
+    assert evaluation_result(config, untold, 5) == unknown

@@ -99,7 +99,10 @@ INVALID = {
     "update.epochs=1.5": "setting update.epochs: expected int, received 1.5",
     "update.epochs=2\udcff": r"setting update.epochs: expected text in UTF-8, received '2\udcff'",
     "update=3": "setting update: expected a table, received 3",
-    "update.layout=paded": "unknown setting update.layout 'paded'; did you mean 'padded'? Known: auto, padded, packed",
+    "update.layout=paded": (
+        "setting update.layout: unknown value 'paded'; did you mean 'padded'? "
+        "Known: auto, padded, packed"
+    ),
     "update.epochs": "--set: expected an override of the form section.field=value, received 'update.epochs'",
     "model..path=x": "unknown setting 'model.'; did you mean 'model.path'?",
     "rollout.group_size=0": "setting rollout.group_size: expected int >= 1, received 0",

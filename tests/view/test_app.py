@@ -76,6 +76,10 @@ def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get):
     write_run(tmp_path / "run", rows)
     document = get(tmp_path / "run")
     assert document("runs/0/overview")["total"]["bounds"] == [0, 1]
+    ended = {**step, "trajectory": "z", "aborted": False, "error": None}
+    write_run(tmp_path / "unknown", [*rows, ended])
+    total = get(tmp_path / "unknown")("runs/0/overview")["total"]
+    assert total["bounds"] is None, "of the rollout that ended, nothing is known"
     for query in ({}, {"chance": "1"}):
         (sentence,) = document("runs/0/levels", **query)["sentences"]
         assert (

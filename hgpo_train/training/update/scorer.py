@@ -43,6 +43,8 @@ class TokenScorer:
         model: The model, bare or wrapped by peft.
         config: The settings, of which the sections `update` and `model` are used.
         temperature: The sampling temperature of the scored distribution.
+
+    Attributes:
         reference: The model of reference log-probabilities. A model with adapters can be its own: it is then used
             without them. None if there is none.
     """
@@ -53,12 +55,11 @@ class TokenScorer:
         config: Config | SftConfig,
         *,
         temperature: float = 1.0,
-        reference: Model | None = None,
     ) -> None:
         self.config = config
         self.temperature = temperature
         self.model = model
-        self.reference = reference
+        self.reference: Model | None = None
         self.device = next(model.parameters()).device
         self.dtype = compute_dtype(config.model)
         self.layout = _layout_of(model, config.update.layout, self.dtype)
