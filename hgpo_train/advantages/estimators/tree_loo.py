@@ -5,9 +5,8 @@
 A segment is what lies between two nodes with several children; its steps share the advantage of the first one, as the
 steps of a rollout do in RLOO. Q and the weights, by which advantages are multiplied, are those of
 `hgpo_train.advantages.trees`. The other children are independent of the step given the node, so that the expectation
-of A at e is the true advantage. With γ = 1, the weighted sum over all steps is an unbiased policy gradient. With γ
-below 1 it is not: n steps after e, the expectation of A is γ^n times the true advantage, and e depends on where was
-branched.
+of A at e is the true advantage. With γ = 1, the weighted sum over all steps is an unbiased policy gradient. With γ < 1
+it is not: n steps after e, the expectation of A is γ^n times the true advantage, and e depends on where was branched.
 
 Without branches and penalties, and with γ = 1, this is `rloo` with ``cross_steps=False``.
 """
