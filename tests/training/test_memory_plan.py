@@ -254,7 +254,8 @@ def test_an_engine_with_a_card_of_its_own_leaves_the_learners_card_alone():
     shared = plan(name, "H100-80")
     config = replace(load_config(name), model={"device": "cuda:1"})
     model = model_of(config.model.path)
-    small, large = memory_plan.named_card("L40S-48"), memory_plan.named_card("H100-80")
+    small = memory_plan.named_card("L40S-48")
+    large = memory_plan.named_card("H100-80")
     assert not plan(name, "L40S-48").fits
     apart = memory_plan.plan_memory(config, model, small, large)
     assert apart.fits
