@@ -182,6 +182,7 @@ def test_every_public_name_is_described_where_it_is_defined(package):
     assert {name for name in exported if name != "estimators"} == public.keys()
 
 
+@pytest.mark.slow
 def test_links_that_leave_the_folder_are_copied():
     sources = docs_site.sources()
     training = sources["training.md"]

@@ -50,6 +50,7 @@ def test_tables_are_written_next_to_the_run_which_is_unchanged(run):
         assert table[f"advantage_{name}"].to_list() == pytest.approx(want, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_several_runs_in_a_folder_are_named(run, tmp_path):
     folder = tmp_path / "several"
     rows = scan_steps(run).drop("run").filter(task_id="task 4").collect()

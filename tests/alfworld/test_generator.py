@@ -48,6 +48,7 @@ def test_any_seed_gives_a_game_that_its_walkthrough_wins(game):
     assert data["solvable"] is True
 
 
+@pytest.mark.slow
 @given(game=drafts)
 def test_the_fixed_part_of_a_room_is_in_every_game(game):
     room = load_rooms().rooms[game.task.scene]

@@ -60,6 +60,7 @@ def test_fetch_from_a_server(hgpo, site, archive, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_fetch_refuses_in_one_line_and_leaves_no_files(hgpo, site, archive, tmp_path):
     for name, inside in (
         ("bad", "json_2.1.1/../../../outside"),
@@ -167,6 +168,7 @@ def test_build_never_replaces_its_input_or_files_that_are_not_packs(
     assert (tmp_path / "second.pack").read_bytes() != pack.read_bytes()
 
 
+@pytest.mark.slow
 def test_synth_a_pack_and_a_folder(hgpo, tmp_path):
     command = ("data", "synth", "alfworld", "--seed", 7, "--games")
     assert "36 games" in hgpo(*command, 36, "--out", tmp_path / "mine.pack")[1]

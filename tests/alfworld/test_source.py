@@ -196,6 +196,7 @@ def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack, tmp_pat
     assert again.read_bytes() == pack.read_bytes()
 
 
+@pytest.mark.slow
 @given(where=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
 def test_a_flipped_byte_is_detected_or_changes_no_game(pack, where, bits):
     """A zip file also holds dates, systems and attributes, which nobody reads."""

@@ -71,6 +71,7 @@ def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id):
         assert tasks == len(gymnasium.make(env_id, split=split).unwrapped.tasks)
 
 
+@pytest.mark.slow
 def test_data_in_its_usual_place_is_found_with_its_size(tmp_path, monkeypatch):
     store = GeneratedStore(36, 0)
     write_folder(store, store.ids(), tmp_path / "official")
@@ -84,6 +85,7 @@ def test_data_in_its_usual_place_is_found_with_its_size(tmp_path, monkeypatch):
     assert "no playable game" in found[1]["error"]
 
 
+@pytest.mark.slow
 def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp_path):
     points = {"hgpo.environments": {"Mine/Doors-v0": "house:HOUSE"}}
     write_distribution(tmp_path, "my-house", {"house": HOUSE}, points)

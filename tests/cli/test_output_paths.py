@@ -114,6 +114,7 @@ def test_a_failed_start_leaves_no_folder(run, small_run, arguments):
     assert tree(Path()) == []
 
 
+@pytest.mark.slow
 def test_a_failed_start_keeps_a_folder_that_existed(run):
     """Only a folder without content counts as a failed start."""
     Path("mine").mkdir()

@@ -171,6 +171,7 @@ def test_progress_bars_of_other_libraries_are_kept_and_their_texts_are_not():
     )
 
 
+@pytest.mark.slow
 def test_a_reader_of_a_pipe_receives_each_line_at_once_and_may_end_early(run):
     """Of a viewer, which waits for Ctrl-C: its address comes first."""
     buffered = {

@@ -219,6 +219,7 @@ def test_a_changed_byte_is_found(played, tmp_path, hgpo):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_another_one_is_called_so(small, played, tmp_path, hgpo):
     """Of the same panel with another policy, and of another panel; changed figures are no reason to say so."""
     file = tmp_path / "small.toml"

@@ -172,6 +172,7 @@ def test_a_file_that_is_missing_or_too_large_is_not_requested_again(
     assert len(server.requests) == 2
 
 
+@pytest.mark.slow
 def test_addresses_without_a_server(tmp_path):
     for url in (
         "http://127.0.0.1:9/games.zip",

@@ -26,6 +26,7 @@ def test_the_speed_of_an_update_is_measured_with_and_without_scoring(configurati
         assert 0 < with_scoring <= speed.alone + 0.5
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said_before_anything_is_measured(monkeypatch):
     from benchmarks import update as benchmark
 

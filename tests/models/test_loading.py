@@ -85,6 +85,7 @@ def test_a_model_with_the_settings_of_an_adapter_is_refused(tiny, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
     import torch
 

@@ -176,6 +176,7 @@ def test_a_plan_covers_the_output_layer(fake_peak, tmp_path, tied, chunk):
     assert 0.98 < expected / fake_peak(config, 1, responses=responses) < 1.15
 
 
+@pytest.mark.slow
 def test_weights_and_adapters_are_counted(tmp_path):
     """Qwen2.5's model cards: 1.54 and 7.61 billion parameters; adapters are those that peft adds."""
     for size, billions in (("1.5b", 1.54), ("7b", 7.61)):
@@ -196,6 +197,7 @@ def test_weights_and_adapters_are_counted(tmp_path):
     assert planned.parts["gradients"][1] == 4 * trained
 
 
+@pytest.mark.slow
 def test_full_7b_fits_on_no_card_and_everything_else_on_80_gb():
     for name in shipped():
         if not name.startswith("tiny"):

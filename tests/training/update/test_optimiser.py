@@ -111,6 +111,7 @@ MIXTURES = {
 """The weights that a token is multiplied with, and the width of attention's products."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_flops_of_a_mixture_count_the_experts_that_a_token_takes(kind):
     from transformers import AutoConfig, AutoModelForCausalLM
