@@ -263,7 +263,11 @@ ENGINES: Final = {
         _TRAINED,
     ),
     "model.attention": ("works", _UPDATE, _TRAINED),
-    "model.compile": ("refused", "works", _TRAINED),
+    "model.compile": (
+        "refused",
+        "works",
+        "works (`hgpo train --steps`, with `rollout.engine=vllm`)",
+    ),
     "update.old_logprobs": ("works", "works", f"`rollout`: {_NOT_RAW}"),
     "update.rollout_is": ("works", "works", _NOT_RAW),
     "update.gap_warning": (
