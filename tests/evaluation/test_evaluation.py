@@ -397,7 +397,7 @@ def test_lengths_are_classed():
 
 
 def test_wins_are_unknown_where_no_outcome_is():
-    """Imported rollouts often say nothing of success; 0 would be a false figure."""
+    """Imported rollouts often lack `won`; a success rate of 0 would be wrong."""
     table = pl.DataFrame(
         {
             "length": [3, 3, 8, 8, 30],

@@ -45,7 +45,7 @@ BY_HAND = [
 
 
 def test_rollouts_of_unknown_success_have_no_bounds():
-    """Imported rollouts often say nothing of success; 0 of 3 would be a false figure."""
+    """Imported rollouts often lack `won`; a success rate of 0 of 3 would be wrong."""
     ends = ("unknown", "unknown", "aborted")
     rows = [(1, task, end) for task, end in zip("abc", ends, strict=True)]
     found = success_by_rule(table(rows))
