@@ -216,9 +216,9 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     any_won = np.logical_or.reduceat(won.fill_null(value=False).to_numpy(), starts)
     won_known = any_won | won.is_not_null().to_numpy()[ends - 1]
     # The chains of states and, with actions mixed in, of contexts.
-    state = frame["state_hash"].fill_null(text_hashes(frame["state"]))
+    state = _with_hashes(frame["state_hash"], frame["state"])
     action = text_hashes(frame["action"]).fill_null(frame["action_hash"])
-    following = frame["next_state_hash"].fill_null(text_hashes(frame["next_state"]))
+    following = _with_hashes(frame["next_state_hash"], frame["next_state"])
     last = pl.Series(np.append(first[1:], True))
     history, exists = hashing.chain_columns(
         state.to_numpy(),
@@ -280,6 +280,11 @@ def text_hashes(texts: pl.Series, of: Callable[[str], str] | None = None) -> pl.
     keys = distinct if of is None else [of(text) for text in distinct]
     codes = pl.Series([hashing.text_hash(key) for key in keys], dtype=pl.Int64)
     return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
+
+
+def _with_hashes(hashes: pl.Series, texts: pl.Series) -> pl.Series:
+    """Return supplied hashes, and those of the texts where there are none."""
+    return hashes.fill_null(text_hashes(texts.set(hashes.is_not_null(), None)))
 
 
 def _all_known_between(

@@ -41,7 +41,7 @@ _FAILING_TASKS = 3
 _BOTH_WAIT_S = 0.002
 _GARBAGE = 50_000
 """Number of new objects at which garbage is collected during a collection."""
-_TURN_S: Final = 0.001
+_TURN_S: Final = 0.0001
 """Seconds of a thread's turn during a collection."""
 _SETTINGS: Final[list[tuple[tuple[int, int, int], float]]] = []
 """The garbage collector's thresholds and the turn as each collection that is under way has found them."""

@@ -249,7 +249,7 @@ def test_garbage_is_collected_less_often_and_turns_are_short_during_a_collection
             with pytest.raises(RuntimeError, match="stopped"):
                 runs.collect(f"{young}", Watching("response"), progress=stop)
             expected = young and max(young, 50_000)
-            assert during == [(expected, 9, 8, 0.001)]
+            assert during == [(expected, 9, 8, pytest.approx(0.0001))]
             assert gc.get_threshold() == (young, 9, 8)
             assert sys.getswitchinterval() == turn
     finally:
