@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.engine import State
-from hgpo_train.models.chat_format import end_tokens, response_text, stop_length
+from hgpo_train.models.chat_format import end_tokens, stop_length
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import fit_prompts
 from hgpo_train.policies.validation import checked
@@ -135,10 +135,7 @@ async def _step(
         and count is None
     )
     reply = fitted.reply(
-        response_text(tokenizer, tokens, ends),
-        tokens,
-        logprobs,
-        "length" if is_whole else "stop",
+        tokenizer, tokens, logprobs, ends, "length" if is_whole else "stop"
     )
     return attempt(
         "EnvironmentFailed",
