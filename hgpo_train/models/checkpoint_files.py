@@ -13,7 +13,6 @@ loaded by Transformers and vLLM directly. Without the optimiser's state no run c
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import warnings
@@ -25,7 +24,7 @@ import msgspec
 
 from hgpo_datasets import VerifyReport
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.untrusted_files import open_regular, path_inside, read_bytes
+from hgpo_envs.files.untrusted_files import path_inside, read_bytes, sha256
 
 STATE: Final = "trainer/state.json"
 OPTIMISER: Final = "trainer/optimiser.safetensors"
@@ -180,7 +179,7 @@ def is_removable(folder: Path) -> bool:
 
 def write_manifest(folder: Path) -> None:
     """Write a checkpoint's manifest. Call it after all other files are written."""
-    files = {name: file_sha256(folder / name) for name in file_names(folder)}
+    files = {name: sha256(folder / name) for name in file_names(folder)}
     files.pop(MANIFEST, None)
     (folder / MANIFEST).write_bytes(
         msgspec.json.encode(_Manifest("hgpo checkpoint 1", files))
@@ -225,11 +224,11 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
     except InputError as error:
         report.add("unreadable", folder / MANIFEST, str(error))
         return report
-    for name, sha256 in expected.items():
+    for name, digest in expected.items():
         if name == OPTIMISER and (weights_only or not os.path.lexists(folder / name)):
             continue
         try:
-            if file_sha256(folder / name) != sha256:
+            if known_sha256(folder / name) != digest:
                 report.add("bytes", folder / name, "its bytes have changed (SHA-256)")
             report.files += 1
             report.bytes += (folder / name).stat().st_size
@@ -260,14 +259,13 @@ def _fault(folder: Path, *, weights_only: bool) -> str | None:
     return None
 
 
-def file_sha256(path: Path) -> str:
+def known_sha256(path: Path) -> str:
     """Return a file's SHA-256. Gigabytes are read again only if they may have changed."""
     path = path.resolve()
     stat = path.stat()
     content = (path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     if content not in _KNOWN:
-        with open_regular(path, "file of the checkpoint") as file:
-            _KNOWN[content] = hashlib.file_digest(file, "sha256").hexdigest()
+        _KNOWN[content] = sha256(path, "file of the checkpoint")
     return _KNOWN[content]
 
 
