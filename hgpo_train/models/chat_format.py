@@ -134,7 +134,7 @@ def stop_length(
         text = tokenizer.decode(tokens[:count], skip_special_tokens=False)
         return any(each in text for each in stop)
 
-    if not stop or not contains_stop(len(tokens)):
+    if not contains_stop(len(tokens)):
         return None
     return bisect_left(range(len(tokens)), True, key=contains_stop)
 

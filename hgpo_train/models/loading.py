@@ -12,7 +12,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.adapters import add_adapters, merge_adapters
 from hgpo_train.models.chat_format import use_chat_template
 from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
-from hgpo_train.models.device import choose_device, compute_dtype
+from hgpo_train.models.device import choose_device
 from hgpo_train.models.forward_check import check_forward, disable_dropout
 from hgpo_train.models.hf import (
     Model,
@@ -96,7 +96,8 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
         )
 
     # 2. The weights. Those that are trained, and those that adapters are merged into, are float32.
-    dtype = compute_dtype(config) if config.lora.rank else torch.float32
+    is_frozen = config.lora.rank > 0
+    dtype = getattr(torch, config.compute_dtype) if is_frozen else torch.float32
     try:
         with no_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -18,7 +18,7 @@ from typing import (
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.chat_format import THOUGHT, opened_thought
+from hgpo_train.models.chat_format import THOUGHT, opened_thought, stop_length
 from hgpo_train.models.config import ChatTemplate
 from hgpo_train.policies.base import Failure, Policy, Reply, Request
 from hgpo_train.policies.conversation import (
@@ -111,10 +111,11 @@ class FittedPrompt(NamedTuple):
     def reply(
         self,
         tokenizer: Tokenizer,
+        options: GenerationOptions,
+        ends: Sequence[int | None],
         tokens: Sequence[int],
         logprobs: Sequence[float] | None,
-        ends: Sequence[int | None],
-        finish_reason: str,
+        finish_reason: str | None = None,
     ) -> Reply:
         """Return the reply with a generated response: its text, token ids, log-probabilities and why it ends.
 
@@ -123,11 +124,25 @@ class FittedPrompt(NamedTuple):
 
         Args:
             tokenizer: The model's tokenizer.
+            options: Options of tokenization and sampling.
+            ends: Ids of the tokens that end a response (`hgpo_train.models.chat_format.end_tokens`).
             tokens: Token ids of the response.
             logprobs: Their log-probabilities, if they are known.
-            ends: Ids of the tokens that end a response (`hgpo_train.models.chat_format.end_tokens`).
-            finish_reason: ``stop``, or ``length`` if the response was cut.
+            finish_reason: ``stop``, or ``length`` if the response was cut. None if stop texts have to be found yet.
         """
+        # 1. Why it ends. Stop texts are found after sampling, because they may begin and end within tokens.
+        if finish_reason is None:
+            is_full = len(tokens) == options.max_response_tokens
+            finish_reason = "length" if is_full and tokens[-1] not in ends else "stop"
+            count = (
+                stop_length(tokenizer, tokens, options.stop) if options.stop else None
+            )
+            if count is not None:
+                finish_reason = "stop"
+                tokens = tokens[:count]
+                logprobs = logprobs and logprobs[:count]
+
+        # 2. Its text.
         dropped = {*ends, tokenizer.pad_token_id}
         count = len(tokens)
         while count and tokens[count - 1] in dropped:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_train.models.chat_format import end_tokens, stop_length
+from hgpo_train.models.chat_format import end_tokens
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import (
     GenerationOptions,
@@ -19,8 +19,6 @@ from hgpo_train.settings import build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import torch
 
     from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.token_sampling import SamplingOptions
@@ -46,7 +44,7 @@ class TransformersPolicy(BatchPolicy):
         model: The model. Each call uses its current weights.
         tokenizer: The model's tokenizer, with a chat template.
         options: Options of tokenization and sampling; may be replaced between calls.
-        dtype: The dtype that autocast computes in; None for float32.
+        compute_dtype: The dtype that autocast computes in.
 
     Attributes:
         ends: Ids of the tokens that end a response.
@@ -60,7 +58,7 @@ class TransformersPolicy(BatchPolicy):
         model: Model,
         tokenizer: Tokenizer,
         options: GenerationOptions,
-        dtype: torch.dtype | None = None,
+        compute_dtype: str = "float32",
     ) -> None:
         import torch
 
@@ -70,8 +68,12 @@ class TransformersPolicy(BatchPolicy):
         self.tokenizer = tokenizer
         device = next(model.parameters()).device.type
         self.reproducible = device == "cpu"
-        is_half = dtype not in (None, torch.float32)
-        self.autocast = partial(torch.autocast, device, dtype, enabled=is_half)
+        self.autocast = partial(
+            torch.autocast,
+            device,
+            getattr(torch, compute_dtype),
+            enabled=compute_dtype != "float32",
+        )
         self.ends = end_tokens(tokenizer, model)
 
     def publish(self, model: Model, version: int) -> None:
@@ -94,7 +96,7 @@ class TransformersPolicy(BatchPolicy):
         with self.autocast():
             sampled = sample_responses(self.model, tokens, seeds, self.sampling())
 
-        # 2. Their replies. Stop texts are found after sampling: they may begin and end within tokens.
+        # 2. Their replies.
         replies: list[Reply | Failure] = []
         responses = iter(sampled)
         for prompt in prompts:
@@ -102,15 +104,12 @@ class TransformersPolicy(BatchPolicy):
                 replies.append(prompt)
                 continue
             response = next(responses)
-            ids = response.tokens.tolist()
-            count = stop_length(self.tokenizer, ids, self.options.stop)
-            is_stopped = count is not None or ids[-1] in self.ends
             reply = prompt.reply(
                 self.tokenizer,
-                ids[:count],
-                response.logprobs[:count].tolist(),
+                self.options,
                 self.ends,
-                "stop" if is_stopped else "length",
+                response.tokens.tolist(),
+                response.logprobs.tolist(),
             )
             replies.append(reply)
         return replies
@@ -140,7 +139,7 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
             Nothing is downloaded if that can be known before.
     """
     from hgpo_train.models.config import ModelConfig
-    from hgpo_train.models.device import choose_device, compute_dtype
+    from hgpo_train.models.device import choose_device
     from hgpo_train.models.loading import load_model, load_tokenizer
     from hgpo_train.models.preflight import check_model_source
     from hgpo_train.policies.token_sampling import check_sampling
@@ -157,19 +156,18 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     tokenizer = load_tokenizer(argument, options.chat_template)
     model = load_model(config)
     check_sampling(model)
-    return TransformersPolicy(model, tokenizer, options, compute_dtype(config))
+    return TransformersPolicy(model, tokenizer, options, config.compute_dtype)
 
 
 def make_trainable(
     model: Model, tokenizer: Tokenizer, context: TrainableContext
 ) -> TransformersPolicy:
     """Create a policy that samples from the model object that is trained, so publishing copies no weights."""
-    from hgpo_train.models.device import compute_dtype
     from hgpo_train.policies.token_sampling import check_sampling
 
     options = replace(context.generation, **context.engine_options)
     check_sampling(model)
-    return TransformersPolicy(model, tokenizer, options, compute_dtype(context.model))
+    return TransformersPolicy(model, tokenizer, options, context.model.compute_dtype)
 
 
 def check_engine(engine_options: Mapping[str, Any]) -> None:

@@ -185,7 +185,9 @@ class VLLMPolicy:
         # The reason is a stop text, or a token of the model's settings. vLLM's own text ends within the last token.
         ends = (*self._ends, completion.stop_reason)
         finish_reason = completion.finish_reason or "stop"
-        return fitted.reply(self.tokenizer, tokens, logprobs, ends, finish_reason)
+        return fitted.reply(
+            self.tokenizer, self.options, ends, tokens, logprobs, finish_reason
+        )
 
     def publish(self, model: Model, version: int) -> None:
         """Serve the model's current weights, or its adapters if the engine serves adapters; clear the prefix cache.

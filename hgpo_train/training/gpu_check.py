@@ -25,7 +25,7 @@ import torch
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import one_line
 from hgpo_envs.plugins import install_command
-from hgpo_train.models.device import choose_device, compute_dtype, why_no_gpu
+from hgpo_train.models.device import choose_device, why_no_gpu
 from hgpo_train.models.hf import Model, no_progress_bars
 from hgpo_train.models.loading import prepare_for_training
 from hgpo_train.models.tiny import train_tokenizer
@@ -346,11 +346,13 @@ def _random_model(config: Config, meta: Model, device: torch.device) -> Model:
     from transformers import AutoModelForCausalLM
 
     settings = config.model
+    is_frozen = settings.lora.rank > 0
+    dtype = getattr(torch, settings.compute_dtype) if is_frozen else torch.float32
     with torch.device(device):
         model: Model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             meta.config,
             attn_implementation=settings.attention,
-            dtype=compute_dtype(settings) if settings.lora.rank else torch.float32,
+            dtype=dtype,
         )
     return prepare_for_training(model, settings)
 

@@ -2,13 +2,12 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from lazily import Lazy, lazily
 
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.conversation import Turn, encode_conversation
-from hgpo_train.policies.generation import FittedPrompt
+from hgpo_train.policies.generation import FittedPrompt, GenerationOptions
 
 (
     end_of_message,
@@ -22,6 +21,7 @@ from hgpo_train.policies.generation import FittedPrompt
 )
 encode_chats = Lazy("hgpo_train.policies.conversation:encode_chats")
 
+OPTIONS = GenerationOptions()
 LOOP = "{% for m in messages %}"
 PROMPT = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
 CHATML = f"{LOOP}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{PROMPT}"
@@ -112,9 +112,9 @@ def test_special_tokens_of_a_response_stay_in_its_text(tokenizer, special):
     ends = end_tokens(tokenizer)
     for ending in ("", "<|im_end|>", "<|endoftext|>", "<|im_end|><|endoftext|>"):
         tokens = tokenizer(text + ending, add_special_tokens=False)["input_ids"]
-        reply = FittedPrompt([5]).reply(tokenizer, np.array(tokens), None, ends, "stop")
+        reply = FittedPrompt([5]).reply(tokenizer, OPTIONS, ends, tokens, None)
         assert reply.response == text
-    assert FittedPrompt([5]).reply(tokenizer, [], None, ends, "stop").response == ""
+    assert FittedPrompt([5]).reply(tokenizer, OPTIONS, ends, [], None).response == ""
 
 
 @pytest.mark.parametrize("special", [(), ("<think>", "</think>")])
@@ -133,7 +133,7 @@ def test_a_thought_that_the_template_opens(tokenizer, special):
     }
     for written, read in texts.items():
         tokens = tokenizer(written, add_special_tokens=False)["input_ids"]
-        reply = fitted.reply(tokenizer, tokens, [-1.0] * len(tokens), (), "stop")
+        reply = fitted.reply(tokenizer, OPTIONS, (), tokens, [-1.0] * len(tokens))
         assert reply.response == read
         assert reply.response_token_ids == tokens
     opened = opened_thought(tokenizer, prompt)
@@ -151,7 +151,7 @@ def test_a_thought_that_is_not_opened(tokenizer):
         )
         assert opened_thought(tokenizer, prompt) == ""
         tokens = tokenizer("hm</think>", add_special_tokens=False)["input_ids"]
-        reply = FittedPrompt(prompt).reply(tokenizer, tokens, None, (), "stop")
+        reply = FittedPrompt(prompt).reply(tokenizer, OPTIONS, (), tokens, None)
         assert reply.response == "hm</think>"
     assert without_opened_thought("<think>hm</think>", "") == "<think>hm</think>"
 
@@ -166,6 +166,7 @@ def test_replies_of_vllm_keep_special_tokens(tokenizer, reason):
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
     policy.tokenizer = tokenizer
+    policy.options = OPTIONS
     policy._ends = end_tokens(tokenizer)
     last = (
         [reason]
