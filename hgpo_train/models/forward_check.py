@@ -33,18 +33,23 @@ _NOISES: Final = ("jitter_noise", "input_jitter_noise")
 """Attributes of layers that multiply inputs of routers by noise, in training alone."""
 
 
-def check_forward(model: Model) -> None:
-    """Check that a model computes logits and hidden states as training does.
+def check_forward(model: Model) -> bool:
+    """Check that a model computes in training what it computes elsewhere, and set its dropout to 0.
 
     Its logits must be those of its output layer on the decoder's last hidden states, and a token's hidden states must
-    not depend on what follows it, such as the padding of its row.
+    not depend on what follows it, such as the padding of its row. Every dropout, and the noise of routers' inputs, is
+    set to 0, so that the update computes the probabilities that the rollout sampled from.
 
     Args:
         model: A causal language model of Transformers without adapters, on its device.
 
+    Returns:
+        Whether the model had any dropout or noise.
+
     Raises:
         InputError: Its logits are others, for example because they are capped or scaled afterwards; its hidden states
-            depend on what follows, as in decoders of Transformers that are made of encoders; or it cannot be run.
+            depend on what follows, as in decoders of Transformers that are made of encoders, or are others in training
+            for another reason; or it cannot be run.
     """
     name = type(model).__name__
     head = model.get_output_embeddings()
@@ -52,14 +57,15 @@ def check_forward(model: Model) -> None:
     # 1. The logits of the model, and of its output layer. They are large, where a soft cap would change them.
     try:
         with trying(model) as trial:
-            ids = trial.sequences[1][None]
-            logits = head(last_hidden_states(model, ids)).float()
+            first, second = (ids[None] for ids in trial.sequences)
+            expected = last_hidden_states(model, second)
+            logits = head(expected).float()
             scale = _LARGEST_LOGIT / logits.abs().max()
             hook = head.register_forward_hook(
                 lambda _module, _arguments, output: output * scale
             )
             try:
-                whole = model(input_ids=ids, use_cache=False).logits.float()
+                whole = model(input_ids=second, use_cache=False).logits.float()
             finally:
                 hook.remove()
     except Exception as error:  # of the model's own code
@@ -74,51 +80,34 @@ def check_forward(model: Model) -> None:
             "which changes them afterwards (a soft cap or a scale); choose another model.path"
         )
 
-    # 2. The hidden states of a row alone, and with others after it.
-    row, others = trial.sequences
+    # 2. The hidden states of a row alone, and with another one after it.
     with trying(model):
-        followed = last_hidden_states(model, torch.cat([row, others])[None])
-        alone = last_hidden_states(model, row[None])
+        alone = last_hidden_states(model, first)
+        followed = last_hidden_states(model, torch.cat([first, second], 1))
     # Most tokens: in half precision, rounding can send a token of a mixture to another expert.
-    errors = _relative_errors(alone, followed[:, : len(row)])
+    errors = _relative_errors(alone, followed[:, : LENGTHS[0]])
     if not errors.median() < trial.tolerance:
         raise InputError(
             f"expected a model in which a token depends on those before it alone, received {name}; choose another "
             "model.path"
         )
 
-
-def disable_dropout(model: Model) -> bool:
-    """Set every dropout of a model, and the noise of routers' inputs, to 0.
-
-    The update then computes the probabilities that the rollout sampled from.
-
-    Args:
-        model: A causal language model of Transformers without adapters, on its device.
-
-    Returns:
-        Whether the model had any.
-
-    Raises:
-        InputError: The model still computes something else in training than in evaluation.
-    """
-    with trying(model) as trial:
-        expected = last_hidden_states(model, trial.sequences[1][None])
+    # 3. Training without dropout, which computes what evaluation does.
     had_dropout = False
     for module in model.modules():
-        for name, value in vars(module).items():
-            is_rate = "drop" in name or name in _NOISES
-            is_rate |= isinstance(module, nn.Dropout) and name == "p"
+        for attribute, value in vars(module).items():
+            is_rate = "drop" in attribute or attribute in _NOISES
+            is_rate |= isinstance(module, nn.Dropout) and attribute == "p"
             if is_rate and isinstance(value, float) and value > 0:
-                setattr(module, name, 0.0)
+                setattr(module, attribute, 0.0)
                 had_dropout = True
     with trying(model):
         model.train()
-        received = last_hidden_states(model, trial.sequences[1][None])
+        received = last_hidden_states(model, second)
     if _relative_errors(expected, received).max() > trial.tolerance:
         raise InputError(
-            f"expected a model that computes the same in training and in evaluation, received {type(model).__name__}; "
-            "choose another model.path"
+            f"expected a model that computes the same in training and in evaluation, received {name}; choose another "
+            "model.path"
         )
     return had_dropout
 

@@ -13,7 +13,7 @@ from hgpo_train.models.adapters import add_adapters, merge_adapters
 from hgpo_train.models.chat_format import use_chat_template
 from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
 from hgpo_train.models.device import choose_device
-from hgpo_train.models.forward_check import check_forward, disable_dropout
+from hgpo_train.models.forward_check import check_forward
 from hgpo_train.models.hf import (
     Model,
     Tokenizer,
@@ -132,8 +132,7 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
     model.to(device)
 
     # 3. What training expects of the model, tried on random tokens.
-    check_forward(model)
-    if disable_dropout(model):
+    if check_forward(model):
         warnings.warn(
             f"the dropout of {config.path}, or its routers' noise, is set to 0: with it the update would compute other "
             "probabilities than the rollout sampled from",
