@@ -97,6 +97,7 @@ def sample_responses(
     decoder = plain.get_decoder()
     head = plain.get_output_embeddings()
     device = plain.device
+    keyword = cache_keyword(type(decoder).forward)
 
     # Every request has numbers of its own, drawn before anything is computed: which requests share a batch, and when a
     # request joins one, changes none of them.
@@ -135,11 +136,31 @@ def sample_responses(
             logprobs[rows, step] = logprob.cpu().numpy()
             lengths[rows] += 1
 
-            # 3. Rows that have ended leave the batch; the others compute the hidden state of their new token.
-            running = ~np.isin(tokens[rows, step], options.stop) & (
-                lengths[rows] < longest
-            )
-            batch = _next(decoder, batch, token, running) if running.any() else None
+            # 3. Rows that have ended leave the batch.
+            is_last = lengths[rows] == longest
+            running = ~is_last & ~np.isin(tokens[rows, step], options.stop)
+            if not running.any():
+                batch = None
+                continue
+            cache = batch.cache
+            if not running.all():
+                kept = torch.from_numpy(np.flatnonzero(running)).to(device)
+                token = token[kept]
+                cache.batch_select_indices(kept)
+
+            # 4. The others compute the hidden state of their new token. The cache has all columns, also those that only
+            # ended rows have used.
+            length = batch.length[running] + 1
+            width = cache.get_seq_length() + 1
+            is_used = np.arange(width) >= width - length[:, None]
+            hidden = decoder(
+                input_ids=token[:, None],
+                attention_mask=torch.from_numpy(is_used).to(device),
+                position_ids=torch.from_numpy(length - 1)[:, None].to(device),
+                use_cache=True,
+                **{keyword: cache},
+            )[0][:, -1]
+            batch = _Batch(rows[running], length, hidden, cache)
     responses = []
     for row, count in enumerate(lengths):
         responses.append(SampledResponse(tokens[row, :count], logprobs[row, :count]))
@@ -304,35 +325,6 @@ def _joined(parts: list[_Batch]) -> _Batch:
         torch.cat([part.hidden for part in parts]),
         DynamicCache(layers),
     )
-
-
-def _next(
-    decoder: Model,
-    batch: _Batch,
-    token: Tensor,
-    running: NDArray[np.bool_],
-) -> _Batch:
-    """Remove the rows that have ended, append each other row's token and compute its hidden state."""
-    rows = batch.rows
-    length = batch.length
-    if not running.all():
-        kept = torch.from_numpy(np.flatnonzero(running)).to(token.device)
-        rows = rows[running]
-        length = length[running]
-        token = token[kept]
-        batch.cache.batch_select_indices(kept)
-    length = length + 1
-    # all columns, also those that only ended rows have used
-    width = batch.cache.get_seq_length() + 1
-    is_used = np.arange(width) >= width - length[:, None]
-    hidden = decoder(
-        input_ids=token[:, None],
-        attention_mask=torch.from_numpy(is_used).to(token.device),
-        position_ids=torch.from_numpy(length - 1)[:, None].to(token.device),
-        use_cache=True,
-        **{cache_keyword(type(decoder).forward): batch.cache},
-    )[0][:, -1]
-    return _Batch(rows, length, hidden, batch.cache)
 
 
 def sample_tokens(
