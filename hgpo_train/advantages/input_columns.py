@@ -383,14 +383,15 @@ def _with_outcomes(
 
     # 4. Rows that cannot be used: the expectation, the column that is shown, and where it is not met.
     task = steps["task_key"].to_numpy()
-    terms = listed(_added_rewards(p).meta.root_names())
     checks = {
         ("a step of 0 or more", "step"): step < 0,
         (_UNIQUE, "trajectory"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
-        (f"finite numbers as {terms}", "(added)"): ~np.isfinite(added) & ~aborted,
     }
+    if terms := _added_rewards(p).meta.root_names():
+        expected = f"finite numbers as {listed(terms)}"
+        checks[expected, "(added)"] = ~np.isfinite(added) & ~aborted
     _check_rows(steps, checks, ~aborted, checked)
 
     # 5. Sums over trajectories. A penalty at the reward is part of them, and is not subtracted from returns again.

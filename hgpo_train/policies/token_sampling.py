@@ -114,8 +114,8 @@ def sample_responses(
     batch: _Batch | None = None
     with torch.inference_mode():
         while waiting or batch is not None:
-            # 1. Waiting chunks join the running rows as soon as all fit into memory at their maximum length. The first
-            # chunk of an empty batch always does.
+            # 1. Waiting chunks join the running rows as soon as all fit into memory at their maximum length. Into an
+            # empty batch, the first one always does.
             parts = [] if batch is None else [batch]
             while waiting:
                 joining = np.concatenate([*(part.rows for part in parts), waiting[0]])
