@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.runner import Row
 from hgpo_train.models.adapters import add_adapters
-from hgpo_train.models.device import compute_dtype
 from hgpo_train.models.hf import checkpoint_layers
 from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.memory_plan import (
@@ -116,7 +115,7 @@ def fake_peak(
         length: Tokens of each row.
         responses: Response tokens of each row.
     """
-    dtype = compute_dtype(config.model)
+    dtype: torch.dtype = getattr(torch, config.model.compute_dtype)
     live = LiveBytes()
     base = meta_model(config.model.path).to(
         dtype if config.model.lora.rank else torch.float32

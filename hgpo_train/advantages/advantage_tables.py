@@ -27,7 +27,7 @@ from hgpo_datasets.shards import POLARS_ERRORS
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import making_folder, new_path
-from hgpo_envs.files.untrusted_files import open_regular, read_bytes
+from hgpo_envs.files.untrusted_files import sha256
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.input_columns import row_keys
 from hgpo_train.advantages.registry import Estimator, compute_many
@@ -256,9 +256,8 @@ def refuse_own_input(source: Path, out: Path) -> None:
 def fingerprint(source: Path) -> str:
     """Return the SHA-256 of a run's manifest, which contains that of every shard; for Parquet files, of theirs."""
     if (run := run_at(source)) is not None:
-        return f"sha256:{hashlib.sha256(read_bytes(run / manifest.NAME, manifest.MOST_BYTES)).hexdigest()}"
+        return f"sha256:{sha256(run / manifest.NAME)}"
     digest = hashlib.sha256()
     for path in step_files(source):
-        with open_regular(Path(path)) as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(bytes.fromhex(sha256(Path(path))))
     return f"sha256:{digest.hexdigest()}"

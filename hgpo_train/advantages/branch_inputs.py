@@ -1,6 +1,6 @@
 """Branches in the input of estimators: their whole trajectories, and where they leave their parents.
 
-`hgpo_datasets.branches` describes how a step table stores branches. Tables without branches are not changed here.
+`hgpo_datasets.branches` describes how a step table stores branches.
 """
 
 from __future__ import annotations
@@ -23,21 +23,13 @@ def with_parents(steps: pl.DataFrame, name: str, *, accepted: bool) -> pl.DataFr
     """Add `in_prefix`, and after all other rows those of the steps that branches share with their parents.
 
     Args:
-        steps: A step table.
+        steps: A step table with branches.
         name: The estimator, for error messages.
         accepted: Whether it takes branches.
-
-    Returns:
-        The table; unchanged, and without the new column, if it has no branches.
 
     Raises:
         InputError: The estimator takes no branches, or a parent is not in the table.
     """
-    if (
-        not set(steps.columns) >= COLUMNS
-        or steps["parent"].null_count() == steps.height
-    ):
-        return steps
     # tables without branches need none of the package
     from hgpo_datasets.branches import IS_BRANCH, with_prefixes
 

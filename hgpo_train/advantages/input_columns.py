@@ -96,28 +96,9 @@ def group_keys(columns: Collection[str]) -> list[str]:
     return keys if "task_id" in columns else [*keys, "task"]
 
 
-def batch_keys(columns: Collection[str]) -> list[str]:
-    """Return the columns that identify a batch; none if the table is a single batch."""
-    return [name for name in BATCH_KEYS if name in columns]
-
-
 def row_keys(columns: Collection[str]) -> list[str]:
     """Return the columns that identify a row."""
     return [*group_keys(columns), "trajectory", "step"]
-
-
-def _stored(schema: pl.Schema, p: Parameters) -> Collection[str]:
-    """Return the columns of a table that are used as they are.
-
-    With a state key, hashes of states are not; and where pandas has made floats of hashes with nulls, these are not.
-    """
-    stored = []
-    for name, dtype in schema.items():
-        is_lossy = dtype.is_float() and _NULLABLE.fullmatch(name)
-        is_keyed = p.state_key and name != "action_hash" and _HASH.fullmatch(name)
-        if not (is_lossy or is_keyed):
-            stored.append(name)
-    return stored
 
 
 def _sources(
@@ -142,24 +123,36 @@ def _sources(
 def columns_used(
     schema: pl.Schema,
     p: Parameters,
-    reads: Sequence[str],
+    reads: Sequence[str] | None,
     name: str,
-) -> tuple[list[str], list[str]]:
-    """Return the columns of a table that an estimator reads, and those of them that must not be null.
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the columns that an estimator reads, which of them must not be null, and which of all are used as stored.
 
     Args:
         schema: The columns of the table.
         p: The estimator's parameters.
-        reads: The hashes and columns of texts that it reads.
+        reads: The hashes and columns of texts that it reads. None is all that can be derived, of which none has to be
+            but what a state key is made of.
         name: Its name, for the error message.
 
     Raises:
         InputError: Columns are missing (the line names them all), or have types that cannot be used.
     """
-    stored = _stored(schema, p)
-    reward = _REWARDS[p.reward]
+    # 1. The columns that are used as they are. With a state key, hashes of states are not; and where pandas has made
+    # floats of hashes with nulls, these are not.
+    stored = []
+    for column, dtype in schema.items():
+        is_lossy = dtype.is_float() and _NULLABLE.fullmatch(column)
+        is_keyed = p.state_key and column != "action_hash" and _HASH.fullmatch(column)
+        if not (is_lossy or is_keyed):
+            stored.append(column)
+
+    # 2. What is read, and what of it must not be null.
+    if reads is None:
+        reads = ["state_hash"] if p.state_key else []
+    added = _added_rewards(p).meta.root_names()
     flags = ["action_valid"] if p.invalid_action_penalty else []
-    needed = dict.fromkeys([*row_keys(schema), reward, *_added_columns(p)])
+    needed = dict.fromkeys([*row_keys(schema), _REWARDS[p.reward], *added])
     checked: dict[str, None] = {}
     for column in [*reads, *flags]:
         # null where a trajectory ends, and absent where nothing is known of it
@@ -170,6 +163,7 @@ def columns_used(
         if not _NULLABLE.fullmatch(column):
             checked |= sources
 
+    # 3. What cannot be read.
     if missing := [column for column in needed if column not in schema]:
         raise InputError(
             f"the table has no {listed([f'`{column}`' for column in missing])}, which {name} reads; it has "
@@ -180,7 +174,7 @@ def columns_used(
     used = {*needed, "aborted", *branch_inputs.COLUMNS}
     if any("next" in column for column in reads):
         used |= {"next_state", "next_state_hash"}
-    return [column for column in schema if column in used], list(checked)
+    return [column for column in schema if column in used], list(checked), stored
 
 
 def _check_types(
@@ -245,26 +239,18 @@ def prepare(
     Raises:
         InputError: A column is missing, rows are invalid, or there are branches that the estimator does not take.
     """
-    schema = steps.schema
-    stored = _stored(schema, p)
-
     # 1. The hashes to add. Those of an estimator that does not name them are the ones that the table allows.
-    required: Sequence[str] = () if reads is None else reads
+    schema = steps.schema
+    _, checked, stored = columns_used(schema, p, reads, name)
     if reads is None:
-        # the states, of which others are derived
-        required = ["state_hash"] if p.state_key else ()
-        hashes = ["state_hash", "action_hash", "next_state_hash"]
-        for prefix in CHAINS.values():
-            hashes += [
-                f"{prefix}{k}"
-                for k in range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
-            ]
+        depths = range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
+        chains = [f"{prefix}{k}" for prefix in CHAINS.values() for k in depths]
+        hashes = ["state_hash", "action_hash", "next_state_hash", *chains]
         reads = [
             column
             for column in hashes
             if set(_sources(column, stored, p)) <= set(schema)
         ]
-    _, checked = columns_used(schema, p, required, name)
 
     # 2. Rows without keys belong to nothing.
     if steps.is_empty():
@@ -276,9 +262,13 @@ def prepare(
                 f"expected a value as {column} in every row, received null; drop or repair such rows"
             )
 
-    height = steps.height
-    steps = with_parents(steps, name, accepted=branches)
-    has_prefixes = steps.height > height
+    # A table that has only one of these columns means something else by it.
+    has_branches = (
+        set(schema) >= branch_inputs.COLUMNS
+        and steps["parent"].null_count() < steps.height
+    )
+    if has_branches:
+        steps = with_parents(steps, name, accepted=branches)
 
     # 3. Each row's keys, reward and penalty.
     penalty = pl.lit(0.0)
@@ -305,7 +295,7 @@ def prepare(
     )
 
     # 4. Sums over trajectories, then the returns. Each operation of the official code is rounded like its float32.
-    ordered = _with_outcomes(_in_order(keyed), p, checked)
+    ordered = _with_outcomes(keyed, p, checked)
     plain = pl.col("(return)")
     score = pl.col("episode_return")
     if p.returns == "from_end":
@@ -314,9 +304,10 @@ def prepare(
     score = rounded(score, p.precision)
     cost = rounded(pl.col("penalty"), p.precision)
     is_whole = ~pl.col("(aborted)")
+    batch = key(name for name in BATCH_KEYS if name in schema)
     inputs = ordered.with_columns(
         pl.when(is_whole).then("task_key").alias("task_key"),
-        pl.when(is_whole).then(key(batch_keys(schema))).alias("batch_key"),
+        pl.when(is_whole).then(batch).alias("batch_key"),
         plain.alias("plain_return"),
         rounded(plain - cost, p.precision).alias("return"),
         rounded(score - cost, p.precision).alias("episode_score"),
@@ -328,15 +319,10 @@ def prepare(
         ["next_state_hash"]
     )
     inputs = _with_hashes(inputs, stored, p, derived) if derived else inputs
-    texts = [name for name in ("state", "next_state") if name in reads]
+    texts = {"state", "next_state"}.intersection(reads)
     if p.state_key and texts:
         inputs = _with_keys_as_texts(inputs, p.state_key, texts)
-    return inputs.filter(~pl.col("in_prefix")) if has_prefixes else inputs
-
-
-def _added_columns(p: Parameters) -> list[str]:
-    overlong = ["response_token_ids"] if p.overlong_penalty else []
-    return [*p.rewards, *overlong]
+    return inputs.filter(~pl.col("in_prefix")) if has_branches else inputs
 
 
 def _added_rewards(p: Parameters) -> pl.Expr:
@@ -355,18 +341,6 @@ def _added_rewards(p: Parameters) -> pl.Expr:
 # --------------------------------------------------------------------------------------------- returns and invalid rows
 
 
-def _in_order(steps: pl.DataFrame) -> pl.DataFrame:
-    """Sort by trajectory and step, unless trajectories are contiguous and in order, which most tables are."""
-    keys = steps["trajectory_key"].to_numpy()
-    step = steps["step"].to_numpy()
-    same = keys[1:] == keys[:-1]
-    starts = pl.Series(keys[np.append(True, ~same)])
-    in_order = step[1:] >= step[:-1]
-    if in_order[same].all() and starts.is_unique().all():
-        return steps
-    return steps.sort("trajectory_key", "step")
-
-
 def no_flag(numbers: pl.Series) -> pl.Series:
     """Return which numbers are neither 0, 1 nor null, and so no value of a flag."""
     return ((numbers != 0) & (numbers != 1)).fill_null(value=False)
@@ -377,11 +351,20 @@ def _with_outcomes(
     p: Parameters,
     checked: Sequence[str],
 ) -> pl.LazyFrame:
-    """Check ordered rows, and add the columns that depend on complete trajectories, such as discounted sums."""
-    # 1. Where trajectories begin, and which are aborted: those with a row that says so.
+    """Sort rows, check them, and add the columns that depend on complete trajectories, such as discounted sums."""
+    # 1. By trajectory and step, unless trajectories are contiguous and in order, which most tables are.
     keys = steps["trajectory_key"].to_numpy()
-    height = steps.height
+    step = steps["step"].to_numpy()
     first = np.append(True, keys[1:] != keys[:-1])
+    is_next = first[1:] | (step[1:] >= step[:-1])
+    if not (is_next.all() and pl.Series(keys[first]).is_unique().all()):
+        steps = steps.sort("trajectory_key", "step")
+        keys = steps["trajectory_key"].to_numpy()
+        step = steps["step"].to_numpy()
+        first = np.append(True, keys[1:] != keys[:-1])
+
+    # 2. Where trajectories begin, and which are aborted: those with a row that says so.
+    height = steps.height
     starts = np.flatnonzero(first)
     lengths = np.diff(starts, append=height)
     aborted = np.zeros(height, np.bool_)
@@ -390,7 +373,7 @@ def _with_outcomes(
         any_row = np.logical_or.reduceat(flags.to_numpy(), starts)
         aborted = np.repeat(any_row, lengths)
 
-    # 2. Rewards. Success and score are repeated in every row of a trajectory, and count once, at its end.
+    # 3. Rewards. Success and score are repeated in every row of a trajectory, and count once, at its end.
     column = _REWARDS[p.reward]
     rewards = steps["(reward)"].to_numpy()
     added = steps["(added)"].to_numpy()
@@ -398,22 +381,20 @@ def _with_outcomes(
         is_last = np.append(first[1:], True)
         rewards = np.where(is_last, rewards, 0.0)
 
-    # 3. Rows that cannot be used: the expectation, the column that is shown, and where it is not met.
+    # 4. Rows that cannot be used: the expectation, the column that is shown, and where it is not met.
     task = steps["task_key"].to_numpy()
-    step = steps["step"].to_numpy()
     checks = {
         ("a step of 0 or more", "step"): step < 0,
         (_UNIQUE, "trajectory"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
-        (f"finite numbers as {listed(_added_columns(p))}", "(added)"): ~np.isfinite(
-            added
-        )
-        & ~aborted,
     }
+    if terms := _added_rewards(p).meta.root_names():
+        expected = f"finite numbers as {listed(terms)}"
+        checks[expected, "(added)"] = ~np.isfinite(added) & ~aborted
     _check_rows(steps, checks, ~aborted, checked)
 
-    # 4. Sums over trajectories. A penalty at the reward is part of them, and is not subtracted from returns again.
+    # 5. Sums over trajectories. A penalty at the reward is part of them, and is not subtracted from returns again.
     outcomes = {"first": first, "(aborted)": aborted}
     rewards = rewards + added
     if p.penalty_at == "reward":
@@ -428,17 +409,20 @@ def _with_outcomes(
         pl.Series(name, values) for name, values in outcomes.items()
     )
 
-    # 5. What is computed only if a query uses it.
-    def returns(_: object) -> pl.Series:
-        return pl.Series(discounted(rewards, p.gamma, starts))
-
-    def steps_left(_: object) -> pl.Series:
-        ends = np.repeat(starts + lengths, lengths)
-        return pl.Series(ends - np.arange(1, height + 1))
-
+    # 6. What is computed only if a query uses it.
+    ends = starts + lengths
+    returns = pl.map_batches(
+        ["step"],
+        lambda _: pl.Series(discounted(rewards, p.gamma, starts)),
+        pl.Float64(),
+    )
+    steps_left = pl.map_batches(
+        ["step"],
+        lambda _: pl.Series(np.repeat(ends, lengths) - np.arange(1, height + 1)),
+        pl.Int64(),
+    )
     return steps.lazy().with_columns(
-        pl.map_batches(["step"], returns, pl.Float64()).alias("(return)"),
-        pl.map_batches(["step"], steps_left, pl.Int64()).alias("steps_left"),
+        returns.alias("(return)"), steps_left.alias("steps_left")
     )
 
 
@@ -528,7 +512,7 @@ def _with_hashes(
 
 
 def _with_keys_as_texts(
-    steps: pl.LazyFrame, name: str, texts: Sequence[str]
+    steps: pl.LazyFrame, name: str, texts: Collection[str]
 ) -> pl.LazyFrame:
     """Replace the texts of states that an estimator compares (`similarity`) by their keys."""
     if name == ALFWORLD_NODES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -135,12 +135,7 @@ class Estimator(NamedFunction):
         if self.scores:
             scores = require_scores(schema, self.scores, self.name)
         reads = self.reads(self.parameters)
-        used, _ = columns_used(
-            schema,
-            self.parameters,
-            reads or (),
-            self.name,
-        )
+        used, *_ = columns_used(schema, self.parameters, reads, self.name)
         return list(schema) if reads is None else list(dict.fromkeys([*used, *scores]))
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
@@ -231,11 +226,12 @@ def compute(
     >>> compute(table, "hgpo", mode="mean_norm").collect()["advantage"].round(3).to_list()
     [5.0, -5.0]
     """
-    estimator = (
-        get(estimator) if isinstance(estimator, str) else as_estimator(estimator)
-    )
+    if isinstance(estimator, str):
+        estimator = get(estimator)
+    elif not isinstance(estimator, Estimator):
+        estimator = as_estimator(estimator)
     estimator = estimator.with_parameters(column=column, details=details, **parameters)
-    return _add(step_table(steps, estimator.scores), estimator)
+    return compute_many(steps, [estimator])
 
 
 def compute_many(
@@ -250,49 +246,43 @@ def compute_many(
     >>> compute_many(table, ["grpo", "rloo"]).select("advantage_grpo", "advantage_rloo").collect().rows()
     [(0.707..., 10.0), (-0.707..., -10.0)]
     """
+    # 1. The estimators and their table.
+    named: list[Estimator] = []
+    for each in estimators:
+        if isinstance(each, str):
+            named.append(get(each).with_parameters(column=f"advantage_{each}"))
+        else:
+            named.append(each)
+    table = step_table(steps, [score for each in named for score in each.scores])
 
-    def named_estimator(each: str | Estimator) -> Estimator:
-        return (
-            get(each).with_parameters(column=f"advantage_{each}")
-            if isinstance(each, str)
-            else each
+    for each in named:
+        # 2. The names of its columns.
+        schema = table.collect_schema()
+        names = list(each.added)
+        for column in names:
+            if not column:
+                raise InputError("column: expected a name, received an empty text")
+            if column in schema:
+                raise InputError(
+                    f"the table already has a column {column!r}; choose another name for the advantages"
+                )
+
+        # 3. One expression of the columns that it reads: Polars then reads only these, and keeps the rows' order. An
+        # expression has one column as its result, so that several are the fields of a struct. One is returned as it is,
+        # which is faster for small tables.
+        fields = pl.Struct(dict.fromkeys(names, pl.Float64()))
+        estimates = pl.map_batches(
+            each.columns(schema),
+            partial(_estimates, estimator=each),
+            return_dtype=fields if names[1:] else pl.Float64(),
         )
-
-    named = [named_estimator(each) for each in estimators]
-    scores = [score for each in named for score in each.scores]
-    return reduce(_add, named, step_table(steps, scores))
-
-
-def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
-    """Add the columns of one estimator."""
-    schema = steps.collect_schema()
-    for column in estimator.added:
-        if not column:
-            raise InputError("column: expected a name, received an empty text")
-        if column in schema:
-            raise InputError(
-                f"the table already has a column {column!r}; choose another name for the advantages"
-            )
-
-    # One expression of the columns that the estimator reads: Polars then reads only these, and keeps the rows' order.
-    # An expression has one column as its result, so that several are the fields of a struct. One is returned as it is,
-    # which is faster for small tables.
-    names = list(estimator.added)
-    is_single = len(names) == 1
-    dtype = pl.Float64() if is_single else pl.Struct(dict.fromkeys(names, pl.Float64()))
-    estimates = pl.map_batches(
-        estimator.columns(schema),
-        partial(_estimates, estimator=estimator),
-        return_dtype=dtype,
-    )
-    if is_single:
-        return steps.with_columns(estimates.alias(estimator.column))
-    added = [pl.col(_ESTIMATES).struct.field(name) for name in names]
-    return (
-        steps.with_columns(estimates.alias(_ESTIMATES))
-        .with_columns(added)
-        .drop(_ESTIMATES)
-    )
+        if names[1:]:
+            added = [pl.col(_ESTIMATES).struct.field(name) for name in names]
+            table = table.with_columns(estimates.alias(_ESTIMATES))
+            table = table.with_columns(added).drop(_ESTIMATES)
+        else:
+            table = table.with_columns(estimates.alias(each.column))
+    return table
 
 
 def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
@@ -424,9 +414,7 @@ def _of_parameters(names: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - `Names
 
 
 def as_estimator(function: object, name: str | None = None) -> Estimator:
-    """Return a function as an estimator, without registering it; see `estimator`. Estimators are returned unchanged."""
-    if isinstance(function, Estimator):
-        return function
+    """Return a function as an estimator, without registering it; see `estimator`."""
     if not callable(function) or not inspect.signature(function).parameters:
         expected = "a name, module:function, an Estimator or a function of a LazyFrame"
         raise InputError(
@@ -472,7 +460,7 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
 
 def _read(found: object, name: str) -> Estimator:
     """Return a function of another package as an estimator: one of an entry point has its name."""
-    estimator = as_estimator(found)
+    estimator = found if isinstance(found, Estimator) else as_estimator(found)
     return estimator if ":" in name else replace(estimator, name=name)
 
 

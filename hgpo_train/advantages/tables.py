@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import polars as pl
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_train.advantages.input_columns import BATCH_KEYS, batch_keys, group_keys
+from hgpo_train.advantages.input_columns import BATCH_KEYS, group_keys
 from hgpo_train.scores.tables import with_scores
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def _chunks(
 ) -> Iterator[pl.LazyFrame]:
     """Yield a table in chunks, without dividing groups."""
     schema = steps.collect_schema()
-    keys = batch_keys(schema) if whole == "batch" else group_keys(schema)
+    keys = group_keys(schema)
+    if whole == "batch":
+        keys = [name for name in BATCH_KEYS if name in schema]
     if not keys or steps.select(pl.len()).collect().item() <= rows:
         yield steps
         return

@@ -67,13 +67,9 @@ def neighbour(value: str | pl.Expr, offset: int) -> pl.Expr:
     >>> steps.select(neighbour("x", 1)).to_series().to_list()
     [1.0, None, None]
     """
-    value = _expression(value)
     trajectory = pl.col("trajectory_key")
-    return pl.when(trajectory == trajectory.shift(-offset)).then(value.shift(-offset))
-
-
-def _expression(value: str | pl.Expr) -> pl.Expr:
-    return pl.col(value) if isinstance(value, str) else value
+    # The value where the trajectory goes back that far, moved there.
+    return pl.when(trajectory == trajectory.shift(offset)).then(value).shift(-offset)
 
 
 def mean(
@@ -95,10 +91,8 @@ def mean(
     [1.5, 1.5, 5.0]
     """
     x = pl.col("(x)")
-    steps = steps.with_columns(
-        group.alias("(group)"),
-        _expression(value).cast(pl.Float64).alias("(x)"),
-    )
+    steps = steps.with_columns(**{"(group)": group, "(x)": value})
+    steps = steps.with_columns(x.cast(pl.Float64))
     steps = steps.with_columns(
         x.mean().over("(group)").alias("(mean)"),
         x.min().over("(group)").alias("(least)"),
@@ -144,10 +138,8 @@ def normalise(
     """
     # 1. The value, and the statistics of each group.
     x = pl.col("(x)")
-    steps = steps.with_columns(
-        group.alias("(group)"),
-        _expression(value).cast(pl.Float64).alias("(x)"),
-    )
+    steps = steps.with_columns(**{"(group)": group, "(x)": value})
+    steps = steps.with_columns(x.cast(pl.Float64))
     sampled = x
     if sample is not None:
         steps = steps.with_columns(pl.when(sample).then("(x)").alias("(sample)"))

@@ -28,7 +28,7 @@ from hgpo_envs.files.secrets import redact_json
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.evaluation.reporting_rules import success_by_rule
 from hgpo_train.evaluation.summary import INTERVALS, expense
-from hgpo_train.models.checkpoint_files import BUNDLED, file_checksums
+from hgpo_train.models.checkpoint_files import BUNDLED, file_names, known_sha256
 from hgpo_train.rollout.sessions import read_sessions
 
 if TYPE_CHECKING:
@@ -221,8 +221,8 @@ def policy_files(policy: Mapping[str, Any]) -> dict[str, str] | None:
     if not folder.is_dir():
         return None
     return {
-        name: digest
-        for name, digest in file_checksums(folder).items()
+        name: known_sha256(folder / name)
+        for name in file_names(folder)
         if not name.startswith("trainer/")
     }
 

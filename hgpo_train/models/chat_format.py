@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 RESPONSE: Final = "\N{SYMBOL FOR RECORD SEPARATOR}"
 """A response that chat templates render as it is, to find what they write after one."""
 
-_OPEN: Final = "<think>"
-_CLOSE: Final = "</think>"
-_OPENED: Final = re.compile(rf"{_OPEN}\s*\Z")
+THOUGHT: Final = "<think>"
+"""The tag that opens a thought."""
+_OPENED: Final = re.compile(rf"{THOUGHT}\s*\Z")
 _TAIL: Final = 16
 """Number of a prompt's last tokens that contain an opened thought, also if each of its letters is a token."""
 
@@ -134,29 +134,9 @@ def stop_length(
         text = tokenizer.decode(tokens[:count], skip_special_tokens=False)
         return any(each in text for each in stop)
 
-    if not stop or not contains_stop(len(tokens)):
+    if not contains_stop(len(tokens)):
         return None
     return bisect_left(range(len(tokens)), True, key=contains_stop)
-
-
-def response_text(
-    tokenizer: Tokenizer,
-    tokens: Sequence[int],
-    ends: Sequence[int],
-) -> str:
-    """Return the text of a response without the tokens that end it. Other special tokens are part of the text.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        tokens: Token ids of the response.
-        ends: Ids of the tokens that end a response (`end_tokens`).
-    """
-    dropped = {*ends, tokenizer.pad_token_id}
-    count = len(tokens)
-    while count and tokens[count - 1] in dropped:
-        count -= 1
-    text: str = tokenizer.decode(tokens[:count], skip_special_tokens=False)
-    return text
 
 
 def opened_thought(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
@@ -165,23 +145,11 @@ def opened_thought(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
     return found[0] if found else ""
 
 
-def with_opened_thought(response: str, opened: str) -> str:
-    r"""Return a response with the tag that the prompt has opened, if the response closes a thought that it lacks.
-
-    >>> with_opened_thought("A door.</think>open door", "<think>\n")
-    '<think>\nA door.</think>open door'
-    >>> with_opened_thought("open door", "<think>\n")
-    'open door'
-    """
-    before, closed, _ = response.partition(_CLOSE)
-    return opened + response if closed and _OPEN not in before else response
-
-
 def without_opened_thought(response: str, opened: str) -> str:
     """Return a response without its first ``<think>``, if the prompt has opened the thought already."""
     text = response.lstrip()
     return (
-        text.removeprefix(_OPEN).lstrip()
-        if opened and text.startswith(_OPEN)
+        text.removeprefix(THOUGHT).lstrip()
+        if opened and text.startswith(THOUGHT)
         else response
     )

@@ -13,8 +13,6 @@ loaded by Transformers and vLLM directly. Without the optimiser's state no run c
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 import re
 import warnings
@@ -26,7 +24,7 @@ import msgspec
 
 from hgpo_datasets import VerifyReport
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.untrusted_files import open_regular, path_inside, read_bytes
+from hgpo_envs.files.untrusted_files import path_inside, read_bytes, sha256
 
 STATE: Final = "trainer/state.json"
 OPTIMISER: Final = "trainer/optimiser.safetensors"
@@ -44,6 +42,9 @@ _NAME: Final = re.compile(r"\d{6,}")
 _LOADED: Final = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".json", ".jinja", ".py", ".model"}
 )
+
+_KNOWN: Final[dict[tuple[object, ...], str]] = {}
+"""SHA-256 of files, by their path and what changes if they are written."""
 
 T = TypeVar("T")
 
@@ -171,23 +172,18 @@ def is_removable(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir() or not _NAME.fullmatch(folder.name):
         return False
     try:
-        return {*_files(folder)} <= {*checksums(folder), MANIFEST}
+        return {*file_names(folder)} <= {*checksums(folder), MANIFEST}
     except (OSError, InputError):
         return False
 
 
 def write_manifest(folder: Path) -> None:
     """Write a checkpoint's manifest. Call it after all other files are written."""
-    files = file_checksums(folder)
+    files = {name: sha256(folder / name) for name in file_names(folder)}
     files.pop(MANIFEST, None)
     (folder / MANIFEST).write_bytes(
         msgspec.json.encode(_Manifest("hgpo checkpoint 1", files))
     )
-
-
-def file_checksums(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder by its relative name."""
-    return {name: _sha256(folder / name) for name in _files(folder)}
 
 
 def checksums(folder: Path) -> dict[str, str]:
@@ -228,17 +224,17 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
     except InputError as error:
         report.add("unreadable", folder / MANIFEST, str(error))
         return report
-    for name, sha256 in expected.items():
+    for name, digest in expected.items():
         if name == OPTIMISER and (weights_only or not os.path.lexists(folder / name)):
             continue
         try:
-            if _sha256(folder / name) != sha256:
+            if known_sha256(folder / name) != digest:
                 report.add("bytes", folder / name, "its bytes have changed (SHA-256)")
             report.files += 1
             report.bytes += (folder / name).stat().st_size
         except (InputError, OSError) as error:
             report.add("unreadable", folder / name, str(error))
-    for name in {*_files(folder)} - {*expected, MANIFEST}:
+    for name in {*file_names(folder)} - {*expected, MANIFEST}:
         is_harmless = (folder / name).is_file() and Path(name).suffix not in _LOADED
         tell = report.note if is_harmless else report.add
         tell("foreign", folder / name, "training did not write it")
@@ -263,20 +259,17 @@ def _fault(folder: Path, *, weights_only: bool) -> str | None:
     return None
 
 
-def _sha256(path: Path) -> str:
-    stat = path.stat()
-    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    return _digest(path.resolve(), stamp)
-
-
-@functools.lru_cache(maxsize=256)
-def _digest(path: Path, _stamp: tuple[int, ...]) -> str:
+def known_sha256(path: Path) -> str:
     """Return a file's SHA-256. Gigabytes are read again only if they may have changed."""
-    with open_regular(path, "file of the checkpoint") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    path = path.resolve()
+    stat = path.stat()
+    content = (path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    if content not in _KNOWN:
+        _KNOWN[content] = sha256(path, "file of the checkpoint")
+    return _KNOWN[content]
 
 
-def _files(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     """Return the names of all files below a folder, links included, relative to it and with `/`."""
     paths = folder.rglob("*")
     return sorted(

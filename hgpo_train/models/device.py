@@ -1,15 +1,12 @@
-"""The device that a model computes on, and the dtype that it computes in."""
+"""The device that a model computes on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from hgpo_envs.errors import InputError
-
-if TYPE_CHECKING:
-    from hgpo_train.models.config import ModelConfig
 
 _DRIVERS: Final = {"11": "450 or newer", "12": "525 or newer", "13": "580 or newer"}
 """The NVIDIA driver for Linux that a major version of CUDA needs (its release notes: minor version compatibility)."""
@@ -43,8 +40,3 @@ def why_no_gpu() -> str:
     version = torch.version.cuda
     driver = _DRIVERS.get(version.partition(".")[0], "of a newer version")
     return f"torch {torch.__version__} finds no GPU; CUDA {version} needs an NVIDIA driver {driver} (see nvidia-smi)"
-
-
-def compute_dtype(config: ModelConfig) -> torch.dtype:
-    """Return the dtype that autocast computes in."""
-    return torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32

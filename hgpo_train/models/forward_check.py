@@ -33,27 +33,39 @@ _NOISES: Final = ("jitter_noise", "input_jitter_noise")
 """Attributes of layers that multiply inputs of routers by noise, in training alone."""
 
 
-def check_logits(model: Model) -> None:
-    """Check that a model's logits are those of its output layer on the decoder's last hidden states.
+def check_forward(model: Model) -> bool:
+    """Check that a model computes in training what it computes elsewhere, and set its dropout to 0.
+
+    Its logits must be those of its output layer on the decoder's last hidden states, and a token's hidden states must
+    not depend on what follows it, such as the padding of its row. Every dropout, and the noise of routers' inputs, is
+    set to 0, so that the update computes the probabilities that the rollout sampled from.
 
     Args:
         model: A causal language model of Transformers without adapters, on its device.
 
+    Returns:
+        Whether the model had any dropout or noise.
+
     Raises:
-        InputError: They are not, for example because they are capped or scaled afterwards, or the model cannot be run.
+        InputError: Its logits are others, for example because they are capped or scaled afterwards; its hidden states
+            depend on what follows, as in decoders of Transformers that are made of encoders, or are others in training
+            for another reason; or it cannot be run.
     """
     name = type(model).__name__
     head = model.get_output_embeddings()
+
+    # 1. The logits of the model, and of its output layer. They are large, where a soft cap would change them.
     try:
         with trying(model) as trial:
-            ids = trial.sequences[1][None]
-            logits = head(last_hidden_states(model, ids)).float()
+            first, second = (ids[None] for ids in trial.sequences)
+            expected = last_hidden_states(model, second)
+            logits = head(expected).float()
             scale = _LARGEST_LOGIT / logits.abs().max()
             hook = head.register_forward_hook(
                 lambda _module, _arguments, output: output * scale
             )
             try:
-                whole = model(input_ids=ids, use_cache=False).logits.float()
+                whole = model(input_ids=second, use_cache=False).logits.float()
             finally:
                 hook.remove()
     except Exception as error:  # of the model's own code
@@ -68,62 +80,36 @@ def check_logits(model: Model) -> None:
             "which changes them afterwards (a soft cap or a scale); choose another model.path"
         )
 
+    # 2. The hidden states of a row alone, and with another one after it.
+    with trying(model):
+        alone = last_hidden_states(model, first)
+        followed = last_hidden_states(model, torch.cat([first, second], 1))
+    # Most tokens: in half precision, rounding can send a token of a mixture to another expert.
+    errors = _relative_errors(alone, followed[:, : LENGTHS[0]])
+    if not errors.median() < trial.tolerance:
+        raise InputError(
+            f"expected a model in which a token depends on those before it alone, received {name}; choose another "
+            "model.path"
+        )
 
-def disable_dropout(model: Model) -> bool:
-    """Set every dropout of a model, and the noise of routers' inputs, to 0.
-
-    The update then computes the probabilities that the rollout sampled from.
-
-    Args:
-        model: A causal language model of Transformers without adapters, on its device.
-
-    Returns:
-        Whether the model had any.
-
-    Raises:
-        InputError: The model still computes something else in training than in evaluation.
-    """
-    with trying(model) as trial:
-        expected = last_hidden_states(model, trial.sequences[1][None])
+    # 3. Training without dropout, which computes what evaluation does.
     had_dropout = False
     for module in model.modules():
-        for name, value in vars(module).items():
-            is_rate = "drop" in name or name in _NOISES
-            is_rate |= isinstance(module, nn.Dropout) and name == "p"
+        for attribute, value in vars(module).items():
+            is_rate = "drop" in attribute or attribute in _NOISES
+            is_rate |= isinstance(module, nn.Dropout) and attribute == "p"
             if is_rate and isinstance(value, float) and value > 0:
-                setattr(module, name, 0.0)
+                setattr(module, attribute, 0.0)
                 had_dropout = True
     with trying(model):
         model.train()
-        received = last_hidden_states(model, trial.sequences[1][None])
-    if _relative_error(expected, received) > trial.tolerance:
+        received = last_hidden_states(model, second)
+    if _relative_errors(expected, received).max() > trial.tolerance:
         raise InputError(
-            f"expected a model that computes the same in training and in evaluation, received {type(model).__name__}; "
-            "choose another model.path"
+            f"expected a model that computes the same in training and in evaluation, received {name}; choose another "
+            "model.path"
         )
     return had_dropout
-
-
-def check_causal(model: Model) -> None:
-    """Check that a token's hidden states do not depend on what follows it, such as the padding of its row.
-
-    Args:
-        model: A causal language model of Transformers without adapters, on its device.
-
-    Raises:
-        InputError: They do, as in the decoders of Transformers that are made of encoders.
-    """
-    with trying(model) as trial:
-        row, others = trial.sequences
-        followed = last_hidden_states(model, torch.cat([row, others])[None])
-        alone = last_hidden_states(model, row[None])
-    # Most tokens: in half precision, rounding can send a token of a mixture to another expert.
-    errors = _relative_errors(alone, followed[:, : len(row)])
-    if not errors.median() < trial.tolerance:
-        raise InputError(
-            "expected a model in which a token depends on those before it alone, received "
-            f"{type(model).__name__}; choose another model.path"
-        )
 
 
 def can_pack(model: Model) -> bool:
@@ -145,7 +131,8 @@ def can_pack(model: Model) -> bool:
             )
     except Exception:  # noqa: BLE001 - the model's own code refuses packed rows
         return False
-    return _relative_error(torch.cat(separate, 1), packed) < trial.tolerance
+    errors = _relative_errors(torch.cat(separate, 1), packed)
+    return bool(errors.max() < trial.tolerance)
 
 
 class Trial(NamedTuple):
@@ -182,13 +169,8 @@ def trying(model: Model) -> Iterator[Trial]:
         model.train(was_training)
 
 
-def _relative_error(expected: Tensor, received: Tensor) -> float:
-    """Return the greatest relative error of the states of a token; infinity if one is not finite."""
-    return float(_relative_errors(expected, received).max())
-
-
 def _relative_errors(expected: Tensor, received: Tensor) -> Tensor:
-    """Return the relative errors of the states of tokens, of the shape without the last dimension."""
+    """Return the relative errors of the states of tokens, infinity where one is not finite."""
     away = (received - expected).float().norm(dim=-1)
     error: Tensor = away / expected.float().norm(dim=-1)
     return error.nan_to_num(torch.inf)

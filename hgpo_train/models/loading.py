@@ -12,12 +12,8 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.adapters import add_adapters, merge_adapters
 from hgpo_train.models.chat_format import use_chat_template
 from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
-from hgpo_train.models.device import choose_device, compute_dtype
-from hgpo_train.models.forward_check import (
-    check_causal,
-    check_logits,
-    disable_dropout,
-)
+from hgpo_train.models.device import choose_device
+from hgpo_train.models.forward_check import check_forward
 from hgpo_train.models.hf import (
     Model,
     Tokenizer,
@@ -44,17 +40,15 @@ def load_tokenizer(path: str, chat_template: str = "") -> Tokenizer:
     from transformers import AutoTokenizer
 
     folder = resolve_model(path)
-    is_folder = path.count("/") > 1  # a Hugging Face name has at most one slash
-    if not is_folder:
+    # a Hugging Face name has at most one slash
+    is_name = path.count("/") <= 1 and not Path(folder).is_dir()
+    if is_name:
         check_model_source(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # damaged files can raise any exception of their parsers
-        why = (
-            "no such folder"
-            if is_folder and not Path(path).exists()
-            else first_line(error)
-        )
+        is_there = is_name or Path(folder).exists()
+        why = first_line(error) if is_there else "no such folder"
         raise InputError(
             f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder, a Hugging "
             f"Face name, or a bundled model ({', '.join(BUNDLED)})"
@@ -90,6 +84,8 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
         InputError: The model cannot be loaded, its files lack weights, its configuration names code to load, its logits
             are not those of its output layer, or new adapters are wanted beside those at the path.
     """
+    from transformers import AutoModelForCausalLM
+
     # 1. The files: a model, or adapters and the name of the model that they are of.
     folder = resolve_model(config.path)
     base = check_loads_no_code(folder)
@@ -99,37 +95,14 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
             "Merge them first (docs/how_to.md, Train adapters), or train all weights with model.lora.rank=0"
         )
 
-    # 2. The weights, which are float32 before the adapters are merged into them.
-    model = _read_weights(config, base or folder)
-    if base is not None:
-        model = merge_adapters(model, folder)
-    device = choose_device(config.device)
-    # Kernels of Triton, and what names no device, take the current one.
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-    model.to(device)
-
-    # 3. What training expects of the model, tried on random tokens.
-    check_logits(model)
-    check_causal(model)
-    if disable_dropout(model):
-        warnings.warn(
-            f"the dropout of {config.path}, or its routers' noise, is set to 0: with it the update would compute other "
-            "probabilities than the rollout sampled from",
-            stacklevel=2,
-        )
-    return prepare_for_training(model, config, seed)
-
-
-def _read_weights(config: ModelConfig, source: str) -> Model:
-    """Read a model without adapters from a folder or the hub."""
-    from transformers import AutoModelForCausalLM
-
+    # 2. The weights. Those that are trained, and those that adapters are merged into, are float32.
+    is_frozen = config.lora.rank > 0
+    dtype = getattr(torch, config.compute_dtype) if is_frozen else torch.float32
     try:
         with no_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source,
-                dtype=weights_dtype(config),
+                base or folder,
+                dtype=dtype,
                 attn_implementation=config.attention,
                 trust_remote_code=False,
                 use_safetensors=True,
@@ -150,12 +123,22 @@ def _read_weights(config: ModelConfig, source: str) -> Model:
             f"cannot load a causal language model from {config.path!r}: its files contain no weights for "
             f"{missing[0]!r}{more}"
         )
-    return model
+    if base is not None:
+        model = merge_adapters(model, folder)
+    device = choose_device(config.device)
+    # Kernels of Triton, and what names no device, take the current one.
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    model.to(device)
 
-
-def weights_dtype(config: ModelConfig) -> torch.dtype:
-    """Return the dtype in which a model's own weights are stored: float32 if they are trained."""
-    return compute_dtype(config) if config.lora.rank else torch.float32
+    # 3. What training expects of the model, tried on random tokens.
+    if check_forward(model):
+        warnings.warn(
+            f"the dropout of {config.path}, or its routers' noise, is set to 0: with it the update would compute other "
+            "probabilities than the rollout sampled from",
+            stacklevel=2,
+        )
+    return prepare_for_training(model, config, seed)
 
 
 def prepare_for_training(model: Model, config: ModelConfig, seed: int = 0) -> Model:

@@ -67,35 +67,34 @@ def chat_messages(
     used: set[str] = set()
     calls: list[str] = []  # the ids of the calls whose result is the next message
     reasoning: dict[str, str] = {}
-    for turn in turns:
-        messages += _shown(turn.message, calls)
+    for number, text in enumerate([*(turn.message for turn in turns), prompt]):
+        # 1. What the environment shows: a message of the user; or the results of calls, of which a server expects one
+        # message for each. The last one has the results of all.
+        shown: list[dict[str, Any]] = [
+            {"role": "tool", "tool_call_id": call, "content": _IN_THE_LAST}
+            for call in calls
+        ]
+        shown = shown or [{"role": "user"}]
+        shown[-1]["content"] = text if text.strip() else _NOTHING
+        messages += shown
+        if number == len(turns):
+            break
+
+        # 2. The response to it.
+        turn = turns[number]
         message = reasoning | _assistant(turn, with_tools=bool(tools))
         # After a message with this field, DeepSeek's server expects it in all that follow.
         if "reasoning_content" in message:
             reasoning = {"reasoning_content": ""}
         calls = [_with_id(call, used) for call in message.get("tool_calls", ())]
         messages.append(message)
-    return messages + _shown(prompt, calls)
+    return messages
 
 
 _NOTHING: Final = "(empty)"
 """Stands for an empty text or one of spaces, which some servers refuse."""
 
 _IN_THE_LAST: Final = "The results of all calls are in the message of the last call."
-
-
-def _shown(text: str, calls: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what the environment shows: a message of the user, or the results of calls with these ids."""
-    text = text if text.strip() else _NOTHING
-    if not calls:
-        return [{"role": "user", "content": text}]
-    # A server expects one message for each call; the last one has the results of all.
-    messages = [
-        {"role": "tool", "tool_call_id": call, "content": _IN_THE_LAST}
-        for call in calls
-    ]
-    messages[-1]["content"] = text
-    return messages
 
 
 def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
@@ -226,7 +225,8 @@ def encode_chats(
                 f"the environment has tools, which the model's chat template does not render ({names}); use another "
                 "model, or the option chat_template with a template that renders them"
             )
-    return _token_ids(tokenizer, texts)
+    tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return tokens
 
 
 def _shows(function: Mapping[str, Any], text: str, bare: str) -> bool:
@@ -241,11 +241,6 @@ def _shows(function: Mapping[str, Any], text: str, bare: str) -> bool:
     description = function.get("description") or ""
     written_by_the_environment = bool(description) and description in bare
     return text.count(name) > bare.count(name) or written_by_the_environment
-
-
-def _token_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return tokens
 
 
 def encode_conversation(
@@ -289,7 +284,8 @@ def encode_conversation(
     for turn, message in zip(turns[first:], messages[first + 1 :], strict=True):
         response = turn.response_token_ids
         if response is None:
-            (response,) = _token_ids(tokenizer, [turn.response])
+            encoded = tokenizer([turn.response], add_special_tokens=False)
+            (response,) = encoded["input_ids"]
         role = "tool" if tools and tool_calls(turn.response) else "user"
         between = _after_response(tokenizer, message, role, chat_template_options)
         tokens += [*response, *_not_written(tokenizer, response, between)]
@@ -335,7 +331,8 @@ def _after_response(
         raise InputError(
             "the model's chat template does not render earlier responses; use prompt_style = 'memory'"
         )
-    return _token_ids(tokenizer, [after])[0]
+    tokens: list[int] = tokenizer([after], add_special_tokens=False)["input_ids"][0]
+    return tokens
 
 
 def fewest_dropped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial, partialmethod
 from itertools import groupby
 from typing import (
     TYPE_CHECKING,
@@ -17,7 +18,7 @@ from typing import (
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.chat_format import opened_thought, with_opened_thought
+from hgpo_train.models.chat_format import THOUGHT, opened_thought, stop_length
 from hgpo_train.models.config import ChatTemplate
 from hgpo_train.policies.base import Failure, Policy, Reply, Request
 from hgpo_train.policies.conversation import (
@@ -30,7 +31,7 @@ from hgpo_train.policies.conversation import (
 from hgpo_train.settings import PositiveInt, StopTexts, Temperature, build, check
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from _typeshed import DataclassInstance
 
@@ -63,8 +64,7 @@ class GenerationOptions(ChatTemplate):
     max_batch_tokens: PositiveInt = 131_072
     """Maximum number of tokens in memory at a time."""
 
-    def __post_init__(self) -> None:
-        check(self, "policy option")
+    __post_init__ = partialmethod(check, "policy option")  # type: ignore[misc]
 
 
 def generation_options(rollout: DataclassInstance) -> GenerationOptions:
@@ -101,28 +101,58 @@ class FittedPrompt(NamedTuple):
         prompt: Text of the prompt, if it is not the request's.
         cut_pairs: Number of past steps that were left out.
         cut_tokens: Number of tokens that were dropped from its start.
-        opened: The tag of a thought that its end opens, such as ``<think>``; empty if there is none.
     """
 
     tokens: list[int]
     prompt: str | None = None
     cut_pairs: int = 0
     cut_tokens: int = 0
-    opened: str = ""
 
     def reply(
         self,
-        response: str,
+        tokenizer: Tokenizer,
+        options: GenerationOptions,
+        ends: Sequence[int | None],
         tokens: Sequence[int],
         logprobs: Sequence[float] | None,
-        finish_reason: str,
+        finish_reason: str | None = None,
     ) -> Reply:
         """Return the reply with a generated response: its text, token ids, log-probabilities and why it ends.
 
-        The text of the reply begins with the tag that the prompt has opened; its tokens are those of the response.
+        The text is without the tokens that end a response; other special tokens are part of it. If it closes a thought
+        that the prompt has opened, it begins with the tag that the prompt ends with.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            options: Options of tokenization and sampling.
+            ends: Ids of the tokens that end a response (`hgpo_train.models.chat_format.end_tokens`).
+            tokens: Token ids of the response.
+            logprobs: Their log-probabilities, if they are known.
+            finish_reason: ``stop``, or ``length`` if the response was cut. None if stop texts have to be found yet.
         """
+        # 1. Why it ends. Stop texts are found after sampling, because they may begin and end within tokens.
+        if finish_reason is None:
+            is_full = len(tokens) == options.max_response_tokens
+            finish_reason = "length" if is_full and tokens[-1] not in ends else "stop"
+            count = (
+                stop_length(tokenizer, tokens, options.stop) if options.stop else None
+            )
+            if count is not None:
+                finish_reason = "stop"
+                tokens = tokens[:count]
+                logprobs = logprobs and logprobs[:count]
+
+        # 2. Its text.
+        dropped = {*ends, tokenizer.pad_token_id}
+        count = len(tokens)
+        while count and tokens[count - 1] in dropped:
+            count -= 1
+        response = tokenizer.decode(tokens[:count], skip_special_tokens=False)
+        before, closed, _ = response.partition("</think>")
+        if closed and THOUGHT not in before:
+            response = opened_thought(tokenizer, self.tokens) + response
         return Reply(
-            response=with_opened_thought(response, self.opened),
+            response=response,
             prompt=self.prompt,
             prompt_token_ids=self.tokens,
             response_token_ids=tokens,
@@ -155,59 +185,66 @@ def fit_prompts(
     tokenizer: Tokenizer, requests: Sequence[Request], options: GenerationOptions
 ) -> list[FittedPrompt | Failure]:
     """Tokenize the requests' prompts; shorten those over the budget according to `options.overflow`."""
+    # 1. Prompts without earlier turns are encoded together, which is several times faster than one after another.
     encoded: dict[int, list[int]] = {}  # by the request's place
-    # Prompts without earlier turns are encoded together, which is several times faster than one after another.
     single = [place for place, request in enumerate(requests) if not request.turns]
     for tools, group in groupby(single, key=lambda place: requests[place].tools):
         places = list(group)
         chats = [requests[place].messages for place in places]
         tokens = encode_chats(tokenizer, chats, options.chat_template_options, tools)
         encoded |= zip(places, tokens, strict=True)
-    return [
-        _fit(tokenizer, request, encoded.get(place), options)
-        for place, request in enumerate(requests)
-    ]
 
-
-def _fit(
-    tokenizer: Tokenizer,
-    request: Request,
-    tokens: list[int] | None,
-    options: GenerationOptions,
-) -> FittedPrompt | Failure:
-    """Shorten a prompt to the token budget; `tokens` are those of the whole prompt, or None."""
-
-    def encode(turns: Sequence[Turn], prompt: str) -> list[int]:
-        return encode_conversation(
+    # 2. The others one after another, whose earlier tokens are known. What is too long is shortened.
+    fitted: list[FittedPrompt | Failure] = []
+    for place, request in enumerate(requests):
+        encode = partial(
+            encode_conversation,
             tokenizer,
             request.system_prompt,
-            turns,
-            prompt,
-            options.chat_template_options,
-            request.tools,
+            chat_template_options=options.chat_template_options,
+            tools=request.tools,
         )
+        if place not in encoded:
+            encoded[place] = encode(request.turns, request.prompt)
+        prompt: FittedPrompt | Failure = FittedPrompt(encoded[place])
+        if len(encoded[place]) > options.max_prompt_tokens:
+            prompt = _shortened(request, encoded[place], encode, options)
+        fitted.append(prompt)
+    return fitted
 
+
+def _shortened(
+    request: Request,
+    tokens: list[int],
+    encode: Callable[[Sequence[Turn], str], list[int]],
+    options: GenerationOptions,
+) -> FittedPrompt | Failure:
+    """Shorten a prompt that is over the token budget.
+
+    Args:
+        request: The request.
+        tokens: Token ids of the whole prompt.
+        encode: Returns those of a prompt with other past turns or another text.
+        options: Options of tokenization.
+    """
     budget = options.max_prompt_tokens
     turns = request.turns
-    if tokens is None:
-        tokens = encode(turns, request.prompt)
 
     # 1. Past steps are left out, if the user wants that: of a conversation its oldest turns, or else one after another.
     shorter = None  # the text of the prompt, if it is another
     cut_pairs = 0
-    if len(tokens) > budget and options.overflow == "history":
-        if turns:
-            cut_pairs = fewest_dropped(
-                turns, lambda kept: len(encode(kept, request.prompt)) <= budget
-            )
-            tokens = encode(without_oldest(turns, cut_pairs), request.prompt)
-        else:
-            while len(tokens) > budget and cut_pairs < request.step:
-                cut_pairs += 1
-                prompt = request.with_shorter_history(request.step - cut_pairs)
-                if prompt != shorter:  # an environment may show fewer steps already
-                    shorter = prompt
-                    tokens = encode((), prompt)
+    if options.overflow == "history" and turns:
+        cut_pairs = fewest_dropped(
+            turns, lambda kept: len(encode(kept, request.prompt)) <= budget
+        )
+        tokens = encode(without_oldest(turns, cut_pairs), request.prompt)
+    elif options.overflow == "history":
+        while len(tokens) > budget and cut_pairs < request.step:
+            cut_pairs += 1
+            prompt = request.with_shorter_history(request.step - cut_pairs)
+            if prompt != shorter:  # an environment may show fewer steps already
+                shorter = prompt
+                tokens = encode((), prompt)
 
     # 2. What is still too long loses its beginning.
     excess = max(0, len(tokens) - budget)
@@ -216,6 +253,4 @@ def _fit(
             PROMPT_TOO_LONG,
             f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}",
         )
-    tokens = tokens[excess:]
-    opened = opened_thought(tokenizer, tokens)
-    return FittedPrompt(tokens, shorter, cut_pairs, excess, opened)
+    return FittedPrompt(tokens[excess:], shorter, cut_pairs, excess)

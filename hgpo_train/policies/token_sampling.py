@@ -17,10 +17,11 @@ from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_train.models.forward_check import trying
@@ -96,6 +97,7 @@ def sample_responses(
     decoder = plain.get_decoder()
     head = plain.get_output_embeddings()
     device = plain.device
+    keyword = cache_keyword(type(decoder).forward)
 
     # Every request has numbers of its own, drawn before anything is computed: which requests share a batch, and when a
     # request joins one, changes none of them.
@@ -112,11 +114,14 @@ def sample_responses(
     batch: _Batch | None = None
     with torch.inference_mode():
         while waiting or batch is not None:
-            # 1. Waiting chunks join the running rows as soon as there is room for them.
+            # 1. Waiting chunks join the running rows as soon as all fit into memory at their maximum length. Into an
+            # empty batch, the first one always does.
             parts = [] if batch is None else [batch]
-            while waiting and _fits(
-                [*(part.rows for part in parts), waiting[0]], prompts, options
-            ):
+            while waiting:
+                joining = np.concatenate([*(part.rows for part in parts), waiting[0]])
+                most = max(len(prompts[row]) for row in joining) + longest
+                if parts and len(joining) * most > options.max_batch_tokens:
+                    break
                 parts.append(prefill(decoder, prompts, waiting.popleft(), device))
             batch = _joined(parts)
             rows = batch.rows
@@ -131,11 +136,31 @@ def sample_responses(
             logprobs[rows, step] = logprob.cpu().numpy()
             lengths[rows] += 1
 
-            # 3. Rows that have ended leave the batch; the others compute the hidden state of their new token.
-            running = ~np.isin(tokens[rows, step], options.stop) & (
-                lengths[rows] < longest
-            )
-            batch = _next(decoder, batch, token, running) if running.any() else None
+            # 3. Rows that have ended leave the batch.
+            is_last = lengths[rows] == longest
+            running = ~is_last & ~np.isin(tokens[rows, step], options.stop)
+            if not running.any():
+                batch = None
+                continue
+            cache = batch.cache
+            if not running.all():
+                kept = torch.from_numpy(np.flatnonzero(running)).to(device)
+                token = token[kept]
+                cache.batch_select_indices(kept)
+
+            # 4. The others compute the hidden state of their new token. The cache has all columns, also those that only
+            # ended rows have used.
+            length = batch.length[running] + 1
+            width = cache.get_seq_length() + 1
+            is_used = np.arange(width) >= width - length[:, None]
+            hidden = decoder(
+                input_ids=token[:, None],
+                attention_mask=torch.from_numpy(is_used).to(device),
+                position_ids=torch.from_numpy(length - 1)[:, None].to(device),
+                use_cache=True,
+                **{keyword: cache},
+            )[0][:, -1]
+            batch = _Batch(rows[running], length, hidden, cache)
     responses = []
     for row, count in enumerate(lengths):
         responses.append(SampledResponse(tokens[row, :count], logprobs[row, :count]))
@@ -224,19 +249,6 @@ def prompt_chunks(
     return chunks
 
 
-def _fits(
-    parts: list[NDArray[np.int64]],
-    prompts: Sequence[Sequence[int]],
-    options: SamplingOptions,
-) -> bool:
-    """Return whether the rows of all parts fit into memory when they have their maximum length; a single part does."""
-    if len(parts) == 1:
-        return True
-    rows = np.concatenate(parts)
-    longest = max(len(prompts[row]) for row in rows) + options.max_new_tokens
-    return len(rows) * longest <= options.max_batch_tokens
-
-
 def prefill(
     decoder: Model,
     prompts: Sequence[Sequence[int]],
@@ -260,9 +272,9 @@ def prefill(
 
     # Here padding is on the right, where the causal mask hides it: attention is faster without another mask.
     cache = DynamicCache()
-    hidden = decoder(
-        input_ids=torch.from_numpy(padded).to(device), **cache_argument(decoder, cache)
-    )[0]
+    ids = torch.from_numpy(padded).to(device)
+    keyword = cache_keyword(type(decoder).forward)
+    hidden = decoder(input_ids=ids, use_cache=True, **{keyword: cache})[0]
     last = torch.from_numpy(length[source] - 1).to(device)
     row_source = torch.from_numpy(source).to(device)
     hidden = hidden[row_source, last]
@@ -285,14 +297,9 @@ def prefill(
     return _Batch(rows, length[source], hidden, cache)
 
 
-def cache_argument(decoder: Model, cache: DynamicCache) -> dict[str, Any]:
-    """Return the arguments with which a decoder uses a cache."""
-    return {_cache_name(type(decoder).forward): cache, "use_cache": True}
-
-
 @lru_cache
-def _cache_name(forward: Callable[..., object]) -> str:
-    """Return the name of the argument, which Transformers 5.24 changes."""
+def cache_keyword(forward: Callable[..., object]) -> str:
+    """Return the name of the argument by which a decoder takes its cache. Transformers 5.24 changes it."""
     return "cache" if "cache" in signature(forward).parameters else "past_key_values"
 
 
@@ -303,53 +310,21 @@ def _joined(parts: list[_Batch]) -> _Batch:
     if len(parts) == 1:
         return parts[0]
     width = max(int(part.length.max()) for part in parts)
-
-    def join(states: tuple[Tensor, ...]) -> Tensor:
-        padded = []
-        for part in states:
-            # a negative amount of padding removes columns
-            missing = width - part.shape[2]
-            padded.append(torch.nn.functional.pad(part, (0, 0, missing, 0)))
-        return torch.cat(padded)
-
     layers = []
     for of_parts in zip(*(part.cache for part in parts), strict=True):
         keys, values, *_ = zip(*of_parts, strict=True)
-        layers.append((join(keys), join(values)))
+        joined = []
+        for states in (keys, values):
+            # a negative amount of padding removes columns
+            padded = [pad(part, (0, 0, width - part.shape[2], 0)) for part in states]
+            joined.append(torch.cat(padded))
+        layers.append(tuple(joined))
     return _Batch(
         np.concatenate([part.rows for part in parts]),
         np.concatenate([part.length for part in parts]),
         torch.cat([part.hidden for part in parts]),
         DynamicCache(layers),
     )
-
-
-def _next(
-    decoder: Model,
-    batch: _Batch,
-    token: Tensor,
-    running: NDArray[np.bool_],
-) -> _Batch:
-    """Remove the rows that have ended, append each other row's token and compute its hidden state."""
-    rows = batch.rows
-    length = batch.length
-    if not running.all():
-        kept = torch.from_numpy(np.flatnonzero(running)).to(token.device)
-        rows = rows[running]
-        length = length[running]
-        token = token[kept]
-        batch.cache.batch_select_indices(kept)
-    length = length + 1
-    # all columns, also those that only ended rows have used
-    width = batch.cache.get_seq_length() + 1
-    is_used = np.arange(width) >= width - length[:, None]
-    hidden = decoder(
-        input_ids=token[:, None],
-        attention_mask=torch.from_numpy(is_used).to(token.device),
-        position_ids=torch.from_numpy(length - 1)[:, None].to(token.device),
-        **cache_argument(decoder, batch.cache),
-    )[0][:, -1]
-    return _Batch(rows, length, hidden, batch.cache)
 
 
 def sample_tokens(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_train.models.chat_format import (
-    end_tokens,
-    response_text,
-    stop_length,
-)
+from hgpo_train.models.chat_format import end_tokens
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import (
-    FittedPrompt,
     GenerationOptions,
     fit_prompts,
     model_options,
@@ -23,12 +18,10 @@ from hgpo_train.policies.registry import PolicyContext, PolicySpec, TrainableCon
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import torch
+    from collections.abc import Mapping, Sequence
 
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions
+    from hgpo_train.policies.token_sampling import SamplingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +44,11 @@ class TransformersPolicy(BatchPolicy):
         model: The model. Each call uses its current weights.
         tokenizer: The model's tokenizer, with a chat template.
         options: Options of tokenization and sampling; may be replaced between calls.
-        dtype: The dtype that autocast computes in; None for float32.
+        compute_dtype: The dtype that autocast computes in.
 
     Attributes:
         ends: Ids of the tokens that end a response.
+        autocast: Makes a context in which the model computes in the policy's dtype.
     """
 
     name = "transformers"
@@ -64,15 +58,22 @@ class TransformersPolicy(BatchPolicy):
         model: Model,
         tokenizer: Tokenizer,
         options: GenerationOptions,
-        dtype: torch.dtype | None = None,
+        compute_dtype: str = "float32",
     ) -> None:
+        import torch
+
         super().__init__()
         self.options = options
         self.model = model
         self.tokenizer = tokenizer
-        self._dtype = dtype
-        self._device: torch.device = next(model.parameters()).device
-        self.reproducible = self._device.type == "cpu"
+        device = next(model.parameters()).device.type
+        self.reproducible = device == "cpu"
+        self.autocast = partial(
+            torch.autocast,
+            device,
+            getattr(torch, compute_dtype),
+            enabled=compute_dtype != "float32",
+        )
         self.ends = end_tokens(tokenizer, model)
 
     def publish(self, model: Model, version: int) -> None:
@@ -82,6 +83,9 @@ class TransformersPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `BatchPolicy`."""
+        from hgpo_train.policies.token_sampling import sample_responses
+
+        # 1. The prompts that fit, and a response to each.
         prompts = fit_prompts(self.tokenizer, requests, self.options)
         tokens: list[list[int]] = []
         seeds: list[int] = []
@@ -89,13 +93,26 @@ class TransformersPolicy(BatchPolicy):
             if not isinstance(prompt, Failure):
                 tokens.append(prompt.tokens)
                 seeds.append(request.seed)
-        responses = iter(self.sampled(tokens, seeds))
-        return [
-            prompt
-            if isinstance(prompt, Failure)
-            else self._reply(prompt, next(responses))
-            for prompt in prompts
-        ]
+        with self.autocast():
+            sampled = sample_responses(self.model, tokens, seeds, self.sampling())
+
+        # 2. Their replies.
+        replies: list[Reply | Failure] = []
+        responses = iter(sampled)
+        for prompt in prompts:
+            if isinstance(prompt, Failure):
+                replies.append(prompt)
+                continue
+            response = next(responses)
+            reply = prompt.reply(
+                self.tokenizer,
+                self.options,
+                self.ends,
+                response.tokens.tolist(),
+                response.logprobs.tolist(),
+            )
+            replies.append(reply)
+        return replies
 
     def sampling(self) -> SamplingOptions:
         """Return the options of sampling."""
@@ -108,36 +125,6 @@ class TransformersPolicy(BatchPolicy):
             stop=self.ends,
             max_batch_tokens=self.options.max_batch_tokens,
         )
-
-    def sampled(
-        self, prompts: list[list[int]], seeds: list[int]
-    ) -> list[SampledResponse]:
-        """Sample a response to each prompt, of token ids, with a seed each."""
-        from hgpo_train.policies.token_sampling import sample_responses
-
-        with self.computing():
-            return sample_responses(self.model, prompts, seeds, self.sampling())
-
-    def _reply(self, fitted: FittedPrompt, sampled: SampledResponse) -> Reply:
-        tokens = sampled.tokens.tolist()
-        # Stop texts are found after sampling: they may begin and end within tokens.
-        count = stop_length(self.tokenizer, tokens, self.options.stop)
-        is_stopped = count is not None or tokens[-1] in self.ends
-        tokens = tokens[:count]
-        logprobs = sampled.logprobs[:count].tolist()
-        response = response_text(self.tokenizer, tokens, self.ends)
-        return fitted.reply(
-            response, tokens, logprobs, "stop" if is_stopped else "length"
-        )
-
-    @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
-        """Compute in the policy's dtype."""
-        import torch
-
-        is_half = self._dtype not in (None, torch.float32)
-        with torch.autocast(self._device.type, self._dtype, enabled=is_half):
-            yield
 
 
 def make(argument: str, context: PolicyContext) -> TransformersPolicy:
@@ -152,7 +139,7 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
             Nothing is downloaded if that can be known before.
     """
     from hgpo_train.models.config import ModelConfig
-    from hgpo_train.models.device import choose_device, compute_dtype
+    from hgpo_train.models.device import choose_device
     from hgpo_train.models.loading import load_model, load_tokenizer
     from hgpo_train.models.preflight import check_model_source
     from hgpo_train.policies.token_sampling import check_sampling
@@ -169,19 +156,18 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     tokenizer = load_tokenizer(argument, options.chat_template)
     model = load_model(config)
     check_sampling(model)
-    return TransformersPolicy(model, tokenizer, options, compute_dtype(config))
+    return TransformersPolicy(model, tokenizer, options, config.compute_dtype)
 
 
 def make_trainable(
     model: Model, tokenizer: Tokenizer, context: TrainableContext
 ) -> TransformersPolicy:
     """Create a policy that samples from the model object that is trained, so publishing copies no weights."""
-    from hgpo_train.models.device import compute_dtype
     from hgpo_train.policies.token_sampling import check_sampling
 
     options = replace(context.generation, **context.engine_options)
     check_sampling(model)
-    return TransformersPolicy(model, tokenizer, options, compute_dtype(context.model))
+    return TransformersPolicy(model, tokenizer, options, context.model.compute_dtype)
 
 
 def check_engine(engine_options: Mapping[str, Any]) -> None:

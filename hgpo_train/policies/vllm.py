@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import install_command
-from hgpo_train.models.chat_format import (
-    end_tokens,
-    response_text,
-    use_chat_template,
-)
+from hgpo_train.models.chat_format import end_tokens, use_chat_template
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import (
     ADAPTER_SETTINGS,
@@ -187,10 +183,11 @@ class VLLMPolicy:
             for at, token in zip(completion.logprobs or [], tokens, strict=True)
         ]
         # The reason is a stop text, or a token of the model's settings. vLLM's own text ends within the last token.
-        text = response_text(
-            self.tokenizer, tokens, (*self._ends, completion.stop_reason)
+        ends = (*self._ends, completion.stop_reason)
+        finish_reason = completion.finish_reason or "stop"
+        return fitted.reply(
+            self.tokenizer, self.options, ends, tokens, logprobs, finish_reason
         )
-        return fitted.reply(text, tokens, logprobs, completion.finish_reason or "stop")
 
     def publish(self, model: Model, version: int) -> None:
         """Serve the model's current weights, or its adapters if the engine serves adapters; clear the prefix cache.

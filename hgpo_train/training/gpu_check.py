@@ -27,7 +27,7 @@ from hgpo_envs.errors import one_line
 from hgpo_envs.plugins import install_command
 from hgpo_train.models.device import choose_device, why_no_gpu
 from hgpo_train.models.hf import Model, no_progress_bars
-from hgpo_train.models.loading import prepare_for_training, weights_dtype
+from hgpo_train.models.loading import prepare_for_training
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.training.config import Config, replace
@@ -345,13 +345,16 @@ def _random_model(config: Config, meta: Model, device: torch.device) -> Model:
     """Return the model of a configuration with random weights, in the dtypes of training."""
     from transformers import AutoModelForCausalLM
 
+    settings = config.model
+    is_frozen = settings.lora.rank > 0
+    dtype = getattr(torch, settings.compute_dtype) if is_frozen else torch.float32
     with torch.device(device):
         model: Model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             meta.config,
-            attn_implementation=config.model.attention,
-            dtype=weights_dtype(config.model),
+            attn_implementation=settings.attention,
+            dtype=dtype,
         )
-    return prepare_for_training(model, config.model)
+    return prepare_for_training(model, settings)
 
 
 def _vllm(device: torch.device) -> Result:

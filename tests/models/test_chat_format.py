@@ -2,27 +2,26 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from lazily import Lazy, lazily
 
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.conversation import Turn, encode_conversation
-from hgpo_train.policies.generation import FittedPrompt
+from hgpo_train.policies.generation import FittedPrompt, GenerationOptions
 
 (
     end_of_message,
     end_of_turn,
     end_tokens,
     opened_thought,
-    response_text,
     without_opened_thought,
 ) = lazily(
     "hgpo_train.models.chat_format",
-    "end_of_message end_of_turn end_tokens opened_thought response_text without_opened_thought",
+    "end_of_message end_of_turn end_tokens opened_thought without_opened_thought",
 )
 encode_chats = Lazy("hgpo_train.policies.conversation:encode_chats")
 
+OPTIONS = GenerationOptions()
 LOOP = "{% for m in messages %}"
 PROMPT = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
 CHATML = f"{LOOP}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{PROMPT}"
@@ -113,8 +112,9 @@ def test_special_tokens_of_a_response_stay_in_its_text(tokenizer, special):
     ends = end_tokens(tokenizer)
     for ending in ("", "<|im_end|>", "<|endoftext|>", "<|im_end|><|endoftext|>"):
         tokens = tokenizer(text + ending, add_special_tokens=False)["input_ids"]
-        assert response_text(tokenizer, np.array(tokens), ends) == text
-    assert response_text(tokenizer, [], ends) == ""
+        reply = FittedPrompt([5]).reply(tokenizer, OPTIONS, ends, tokens, None)
+        assert reply.response == text
+    assert FittedPrompt([5]).reply(tokenizer, OPTIONS, ends, [], None).response == ""
 
 
 @pytest.mark.parametrize("special", [(), ("<think>", "</think>")])
@@ -124,7 +124,7 @@ def test_a_thought_that_the_template_opens(tokenizer, special):
     )
     tokenizer.chat_template = f"{CHATML}<think>\n{{% endif %}}"
     (prompt,) = encode_chats(tokenizer, [[{"role": "user", "content": "Four boxes."}]])
-    fitted = FittedPrompt(prompt, opened=opened_thought(tokenizer, prompt))
+    fitted = FittedPrompt(prompt)
     texts = {
         "hm\n</think>\nopen 1": "<think>\nhm\n</think>\nopen 1",
         "<think>hm</think>open 1": "<think>hm</think>open 1",
@@ -132,10 +132,13 @@ def test_a_thought_that_the_template_opens(tokenizer, special):
         "open 1": "open 1",
     }
     for written, read in texts.items():
-        assert fitted.reply(written, [5], [-1.0], "stop").response == read
-        assert fitted.reply(written, [5], [-1.0], "stop").response_token_ids == [5]
+        tokens = tokenizer(written, add_special_tokens=False)["input_ids"]
+        reply = fitted.reply(tokenizer, OPTIONS, (), tokens, [-1.0] * len(tokens))
+        assert reply.response == read
+        assert reply.response_token_ids == tokens
+    opened = opened_thought(tokenizer, prompt)
     assert (
-        without_opened_thought("<think>\nhm\n</think>\nopen 1", fitted.opened)
+        without_opened_thought("<think>\nhm\n</think>\nopen 1", opened)
         == "hm\n</think>\nopen 1"
     )
 
@@ -147,10 +150,9 @@ def test_a_thought_that_is_not_opened(tokenizer):
             tokenizer, [[{"role": "user", "content": "Four boxes."}]]
         )
         assert opened_thought(tokenizer, prompt) == ""
-    assert (
-        FittedPrompt(prompt).reply("hm</think>", [5], [-1.0], "stop").response
-        == "hm</think>"
-    )
+        tokens = tokenizer("hm</think>", add_special_tokens=False)["input_ids"]
+        reply = FittedPrompt(prompt).reply(tokenizer, OPTIONS, (), tokens, None)
+        assert reply.response == "hm</think>"
     assert without_opened_thought("<think>hm</think>", "") == "<think>hm</think>"
 
 
@@ -164,6 +166,7 @@ def test_replies_of_vllm_keep_special_tokens(tokenizer, reason):
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
     policy.tokenizer = tokenizer
+    policy.options = OPTIONS
     policy._ends = end_tokens(tokenizer)
     last = (
         [reason]

@@ -18,7 +18,7 @@ from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.conversation import encode_conversation
-from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
+from hgpo_train.policies.generation import GenerationOptions, fit_prompts
 from hgpo_train.rollout import collect
 
 torch = Lazy("torch")
@@ -26,10 +26,10 @@ Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCaus
 load_model, load_tokenizer = lazily(
     "hgpo_train.models.loading", "load_model load_tokenizer"
 )
-SamplingOptions, cache_argument, check_sampling, sample_responses, sample_tokens = (
+SamplingOptions, cache_keyword, check_sampling, sample_responses, sample_tokens = (
     lazily(
         "hgpo_train.policies.token_sampling",
-        "SamplingOptions cache_argument check_sampling sample_responses sample_tokens",
+        "SamplingOptions cache_keyword check_sampling sample_responses sample_tokens",
     )
 )
 TransformersPolicy = Lazy("hgpo_train.policies.transformers:TransformersPolicy")
@@ -179,11 +179,8 @@ def test_a_cache_has_the_name_that_the_decoder_gives_it():
     class Older:
         def forward(self, input_ids, past_key_values=None, **options): ...
 
-    assert cache_argument(Renamed(), "keys") == {"cache": "keys", "use_cache": True}
-    assert cache_argument(Older(), "keys") == {
-        "past_key_values": "keys",
-        "use_cache": True,
-    }
+    assert cache_keyword(Renamed.forward) == "cache"
+    assert cache_keyword(Older.forward) == "past_key_values"
 
 
 def test_equal_prompts_are_computed_once(model):
@@ -313,13 +310,16 @@ def test_prompts_over_the_budget_are_truncated(model, tokenizer):
     assert answered.response_token_ids
 
 
-def test_a_stop_text_can_begin_and_end_inside_of_tokens(model, tokenizer):
+def test_a_stop_text_can_begin_and_end_inside_of_tokens(model, tokenizer, monkeypatch):
     def reply(*stop, ids):
         sampled = SimpleNamespace(
             tokens=np.array(ids), logprobs=np.linspace(-1, -2, len(ids))
         )
+        monkeypatch.setattr(
+            "hgpo_train.policies.token_sampling.sample_responses", lambda *_: [sampled]
+        )
         policy = TransformersPolicy(model, tokenizer, GenerationOptions(stop=stop))
-        return policy._reply(FittedPrompt([1]), sampled)
+        return policy.respond([request(1, "go")])[0]
 
     ids = tokenizer(["Go on, open door and go on"])["input_ids"][0]
     pieces = [tokenizer.decode([token]) for token in ids]

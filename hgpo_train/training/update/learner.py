@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.device import compute_dtype
 from hgpo_train.models.hf import compile_layers
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import memory_advice
@@ -71,11 +70,7 @@ class Learner(TokenScorer):
             self.optimiser = make_optimiser(model, config.optimiser)
             if keep:
                 is_adapted = hasattr(model, "disable_adapter")
-                self.reference = (
-                    model
-                    if is_adapted
-                    else frozen_copy(model, compute_dtype(config.model))
-                )
+                self.reference = model if is_adapted else frozen_copy(model, self.dtype)
         if config.model.compile:
             compile_layers(model)
             if self.reference not in (None, model):

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.device import compute_dtype
 from hgpo_train.models.forward_check import can_pack
 from hgpo_train.models.hf import unwrap_peft, vocabulary_size
 from hgpo_train.models.packed_attention import (
@@ -61,7 +60,7 @@ class TokenScorer:
         self.model = model
         self.reference: Model | None = None
         self.device = next(model.parameters()).device
-        self.dtype = compute_dtype(config.model)
+        self.dtype: torch.dtype = getattr(torch, config.model.compute_dtype)
         self.layout = _layout_of(model, config.update.layout, self.dtype)
 
     @property

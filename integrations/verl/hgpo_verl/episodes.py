@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.engine import State
-from hgpo_train.models.chat_format import end_tokens, response_text, stop_length
+from hgpo_train.models.chat_format import end_tokens
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import fit_prompts
 from hgpo_train.policies.validation import checked
@@ -126,20 +126,7 @@ async def _step(
     if isinstance(generated, Failure):
         return generated
     ends = end_tokens(tokenizer)
-    count = stop_length(tokenizer, generated.tokens, options.stop)
-    tokens = generated.tokens[:count]
-    logprobs = generated.logprobs and generated.logprobs[:count]
-    is_whole = (
-        len(tokens) == options.max_response_tokens
-        and tokens[-1] not in ends
-        and count is None
-    )
-    reply = fitted.reply(
-        response_text(tokenizer, tokens, ends),
-        tokens,
-        logprobs,
-        "length" if is_whole else "stop",
-    )
+    reply = fitted.reply(tokenizer, options, ends, generated.tokens, generated.logprobs)
     return attempt(
         "EnvironmentFailed",
         _act,

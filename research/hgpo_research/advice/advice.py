@@ -42,7 +42,7 @@ from hgpo_research.comparison.known_steps import COLUMNS
 from hgpo_research.comparison.row_gradients import TOKENS
 from hgpo_research.power import pairs_needed
 from hgpo_train.advantages.input_columns import (
-    batch_keys,
+    BATCH_KEYS,
     group_keys,
     row_keys,
 )
@@ -136,7 +136,7 @@ def advise(
     needed = {"won", "aborted", *row_keys(schema), *COLUMNS, *TOKENS}
     needed = needed.union(*(variant.estimator.columns(schema) for variant in variants))
     steps = steps.select(name for name in schema if name in needed)
-    keys = batch_keys(schema)
+    keys = [name for name in BATCH_KEYS if name in schema]
     batches = (
         steps.select(keys).unique().sort(keys).collect().to_dicts() if keys else [{}]
     )

@@ -41,7 +41,7 @@ from hgpo_envs.errors import InputError
 from hgpo_research.comparison.row_gradients import RowGradients, fisher_of
 from hgpo_research.random_numbers import subkey
 from hgpo_train.advantages.input_columns import (
-    batch_keys,
+    BATCH_KEYS,
     group_keys,
     prepare,
     row_keys,
@@ -220,7 +220,7 @@ def held_out(
     """
     table, success = _read(steps, variants, gradients, truth)
     keys = group_keys(table.columns)
-    batches = batch_keys(table.columns)
+    batches = [name for name in BATCH_KEYS if name in table.columns]
     least = int(
         str(
             table.group_by(keys)

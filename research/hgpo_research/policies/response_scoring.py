@@ -17,7 +17,7 @@ from hgpo_train.models.hf import unwrap_peft
 from hgpo_train.policies.token_sampling import (
     PREFILL_TOKENS,
     PREFILL_TOKENS_CPU,
-    cache_argument,
+    cache_keyword,
     nucleus,
     prefill,
     prompt_chunks,
@@ -157,7 +157,8 @@ def _hidden_states(
         input_ids=torch.from_numpy(tokens).to(device),
         attention_mask=_masks(model, visible, positions[:, :, None] - keys[:, None]),
         position_ids=torch.from_numpy(positions).to(device),
-        **cache_argument(decoder, batch.cache),
+        use_cache=True,
+        **{cache_keyword(type(decoder).forward): batch.cache},
     )[0]
     return torch.cat([first.to(hidden.dtype), hidden], 1)
 

@@ -19,6 +19,7 @@ from hgpo_research.policies.response_scoring import score_responses
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.generation import FittedPrompt, fit_prompts
 from hgpo_train.policies.scripted import OPEN_QUERY
+from hgpo_train.policies.token_sampling import sample_responses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -87,7 +88,7 @@ class ScoredModel(KnownPolicy):
         asked = list(dict.fromkeys(keys))
         queries = self._sampled_queries(asked)
         scored = [self._scored_responses(key[1], queries.get(key, ())) for key in asked]
-        with self._policy.computing():
+        with self._policy.autocast():
             found = score_responses(
                 self._policy.model,
                 [prompt for prompt, _ in asked],
@@ -112,7 +113,10 @@ class ScoredModel(KnownPolicy):
             text_hash(f"{prompt}/{n % QUERY_SAMPLES}") % (1 << 63)
             for n, prompt in enumerate(prompts)
         ]
-        drawn = self._policy.sampled(prompts, seeds)
+        with self._policy.autocast():
+            drawn = sample_responses(
+                self._policy.model, prompts, seeds, self._policy.sampling()
+            )
         return {
             key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES]
             for place, key in enumerate(open_)
