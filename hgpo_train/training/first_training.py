@@ -114,7 +114,7 @@ def first_training(
         soft_wrap=True,
     )
     display = Display(console, config.iterations)
-    with display.live():
+    with display.live:
         trainer = Trainer(config, folder / "train", display, resume=True)
         trainer.run()
     episodes = evaluation_episodes(trainer.folder)

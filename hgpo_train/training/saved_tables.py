@@ -34,7 +34,7 @@ from hgpo_train.training.run_folder import (
 )
 from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
-from hgpo_train.training.trainer import load_policy, track
+from hgpo_train.training.trainer import load_policy
 
 if TYPE_CHECKING:
     from hgpo_datasets.manifest import Header
@@ -125,7 +125,10 @@ def train_on_table(
             with display.stage("update"):
                 metrics = stages.update(run, scored)
             run.state = after_iteration(state, rows)
-            track(run, trackers, metrics)
+            environment_steps = float(run.state.environment_steps)
+            metrics["training/environment_steps"] = environment_steps
+            trackers.log(metrics, run.state.iteration)
+            display.row(run.state.iteration, metrics)
         save_checkpoint(
             folder / CHECKPOINTS,
             run.state,
