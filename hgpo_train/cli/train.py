@@ -54,15 +54,15 @@ def train(
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import (
+        SHIPPED,
         Config,
         configured_estimator,
         load_config,
-        shipped,
     )
 
     console = terminal()
     if list_configs:
-        for name, path in shipped().items():
+        for name, path in SHIPPED.items():
             about = (
                 path.read_text(encoding="utf-8")
                 .partition("\n")[0]

@@ -24,7 +24,7 @@ from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.device import choose_device, why_no_gpu
 from hgpo_train.models.hf import head_width, size_of
 from hgpo_train.models.preflight import check_loads_no_code
-from hgpo_train.training.config import Config, SftConfig, replace, shipped
+from hgpo_train.training.config import SHIPPED, Config, SftConfig, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -293,7 +293,7 @@ class MemoryPlan:
             f"{name} does not fit on {card.name} of {_gib(card.memory)} GiB (in GiB, with micro-batches of "
             f"{self.config.update.micro_batch_tokens:,} tokens: {parts}); what needs less: "
             f"{'; '.join(smaller_settings(self.config))}; or use several cards with verl, which shards the weights: "
-            f"`hgpo-verl {name if name in shipped() else 'CONFIG'} --gpus 4` (integrations/verl)"
+            f"`hgpo-verl {name if name in SHIPPED else 'CONFIG'} --gpus 4` (integrations/verl)"
         )
 
 

@@ -12,7 +12,7 @@ from lazily import Lazy
 from refusals import refused
 from rich.console import Console
 
-from hgpo_train.training.config import Config, load_config, replace, shipped
+from hgpo_train.training.config import SHIPPED, Config, load_config, replace
 from hgpo_train.training.display import Display
 
 torch = Lazy("torch")
@@ -199,7 +199,7 @@ def test_weights_and_adapters_are_counted(tmp_path):
 
 @pytest.mark.slow
 def test_full_7b_fits_on_no_card_and_everything_else_on_80_gb():
-    for name in shipped():
+    for name in SHIPPED:
         if not name.startswith("tiny"):
             full_7b = "-7b-" in name and not name.endswith("-lora")
             for card in ("H100-80", "H200-141"):

@@ -174,7 +174,9 @@ def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs
     assert "val/success_rate" in runs.metrics("short")[1]
     assert list_checkpoints(ended.folder / "checkpoints")[-1].name == "000002"
     resumed = runs.train(config, "short", resume=True)
-    assert resumed.shared.state.environment_steps == whole.shared.state.environment_steps
+    assert (
+        resumed.shared.state.environment_steps == whole.shared.state.environment_steps
+    )
     assert runs.weights("short") == runs.weights("whole")
 
 
