@@ -213,11 +213,6 @@ class UpdateConfig(Settings):
     gap_warning: float = field(default=0.05, metadata=MAY_CHANGE)
     """Warn if the engine's log-probabilities differ from the trainer's by more than this on average."""
 
-    @property
-    def logits_at_a_time(self) -> int:
-        """`logit_chunk` as a number."""
-        return 128 if self.logit_chunk == "auto" else self.logit_chunk
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimiserConfig(Settings):

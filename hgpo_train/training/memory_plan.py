@@ -475,11 +475,9 @@ def activation_bytes(config: Config, model: Model) -> int:
         layer = layer_bytes("working")
     of_last_layer = 10 * hidden + (6 if half else 12) * intermediate
     forward = stored + tokens * of_last_layer + (2 * trained if half else 0)
-    logits = (
-        _LOGIT_BYTES
-        * sizes.vocab_size
-        * (min(update.logits_at_a_time, tokens) or tokens)
-    )
+    assert update.logit_chunk != "auto"  # a plan has a number in its place
+    chunk = min(update.logit_chunk, tokens) or tokens
+    logits = _LOGIT_BYTES * sizes.vocab_size * chunk
     head = stored + tokens * 4 * hidden + logits + 8 * embedding
     # The gradient of tied embeddings waits for its second part until the end of the backward pass.
     last_layer = stored + layer + (4 * embedding if tied else 0)
@@ -516,7 +514,7 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
     rollout = getattr(config, "rollout", None)  # None in supervised training
     settings = {
         "model.gradient_checkpointing = true": not model.gradient_checkpointing,
-        "update.logit_chunk = 128": not 0 < update.logits_at_a_time <= 128,
+        "update.logit_chunk = 128": update.logit_chunk not in ("auto", *range(1, 129)),
         "rollout.sleep = true": rollout is not None
         and rollout.engine == "vllm"
         and not rollout.sleep,

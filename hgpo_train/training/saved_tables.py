@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,7 +118,7 @@ def train_on_table(
             state,
         )
         write_config(folder, config)
-        with closing(Trackers(config, folder, run.state.iteration + 1)) as trackers:
+        with Trackers(config, folder, run.state.iteration + 1) as trackers:
             with display.stage("score"):
                 scored = stages.score(run, rows)
             with display.stage("update"):

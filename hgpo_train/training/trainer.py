@@ -137,14 +137,14 @@ class Trainer:
 
             # 4. The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
             # vLLM takes a minute or two.
-            options = dict(rollout.engine_options)
+            engine_options = dict(rollout.engine_options)
             if plan is not None:
-                options = plan.engine_options()
+                engine_options = plan.engine_options()
             if rollout.sleep and rollout.engine == "vllm":
-                options["enable_sleep_mode"] = True
+                engine_options["enable_sleep_mode"] = True
             generation = generation_options(rollout)
             with display.stage(f"start {rollout.engine}"):
-                context = TrainableContext(config.model, generation, options)
+                context = TrainableContext(config.model, generation, engine_options)
                 self.policy = make_policy(learner.model, tokenizer, context)
             resources.enter_context(closing(self.policy))
             with memory_advice(config):
@@ -167,8 +167,8 @@ class Trainer:
 
             # 6. Line 0 of the metrics is the evaluation before training, repeated if no iteration is complete.
             first_line = state.iteration + 1 if state.iteration else 0
-            self._trackers = Trackers(config, folder, first_line)
-            resources.enter_context(closing(self._trackers))
+            trackers = Trackers(config, folder, first_line)
+            self._trackers = resources.enter_context(trackers)
             write_config(folder, config)
             self._resources = resources.pop_all()
 

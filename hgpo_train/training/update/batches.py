@@ -52,6 +52,7 @@ class Samples:
             reported none.
         sequence: int64 of shape (rows,), the sequence of each row. Of the rows of a sequence, each begins with the
             tokens of all shorter ones.
+        sequence_length: int64 of shape (sequences,), the tokens that are computed for each sequence.
     """
 
     tokens: NDArray[np.int32]
@@ -63,16 +64,10 @@ class Samples:
     advantage: NDArray[np.float64]
     rollout_logprob: NDArray[np.float32]
     sequence: NDArray[np.int64]
+    sequence_length: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.prompt_length)
-
-    @property
-    def sequence_length(self) -> NDArray[np.int64]:
-        """Tokens that are computed for each sequence, int64 of shape (sequences,)."""
-        longest = np.zeros(int(self.sequence.max(initial=-1)) + 1, np.int64)
-        np.maximum.at(longest, self.sequence, self.length)
-        return longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +158,7 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
     # Each row is its prompt followed by its response. Both lists are flat and in the order of rows, so that one mask
     # places all prompts and all responses at once.
     tokens = np.empty(start[-1], np.int32)
-    is_prompt = _counted(length) < np.repeat(prompt_length, length)
+    is_prompt = np.arange(start[-1]) < np.repeat(start[:-1] + prompt_length, length)
     tokens[is_prompt] = prompt
     tokens[~is_prompt] = response
 
@@ -186,6 +181,9 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
             for row, following in pairwise(rows)
         ]
         sequence = np.cumsum([0, *is_new])
+    # the tokens of a sequence are those of its longest row
+    sequence_length = np.zeros(len(np.unique(sequence)), np.int64)
+    np.maximum.at(sequence_length, sequence, length)
     return Samples(
         tokens=tokens,
         start=start,
@@ -196,6 +194,7 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
         advantage=advantage,
         rollout_logprob=logprob,
         sequence=sequence,
+        sequence_length=sequence_length,
     )
 
 
@@ -305,7 +304,7 @@ def _micro_batch(
         first = np.cumsum(length) - length
 
     # Positions begin at 0 in every sequence, and go on in its padding.
-    position = _counted(length)
+    position = np.concatenate([np.arange(tokens) for tokens in length])
     place = np.repeat(first, length) + position
     position_ids = np.tile(np.arange(width), height)
     position_ids[place] = position
@@ -314,7 +313,7 @@ def _micro_batch(
 
     # Each response token is predicted by the output before it, the first one by that of the prompt's last token.
     answer = samples.response_length[rows]
-    offset = _counted(answer)
+    offset = np.concatenate([np.arange(tokens) for tokens in answer])
     source = (
         np.repeat(first[sequence] + samples.prompt_length[rows] - 1, answer) + offset
     )
@@ -325,11 +324,4 @@ def _micro_batch(
         target=torch.from_numpy(input_ids[source + 1]),
         token=np.repeat(samples.response_start[rows], answer) + offset,
         row=np.repeat(rows, answer),
-    )
-
-
-def _counted(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return 0 to n - 1 for each length n, one after another."""
-    return np.arange(int(lengths.sum())) - np.repeat(
-        np.cumsum(lengths) - lengths, lengths
     )
