@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hgpo_train.advantages import Estimator
     from hgpo_train.models.checkpoint_files import TrainingState
+    from hgpo_train.models.hf import Tokenizer
     from hgpo_train.policies.generation import TrainablePolicy
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config, RolloutConfig
@@ -89,8 +91,6 @@ class Trainer:
         *,
         resume: bool = False,
     ) -> None:
-        self.folder = folder
-        self._display = display
         rollout = config.rollout
 
         # 1. What can be refused without a model: the folder, the estimator, the engine, the memory, the tasks.
@@ -106,7 +106,6 @@ class Trainer:
         plan = check_memory(config, display)
         if plan is not None:
             _check_machine(config, display)
-        self.config = config if plan is None else plan.config
         with removed_if_unused(folder, CONFIG), ExitStack() as resources:
             env = open_training_env(config, config.environment.split)
             resources.enter_context(closing(env))
@@ -128,37 +127,36 @@ class Trainer:
             self._table = resources.enter_context(open_run(folder, config, inputs))
 
             # 3. The policy as the newest checkpoint left it, and its learner.
-            with display.stage("load the model"):
-                learner, state = load_policy(self.config, folder)
-            free_gpu(rollout, learner.optimiser)
-            self.shared = stages.Run(
-                self.config, folder, display, learner, tokenizer, estimator, state
-            )
+            planned = config if plan is None else plan.config
+            run = load_run(planned, folder, display, tokenizer, estimator)
+            self.shared = run
+            learner = run.learner
+            if rollout.offload_optimiser:
+                move_state(learner.optimiser, torch.device("cpu"))
+            torch.cuda.empty_cache()
 
             # 4. The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
             # vLLM takes a minute or two.
-            engine_options = dict(rollout.engine_options)
-            if plan is not None:
-                engine_options = plan.engine_options()
+            options = rollout.engine_options if plan is None else plan.engine_options()
             if rollout.sleep and rollout.engine == "vllm":
-                engine_options["enable_sleep_mode"] = True
+                options = options | {"enable_sleep_mode": True}
             generation = generation_options(rollout)
             with display.stage(f"start {rollout.engine}"):
-                context = TrainableContext(config.model, generation, engine_options)
+                context = TrainableContext(config.model, generation, options)
                 self.policy = make_policy(learner.model, tokenizer, context)
             resources.enter_context(closing(self.policy))
             with memory_advice(config):
-                self.policy.publish(learner.model, state.iteration)
+                self.policy.publish(learner.model, run.state.iteration)
 
             # 5. The thread of rollouts beside an update. At the end they are stopped, which is waited for.
-            self._thread = ThreadPoolExecutor(1, "hgpo-rollouts")
+            thread = ThreadPoolExecutor(1, "hgpo-rollouts")
+            self._thread = resources.enter_context(thread)
             self._ahead: Future[tuple[pl.DataFrame, float]] | None = None
             is_closing = Event()
-            resources.enter_context(self._thread)
             resources.callback(is_closing.set)
             self._collect = partial(
                 stages.collect,
-                self.shared,
+                run,
                 env=env,
                 policy=self.policy,
                 table=self._table,
@@ -166,7 +164,7 @@ class Trainer:
             )
 
             # 6. Line 0 of the metrics is the evaluation before training, repeated if no iteration is complete.
-            first_line = state.iteration + 1 if state.iteration else 0
+            first_line = run.state.iteration + 1 if run.state.iteration else 0
             trackers = Trackers(config, folder, first_line)
             self._trackers = resources.enter_context(trackers)
             write_config(folder, config)
@@ -175,24 +173,25 @@ class Trainer:
     def run(self) -> TrainingState:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
         run = self.shared
+        config = run.config
+        evaluation = config.evaluation
         with self._resources:
-            evaluation = self.config.evaluation
             if (
                 run.state.iteration == 0
                 and evaluation.every
                 and evaluation.before_training
             ):
-                with self._display.stage("evaluate"):
+                with run.display.stage("evaluate"):
                     metrics = self.evaluate()
                 metrics["training/environment_steps"] = 0.0
                 self._trackers.log(metrics, 0)
-                self._display.row(0, metrics)
-            if is_finished(self.config, run.state):
+                run.display.row(0, metrics)
+            if is_finished(config, run.state):
                 done = counted(run.state.iteration, "iteration")
-                self._display.show(
+                run.display.show(
                     f"Nothing is left to do: the run has reached its end after {done}."
                 )
-            while not is_finished(self.config, run.state):
+            while not is_finished(config, run.state):
                 self.iterate()
         return run.state
 
@@ -208,11 +207,11 @@ class Trainer:
             RolloutError: As `stages.collect`.
         """
         run = self.shared
-        config = self.config
+        config = run.config
         rollout = config.rollout
         learner = run.learner
         seconds = run.seconds
-        stage = self._display.stage
+        stage = run.display.stage
         begin = time.perf_counter()
         seconds.clear()
         if learner.device.type == "cuda":
@@ -222,7 +221,7 @@ class Trainer:
         # without a line of progress, which is the update's.
         if self._ahead is None:
             with stage("collect"):
-                steps, seconds["gen"] = self._collect(run.state, self._display.tally)
+                steps, seconds["gen"] = self._collect(run.state, run.display.tally)
         else:
             steps, seconds["gen"] = self._ahead.result()
             self._ahead = None
@@ -263,12 +262,12 @@ class Trainer:
         seconds["step"] = time.perf_counter() - begin
         metrics |= estimated | self._iteration_metrics(steps, metrics)
         self._trackers.log(metrics, run.state.iteration)
-        self._display.row(run.state.iteration, metrics)
+        run.display.row(run.state.iteration, metrics)
         is_due = run.state.iteration % config.checkpoint.every == 0
         if is_best or is_last or is_due:
             with stage("checkpoint"):
                 save_checkpoint(
-                    self.folder / CHECKPOINTS,
+                    run.folder / CHECKPOINTS,
                     run.state,
                     learner.model,
                     run.tokenizer,
@@ -302,20 +301,26 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
         assert self._held_out is not None
-        folder = self.folder / EVALUATION
+        folder = self.shared.folder / EVALUATION
         # `open_run` has compared that
         stored = None if is_run(folder) else self._table.header.config
         with StepWriter(folder, run=self._table.header.run, config=stored) as table:
             return stages.evaluate(self.shared, self._held_out, self.policy, table)
 
 
-def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
+def load_run(
+    config: Config,
+    folder: Path,
+    display: Display,
+    tokenizer: Tokenizer,
+    estimator: Estimator,
+) -> stages.Run:
     """Load the model and its learner, as the newest checkpoint of a run's folder left them.
 
     Raises:
         InputError: The model, its checkpoint or its length of context cannot be used, or memory ran out.
     """
-    with memory_advice(config):
+    with display.stage("load the model"), memory_advice(config):
         model = load_model(config.model, config.seed)
         rollout = config.rollout
         learner = Learner(model, config, temperature=rollout.temperature)
@@ -328,15 +333,7 @@ def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
         state = resume_checkpoint(
             folder / CHECKPOINTS, model, learner.optimiser, config.checkpoint
         )
-    return learner, state
-
-
-def free_gpu(config: RolloutConfig, optimiser: torch.optim.Optimizer) -> None:
-    """Give the engine what the learner does not need during the rollout."""
-    if config.offload_optimiser:
-        move_state(optimiser, torch.device("cpu"))
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    return stages.Run(config, folder, display, learner, tokenizer, estimator, state)
 
 
 @contextmanager
@@ -350,8 +347,10 @@ def gpu_for_update(
     if config.offload_optimiser:
         move_state(learner.optimiser, learner.device)
     yield
+    if config.offload_optimiser:
+        move_state(learner.optimiser, torch.device("cpu"))
     if sleeper is not None or config.offload_optimiser:
-        free_gpu(config, learner.optimiser)
+        torch.cuda.empty_cache()
     if sleeper is not None:
         sleeper.wake_up()
 

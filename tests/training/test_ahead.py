@@ -66,13 +66,13 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
     trainer = runs.train(ahead)
     # nothing is collected after the last iteration
     assert overlaps == [True, True, False]
-    steps = scan_steps(trainer.folder / "steps").collect()
+    steps = scan_steps(trainer.shared.folder / "steps").collect()
     assert sorted(steps.select("iteration", "policy_version").unique().rows()) == [
         (0, 0),
         (1, 0),
         (2, 1),
     ]
-    lines = read_metrics(trainer.folder / "metrics.jsonl")
+    lines = read_metrics(trainer.shared.folder / "metrics.jsonl")
     assert [line["training/policy_lag"] for line in lines] == [0, 1, 1]
     assert ["timing_s/gen_wait" in line for line in lines] == [True, True, False]
     assert all(
@@ -118,7 +118,7 @@ def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(
             runs.train(ahead)
     trainer = runs.train(ahead, resume=True)
     assert (trainer.shared.state.iteration, trainer.shared.state.tasks_drawn) == (3, 6)
-    steps = scan_steps(trainer.folder / "steps").collect()
+    steps = scan_steps(trainer.shared.folder / "steps").collect()
     assert steps.select("iteration", "task_id", "group").n_unique() == 6
     assert trainer.shared.state.environment_steps == steps.height
 

@@ -353,11 +353,9 @@ def test_the_engine_sleeps_and_the_state_returns_for_the_update(monkeypatch):
     monkeypatch.setattr(
         moved, lambda optimiser, device: calls.append(f"state to {device}")
     )
-    trainer.free_gpu(rollout, None)
     with trainer.gpu_for_update(rollout, policy, learner):
         calls.append("update")
     assert calls == [
-        "state to cpu",
         "sleep",
         "state to cuda",
         "update",

@@ -154,7 +154,7 @@ def test_the_best_checkpoint_is_kept_and_a_run_that_stalls_stops(
     ]
     ended = runs.train(config, resume=True)
     assert ended.shared.state == trainer.shared.state
-    assert "Nothing is left to do" in ended._display._console.file.getvalue()
+    assert "Nothing is left to do" in ended.shared.display._console.file.getvalue()
 
 
 @pytest.mark.slow
@@ -166,13 +166,15 @@ def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs
         checkpoint={"every": 4},
     )
     whole = runs.train(config, "whole")
-    assert set(scan_steps(whole.folder / "evaluation").collect()["iteration"]) == {4}
+    assert set(
+        scan_steps(whole.shared.folder / "evaluation").collect()["iteration"]
+    ) == {4}
     budget = int(runs.metrics("whole")[0]["training/environment_steps"]) + 1
     ended = runs.train(replace(config, environment_steps=budget), "short")
     assert ended.shared.state.iteration == 2
     assert ended.shared.state.environment_steps >= budget
     assert "val/success_rate" in runs.metrics("short")[1]
-    assert list_checkpoints(ended.folder / "checkpoints")[-1].name == "000002"
+    assert list_checkpoints(ended.shared.folder / "checkpoints")[-1].name == "000002"
     resumed = runs.train(config, "short", resume=True)
     assert (
         resumed.shared.state.environment_steps == whole.shared.state.environment_steps

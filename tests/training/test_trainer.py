@@ -107,7 +107,9 @@ def test_an_evaluation_shows_of_how_many_rollouts_it_is(config, runs, monkeypatc
 @pytest.mark.slow
 def test_verify_covers_all_files_of_a_run(config, runs, hgpo, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    folder = runs.train(replace(config, iterations=2, evaluation={"every": 1})).folder
+    folder = runs.train(
+        replace(config, iterations=2, evaluation={"every": 1})
+    ).shared.folder
     output = hgpo.output("verify", folder)
     # the run with its table, the evaluations, two checkpoints
     assert output.count("no problems") == 4
@@ -162,6 +164,23 @@ INVALID = (
     ({"environment": {"split": "trian"}}, "trian"),
     ({"model": {"lora": {"rank": 2, "targets": ["nothing"]}}}, "cannot add adapters"),
 )
+
+
+def test_the_engine_starts_without_the_optimisers_state_on_its_device(
+    small, runs, monkeypatch
+):
+    calls = []
+    monkeypatch.setattr(
+        "hgpo_train.training.trainer.move_state",
+        lambda optimiser, device: calls.append(f"state to {device}"),
+    )
+    monkeypatch.setattr(
+        "hgpo_train.policies.transformers.TransformersPolicy.publish",
+        lambda *_: calls.append("publish the weights"),
+    )
+    runs.trainer(replace(small, rollout={"offload_optimiser": True})).close()
+    runs.trainer(small, "other").close()
+    assert calls == ["state to cpu", "publish the weights", "publish the weights"]
 
 
 def test_a_publication_without_memory_gives_advice(small, runs, monkeypatch):
@@ -246,9 +265,10 @@ def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
     )
     returns = groups.agg(pl.col("episode_return").n_unique())
     line = runs.metrics()[-1]
-    trainer._display.row(1, line | {"actor/optimiser_steps": 0.0})
+    trainer.shared.display.row(1, line | {"actor/optimiser_steps": 0.0})
     assert (
-        "no informative groups: no update" in trainer._display._console.file.getvalue()
+        "no informative groups: no update"
+        in trainer.shared.display._console.file.getvalue()
     )
     assert (
         line.get("training/groups", 0)

@@ -149,29 +149,40 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
             response token, or null) is optional.
         share_prefixes: Whether a row and the next one share a sequence if the tokens of the first begin the other.
     """
-    prompt, prompt_length = _ragged(steps["prompt_token_ids"], np.int32)
-    response, response_length = _ragged(steps["response_token_ids"], np.int32)
+    # 1. The columns' flat values, and their lengths; a null counts as an empty list.
+    names = ["prompt_token_ids", "response_token_ids"]
+    if steps.schema.get("response_logprobs", pl.Null) != pl.Null:
+        names.append("response_logprobs")
+    values = {}
+    lengths = {}
+    for name in names:
+        number = steps[name].list.len()
+        lengths[name] = number.fill_null(0).cast(pl.Int64).to_numpy()
+        values[name] = steps[name].filter(number > 0).explode().to_numpy()
+    prompt_length = lengths["prompt_token_ids"]
+    response_length = lengths["response_token_ids"]
     length = prompt_length + response_length
     start = np.append(0, np.cumsum(length))
     response_start = np.append(0, np.cumsum(response_length))
 
-    # Each row is its prompt followed by its response. Both lists are flat and in the order of rows, so that one mask
+    # 2. Each row is its prompt followed by its response. Both lists are flat and in the order of rows, so that one mask
     # places all prompts and all responses at once.
     tokens = np.empty(start[-1], np.int32)
     is_prompt = np.arange(start[-1]) < np.repeat(start[:-1] + prompt_length, length)
-    tokens[is_prompt] = prompt
-    tokens[~is_prompt] = response
+    tokens[is_prompt] = values["prompt_token_ids"]
+    tokens[~is_prompt] = values["response_token_ids"]
 
+    # 3. The other columns, where they are known.
     advantage = np.ones(len(steps))
     if "advantage" in steps.columns:
         advantage = steps["advantage"].cast(pl.Float64).to_numpy()
 
     logprob = np.full(response_start[-1], np.nan, np.float32)
-    if steps.schema.get("response_logprobs", pl.Null) != pl.Null:
-        values, lengths = _ragged(steps["response_logprobs"], np.float32)
-        reported = np.repeat(lengths > 0, response_length)
-        logprob[reported] = np.maximum(values, _LEAST)
+    if "response_logprobs" in values:
+        reported = np.repeat(lengths["response_logprobs"] > 0, response_length)
+        logprob[reported] = np.maximum(values["response_logprobs"], _LEAST)
 
+    # 4. Sequences, which are as long as their longest rows.
     sequence = np.arange(len(length))
     if share_prefixes and len(length):
         rows = np.split(tokens, start[1:-1])
@@ -181,7 +192,6 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
             for row, following in pairwise(rows)
         ]
         sequence = np.cumsum([0, *is_new])
-    # the tokens of a sequence are those of its longest row
     sequence_length = np.zeros(len(np.unique(sequence)), np.int64)
     np.maximum.at(sequence_length, sequence, length)
     return Samples(
@@ -196,15 +206,6 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
         sequence=sequence,
         sequence_length=sequence_length,
     )
-
-
-def _ragged(
-    column: pl.Series, dtype: type
-) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """Return a list column's flat values and its lengths; a null counts as an empty list."""
-    lengths = column.list.len().fill_null(0).cast(pl.Int64).to_numpy()
-    values = column.filter(column.list.len() > 0).explode()
-    return values.to_numpy().astype(dtype), lengths
 
 
 def mini_batches(
