@@ -205,11 +205,12 @@ def _play(
     # Groups are stored in the order in which they finished.
     rows = table.scan().filter(pl.col("iteration") == spec.iteration)
     steps = rows.sort("trajectory", "step").collect()
-    if not is_complete:
-        if rollout.overflow == "error":
-            raise_if_too_long(steps)
-        advice = f"Repeat them with: hgpo train --resume --out {run.folder}"
-        raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, advice)
+    if is_complete:
+        return steps
+    if rollout.overflow == "error":
+        raise_if_too_long(steps)
+    advice = f"Repeat them with: hgpo train --resume --out {run.folder}"
+    raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, advice)
     return steps
 
 
