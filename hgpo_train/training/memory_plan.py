@@ -512,9 +512,11 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
     model = config.model
     update = config.update
     rollout = getattr(config, "rollout", None)  # None in supervised training
+    chunk = update.logit_chunk
+    is_small = chunk == "auto" or 0 < chunk <= 128
     settings = {
         "model.gradient_checkpointing = true": not model.gradient_checkpointing,
-        "update.logit_chunk = 128": update.logit_chunk not in ("auto", *range(1, 129)),
+        "update.logit_chunk = 128": not is_small,
         "rollout.sleep = true": rollout is not None
         and rollout.engine == "vllm"
         and not rollout.sleep,
