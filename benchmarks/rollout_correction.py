@@ -99,6 +99,7 @@ def every_response() -> Samples:
         advantage=np.random.default_rng(0).normal(size=count) + 1.0,
         rollout_logprob=np.full(count * LENGTH, np.nan, np.float32),
         sequence=np.arange(count),
+        sequence_length=np.full(count, len(PROMPT) + LENGTH),
     )
 
 

@@ -56,12 +56,12 @@ def main() -> None:
         shape=shape,
     )
     display = Display(Console(), start.epochs)
-    with display.live():
+    with display.live:
         taught = warm_start(given.out, config, start, display)
     config = replace(config, model={"path": str(taught)})
     display = Display(Console(), config.iterations)
     trainer = Trainer(config, given.out / "train", display, resume=True)
-    with display.live():
+    with display.live:
         trainer.run()
 
 

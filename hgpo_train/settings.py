@@ -302,21 +302,18 @@ def descriptions(cls: type) -> dict[str, str]:
     return meanings
 
 
-def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
+def to_toml(settings: DataclassInstance, *, docs: bool = False, table: str = "") -> str:
     """Return settings as TOML, from which `read_toml` and `build` create an equal object, but for secrets.
 
     Args:
         settings: A settings object.
         docs: Whether to add each field's docstring as a comment above it.
+        table: The name of the table that they are in, with a dot at its end.
     """
-    return "\n".join(_toml_lines(settings, "", docs)).lstrip("\n") + "\n"
-
-
-def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str]:
     # Values come before tables: what follows the head of a table belongs to it.
     comments = field_docs(type(settings)) if docs else {}
     lines: list[str] = []
-    tables: list[str] = []
+    tables = ""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         comment = textwrap.wrap(
@@ -327,12 +324,14 @@ def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str
         )
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             name = f"{table}{field.name}"
-            tables += ["", *comment, f"[{name}]", *_toml_lines(value, f"{name}.", docs)]
+            head = "\n".join(["", *comment, f"[{name}]", ""])
+            tables += head + to_toml(value, docs=docs, table=f"{name}.")
         else:
             # some secrets are known by their names
             public = redact_json({field.name: value})[field.name]
             lines += [*comment, f"{field.name} = {_toml_value(public)}"]
-    return lines + tables
+    values = "".join(f"{line}\n" for line in lines)
+    return (values + tables).lstrip("\n")
 
 
 def _toml_value(value: object) -> str:

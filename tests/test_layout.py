@@ -46,7 +46,7 @@ ROOMS = {
         {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "progress", "tracking"},
         {"run_folder", "update"},
         {"checkpoint", "evaluations", "scoring", "stages"},
-        {"card", "gpu_check", "rollouts_ahead", "sft"}, {"trainer", "warm_start"},
+        {"card", "gpu_check", "sft"}, {"trainer", "warm_start"},
         {"first_training", "saved_tables"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],

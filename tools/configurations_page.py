@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_train.training.config import load_config, shipped
+from hgpo_train.training.config import SHIPPED, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -209,7 +209,7 @@ def _parameters(values: Mapping[str, Any], method: str) -> dict[str, object]:
 
 def configurations() -> list[str]:
     """Return the names of the shipped configurations of the papers' runs."""
-    return [name for name in shipped() if not name.startswith("tiny")]
+    return [name for name in SHIPPED if not name.startswith("tiny")]
 
 
 def tables() -> str:

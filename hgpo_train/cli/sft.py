@@ -41,7 +41,7 @@ def sft(
     console = terminal()
     display = Display(console, settings.update.epochs)
     advice = f"The last saved epoch is in {out}; run the same command again to resume."
-    with common.resumable(advice), display.live():
+    with common.resumable(advice), display.live:
         checkpoint = run_sft(settings, steps, out, display)
     following = ("train", "CONFIG", "--set", f"model.path={out}")
     console.print(

@@ -54,15 +54,15 @@ def train(
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import (
+        SHIPPED,
         Config,
         configured_estimator,
         load_config,
-        shipped,
     )
 
     console = terminal()
     if list_configs:
-        for name, path in shipped().items():
+        for name, path in SHIPPED.items():
             about = (
                 path.read_text(encoding="utf-8")
                 .partition("\n")[0]
@@ -178,7 +178,7 @@ def _run(
     display = Display(console, settings.iterations if steps is None else 0)
     with common.resumable(advice):
         if steps is not None and advantages is not None:
-            with display.live():
+            with display.live:
                 train_on_table(
                     settings, steps, advantages, folder, display, resume=resume
                 )
@@ -188,7 +188,7 @@ def _run(
                     settings.environment.history_length,
                     [configured_estimator(settings)],
                 )
-            with display.live():
+            with display.live:
                 state = Trainer(settings, folder, display, resume=resume).run()
             if (
                 state.best

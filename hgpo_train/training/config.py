@@ -7,7 +7,6 @@ complete configuration, after all overrides, is stored in the run's folder as `c
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
@@ -140,19 +139,6 @@ class RolloutConfig(ChatTemplate):
     """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
     ones. 1 stops only if all of them failed."""
 
-    def __post_init__(self) -> None:
-        check(self)
-        determined = {
-            each.name: f"rollout.{each.name}" for each in fields(RolloutConfig)
-        } | _DETERMINED
-        for name, value in self.engine_options.items():
-            is_harmless = name == "generation_config" and value in ("auto", "vllm")
-            if name in determined and not is_harmless:
-                raise InputError(
-                    f"setting rollout.engine_options.{name}: expected an option that no setting determines, received "
-                    f"{value!r}, with which rollouts would not be what is trained on; remove it ({determined[name]})"
-                )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageConfig(Settings):
@@ -226,19 +212,6 @@ class UpdateConfig(Settings):
     """Do not train on steps whose weights are more than this number of updates old; none trains on all."""
     gap_warning: float = field(default=0.05, metadata=MAY_CHANGE)
     """Warn if the engine's log-probabilities differ from the trainer's by more than this on average."""
-
-    @property
-    def logits_at_a_time(self) -> int:
-        """`logit_chunk` as a number."""
-        return 128 if self.logit_chunk == "auto" else self.logit_chunk
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.rollout_is is not None and self.old_logprobs != "recompute":
-            raise InputError(
-                f'setting update.rollout_is: expected old_logprobs = "recompute" with {self.rollout_is!r}, received '
-                f"{self.old_logprobs!r}, with which the ratio already corrects for the engine; set rollout_is to none"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +319,22 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         check(self)
+        determined = {
+            each.name: f"rollout.{each.name}" for each in fields(RolloutConfig)
+        } | _DETERMINED
+        for name, value in self.rollout.engine_options.items():
+            is_harmless = name == "generation_config" and value in ("auto", "vllm")
+            if name in determined and not is_harmless:
+                raise InputError(
+                    f"setting rollout.engine_options.{name}: expected an option that no setting determines, received "
+                    f"{value!r}, with which rollouts would not be what is trained on; remove it ({determined[name]})"
+                )
+        update = self.update
+        if update.rollout_is is not None and update.old_logprobs != "recompute":
+            raise InputError(
+                f'setting update.rollout_is: expected old_logprobs = "recompute" with {update.rollout_is!r}, received '
+                f"{update.old_logprobs!r}, with which the ratio already corrects for the engine; set rollout_is to none"
+            )
         if self.rollout.group_size == 1 and self.advantage.estimator != "reinforce_pp":
             raise InputError(
                 f"setting rollout.group_size: expected at least 2 for the estimator {self.advantage.estimator!r}, "
@@ -414,10 +403,11 @@ class SftConfig(ChatTemplate):
     """Trackers that receive the metrics."""
 
 
-def shipped() -> dict[str, Path]:
-    """Return the files of the bundled configurations by name."""
-    folder = Path(str(files("hgpo_train.training") / "configs"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+SHIPPED: Final = {
+    path.stem: path
+    for path in sorted((Path(__file__).parent / "configs").glob("*.toml"))
+}
+"""The files of the bundled configurations by name."""
 
 
 def load_config(
@@ -429,7 +419,7 @@ def load_config(
     """Read a configuration from a file or by the name of a bundled one, and apply overrides.
 
     Args:
-        source: A TOML file, or a name from `shipped`; None starts from the defaults.
+        source: A TOML file, or a name from `SHIPPED`; None starts from the defaults.
         overrides: Strings of the form `section.field=value`; later ones take precedence.
         cls: `Config` or `SftConfig`.
         allow: Names of code, such as `module:object`, that the configuration of a run may name, because the run can be
@@ -442,41 +432,35 @@ def load_config(
     # 1. The file, over the defaults.
     merged: dict[str, Any] = asdict(cls())
     if source is not None:
-        path = _file_of(source)
+        path = Path(source)
+        if not path.is_file():
+            name = str(source)
+            if name not in SHIPPED:
+                what = "configuration or missing file"
+                raise InputError(unknown(what, name, SHIPPED, limit=6))
+            path = SHIPPED[name]
         if is_run(path.parent):
             allow = allow or ()
         # A user's file can extend others. A run's is one layer: merging several imports an estimator.
-        layer = read_toml(path, _merge, shipped()) if allow is None else read_toml(path)
+        layer = read_toml(path, _merge, SHIPPED) if allow is None else read_toml(path)
         merged = _merge(merged, layer)
 
     # 2. The overrides; the estimator first, because it drops the parameters of the one before.
-    first: list[str] = []
-    others: list[str] = []
-    for text in overrides:
-        chosen = first if text.startswith("advantage.estimator=") else others
-        chosen.append(text)
-    for text in (*first, *others):
-        merged = _merge(merged, _override(text, cls))
+    form = "an override of the form section.field=value"
+    assigned = [split_assignment(text, "--set", form) for text in overrides]
+    assigned.sort(key=lambda each: each[0] != "advantage.estimator")
+    for name, text in assigned:
+        value = read_value(text, annotation_of(cls, name))
+        for key in reversed(name.split(".")):
+            value = {key: value}
+        merged = _merge(merged, value)
     config = build(cls, merged)
 
     # 3. The code that a stranger's run names is imported only if the user names it, too.
     if allow is not None:
-        given = {text.partition("=")[2] for text in (*first, *others)}
+        given = {text for _, text in assigned}
         check_code_in_file(code_named(config), source, frozenset(allow) | given)
     return config
-
-
-def _file_of(source: str | Path) -> Path:
-    """Return the file of a configuration: a path, or the name of a bundled one."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    known = shipped()
-    if str(source) not in known:
-        raise InputError(
-            unknown("configuration or missing file", str(source), known, limit=6)
-        )
-    return known[str(source)]
 
 
 def stored_config(path: Path) -> Config:
@@ -560,16 +544,6 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             kept = {name: value for name, value in parameters.items() if name in known}
             base = {**base, "advantage": {**others, "parameters": kept}}
     return merge(base, over)
-
-
-def _override(text: str, cls: type) -> dict[str, Any]:
-    """Return one `section.field=value` as a nested dictionary."""
-    form = "an override of the form section.field=value"
-    name, text = split_assignment(text, "--set", form)
-    value = read_value(text, annotation_of(cls, name))
-    for key in reversed(name.split(".")):
-        value = {key: value}
-    return dict(value)
 
 
 def replace(config: C, **changes: object) -> C:

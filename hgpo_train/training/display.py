@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.wording import counted
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rich.console import Console
-    from rich.status import Status
 
     from hgpo_train.rollout.tally import Tally
 
@@ -48,6 +47,9 @@ class Display:
     Args:
         console: The console to write to.
         iterations: Total number of iterations, or of epochs in supervised training; 0 if it is not known.
+
+    Attributes:
+        live: Shows the status line while its block runs, on a terminal.
     """
 
     def __init__(self, console: Console, iterations: int) -> None:
@@ -57,21 +59,20 @@ class Display:
         self._progress = ""
         self._begin = 0.0  # of the stage
         self._last = 0.0  # when its progress was shown
-        self._status: Status | None = None
+        self._status = console.status("") if console.is_terminal else None
+        self.live: AbstractContextManager[object] = self._status or nullcontext()
 
     @contextmanager
-    def live(self) -> Iterator[None]:
-        """Show the status line while the block runs; has no effect if the console is not a terminal."""
-        if not self._console.is_terminal:
-            yield
-            return
-        with self._console.status("") as self._status:
-            yield
-        self._status = None
+    def stage(
+        self, name: str, seconds: dict[str, float] | None = None, metric: str = ""
+    ) -> Iterator[None]:
+        """Show the name of a stage while the block runs, and off a terminal its duration at the end.
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Show the name of a stage while the block runs, and off a terminal its duration at the end."""
+        Args:
+            name: The name.
+            seconds: Where the duration is stored in seconds, if at all.
+            metric: Its name there.
+        """
         before = self._stage
         begin = time.perf_counter()
         self._stage = name
@@ -81,9 +82,11 @@ class Display:
         self._last = 0.0 if self._status is not None else begin
         self._show("")
         yield
-        seconds = time.perf_counter() - begin
-        if not self._console.is_terminal and seconds >= _SHORT_S:
-            self.show(f"   {name}: {self._progress}{seconds:,.0f} s")
+        duration = time.perf_counter() - begin
+        if seconds is not None:
+            seconds[metric] = duration
+        if self._status is None and duration >= _SHORT_S:
+            self.show(f"   {name}: {self._progress}{duration:,.0f} s")
         self._stage = before
 
     def show(self, text: str) -> None:
@@ -113,8 +116,16 @@ class Display:
         parts = []
         for title, name, form in _COLUMNS:
             value = metrics.get(name, math.nan)
-            if not math.isnan(value):
-                parts.append(f"{title} {form.format(value)}{_interval(metrics, name)}")
+            if math.isnan(value):
+                continue
+            part = f"{title} {form.format(value)}"
+            # the 95% interval of a success rate
+            bounds = name.replace("success_rate", "success_95")
+            if f"{bounds}_low" in metrics:
+                low = metrics[f"{bounds}_low"]
+                high = metrics[f"{bounds}_high"]
+                part += f" ({low:.1%} to {high:.1%})"
+            parts.append(part)
         if metrics.get("actor/optimiser_steps") == 0:
             parts.append("no informative groups: no update")
         of = f"/{self._iterations}" if self._iterations else ""
@@ -122,20 +133,11 @@ class Display:
 
     def _show(self, progress: str) -> None:
         self._progress = f"{progress} · " if progress else ""
-        if time.perf_counter() - self._last < (
-            _LINES_S if self._status is None else _EVERY_S
-        ):
+        pause = _LINES_S if self._status is None else _EVERY_S
+        if time.perf_counter() - self._last < pause:
             return
         self._last = time.perf_counter()
-        if self._status is not None:
-            self._status.update(f"{self._stage}  {progress}")
-        elif not self._console.is_terminal:
+        if self._status is None:
             self.show(f"   {self._stage}: {progress}")
-
-
-def _interval(metrics: Mapping[str, float], name: str) -> str:
-    """Return the 95% interval of a success rate, to be printed after it; empty for other metrics."""
-    bounds = name.replace("success_rate", "success_95")
-    if f"{bounds}_low" not in metrics:
-        return ""
-    return f" ({metrics[f'{bounds}_low']:.1%} to {metrics[f'{bounds}_high']:.1%})"
+        else:
+            self._status.update(f"{self._stage}  {progress}")

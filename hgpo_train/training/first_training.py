@@ -114,13 +114,13 @@ def first_training(
         soft_wrap=True,
     )
     display = Display(console, config.iterations)
-    with display.live():
-        trainer = Trainer(config, folder / "train", display, resume=True)
-        trainer.run()
-    episodes = evaluation_episodes(trainer.folder)
+    run = folder / "train"
+    with display.live:
+        Trainer(config, run, display, resume=True).run()
+    episodes = evaluation_episodes(run)
     assert episodes is not None
     before, *_, after = episodes.partition_by("seed")
-    result = FirstTraining(trainer.folder, by_seed(episodes), compare(after, before))
+    result = FirstTraining(run, by_seed(episodes), compare(after, before))
     picture = Console(record=True, width=90, file=io.StringIO())
     picture.print(result.curve(), highlight=False)
     picture.save_svg(

@@ -24,7 +24,7 @@ from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.device import choose_device, why_no_gpu
 from hgpo_train.models.hf import head_width, size_of
 from hgpo_train.models.preflight import check_loads_no_code
-from hgpo_train.training.config import Config, SftConfig, replace, shipped
+from hgpo_train.training.config import SHIPPED, Config, SftConfig, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -293,7 +293,7 @@ class MemoryPlan:
             f"{name} does not fit on {card.name} of {_gib(card.memory)} GiB (in GiB, with micro-batches of "
             f"{self.config.update.micro_batch_tokens:,} tokens: {parts}); what needs less: "
             f"{'; '.join(smaller_settings(self.config))}; or use several cards with verl, which shards the weights: "
-            f"`hgpo-verl {name if name in shipped() else 'CONFIG'} --gpus 4` (integrations/verl)"
+            f"`hgpo-verl {name if name in SHIPPED else 'CONFIG'} --gpus 4` (integrations/verl)"
         )
 
 
@@ -475,11 +475,9 @@ def activation_bytes(config: Config, model: Model) -> int:
         layer = layer_bytes("working")
     of_last_layer = 10 * hidden + (6 if half else 12) * intermediate
     forward = stored + tokens * of_last_layer + (2 * trained if half else 0)
-    logits = (
-        _LOGIT_BYTES
-        * sizes.vocab_size
-        * (min(update.logits_at_a_time, tokens) or tokens)
-    )
+    assert update.logit_chunk != "auto"  # a plan has a number in its place
+    chunk = min(update.logit_chunk, tokens) or tokens
+    logits = _LOGIT_BYTES * sizes.vocab_size * chunk
     head = stored + tokens * 4 * hidden + logits + 8 * embedding
     # The gradient of tied embeddings waits for its second part until the end of the backward pass.
     last_layer = stored + layer + (4 * embedding if tied else 0)
@@ -514,9 +512,11 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
     model = config.model
     update = config.update
     rollout = getattr(config, "rollout", None)  # None in supervised training
+    chunk = update.logit_chunk
+    is_small = chunk == "auto" or 0 < chunk <= 128
     settings = {
         "model.gradient_checkpointing = true": not model.gradient_checkpointing,
-        "update.logit_chunk = 128": not 0 < update.logits_at_a_time <= 128,
+        "update.logit_chunk = 128": not is_small,
         "rollout.sleep = true": rollout is not None
         and rollout.engine == "vllm"
         and not rollout.sleep,

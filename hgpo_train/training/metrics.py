@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import math
+from typing import Final
 
 import polars as pl
 
@@ -13,6 +14,8 @@ from hgpo_train.measures import TASK, figures
 _MEASURES: Final = ("success", "score", "mean_return", "mean_length")
 _SIZE: Final = "advantage_size_"
 _WEIGHT: Final = "advantage_weight_"
+_NUMBERS: Final = pl.all().cast(pl.Float64).fill_null(math.nan)
+"""What is unknown, such as the mean of no rows, is NaN."""
 
 
 def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, float]:
@@ -41,17 +44,19 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
         pl.col("reward").sum().alias("episode_return"),
         pl.len().alias("length"),
     )
-    found = figures(episodes, names=_MEASURES, task=task).row(0, named=True)
+    measured = figures(episodes, names=_MEASURES, task=task)
+    measured = measured.with_columns(valid=steps["action_valid"].mean())
+    found = measured.select(_NUMBERS).row(0, named=True)
     metrics = {
-        f"{prefix}/success_rate": _number(found["success"]),
-        f"{prefix}/reward/mean": _number(found["mean_return"]),
-        f"{prefix}/score/mean": _number(found["score"]),
-        f"{prefix}/length/mean": _number(found["mean_length"]),
-        f"{prefix}/valid_action_ratio": _mean(steps["action_valid"]),
-        f"{prefix}/trajectories": float(found["episodes"]),
-        f"{prefix}/aborted": float(found["aborted"]),
+        f"{prefix}/success_rate": found["success"],
+        f"{prefix}/reward/mean": found["mean_return"],
+        f"{prefix}/score/mean": found["score"],
+        f"{prefix}/length/mean": found["mean_length"],
+        f"{prefix}/valid_action_ratio": found["valid"],
+        f"{prefix}/trajectories": found["episodes"],
+        f"{prefix}/aborted": found["aborted"],
     }
-    if found["success"] is not None:
+    if not math.isnan(found["success"]):
         for end in ("success_95_low", "success_95_high"):
             metrics[f"{prefix}/{end}"] = found[end]
 
@@ -59,8 +64,9 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     if whole["task_type"].n_unique() > 1:
         types = whole.drop_nulls("task_type")
         of_types = figures(types, ["task_type"], names=["success"], task=task)
-        for task_type, success in of_types.select("task_type", "success").iter_rows():
-            metrics[f"{prefix}/{task_type}_success_rate"] = _number(success)
+        success = pl.col("success").fill_null(math.nan)
+        for task_type, rate in of_types.select("task_type", success).iter_rows():
+            metrics[f"{prefix}/{task_type}_success_rate"] = rate
     return metrics
 
 
@@ -77,49 +83,39 @@ def batch_metrics(
         max_response_tokens: Responses of at least this length count as truncated.
     """
     # Lengths, and the share of those that reached the limit.
-    metrics: dict[str, float] = {}
+    metrics: dict[str, pl.Expr] = {}
     for name, most in (
         ("prompt", max_prompt_tokens),
         ("response", max_response_tokens),
     ):
-        length = steps[f"{name}_token_ids"].list.len()
+        length = pl.col(f"{name}_token_ids").list.len()
         metrics |= {
-            f"{name}_length/mean": _mean(length),
-            f"{name}_length/max": _number(length.max()),
-            f"{name}_length/min": _number(length.min()),
-            f"{name}_length/clip_ratio": _mean(length >= most),
+            f"{name}_length/mean": length.mean(),
+            f"{name}_length/max": length.max(),
+            f"{name}_length/min": length.min(),
+            f"{name}_length/clip_ratio": (length >= most).mean(),
         }
 
-    advantage = steps["advantage"]
+    advantage = pl.col("advantage")
     metrics |= {
-        "critic/advantages/mean": _mean(advantage),
-        "critic/advantages/std": _number(advantage.std()),
-        "critic/advantages/max": _number(advantage.max()),
-        "critic/advantages/min": _number(advantage.min()),
-        "critic/advantages/zero_ratio": _mean(advantage == 0),
-        "training/rows": float(len(steps)),
-        "training/groups": float(
-            steps.select(pl.struct("task_id", "group").n_unique()).item()
-        ),
+        "critic/advantages/mean": advantage.mean(),
+        "critic/advantages/std": advantage.std(),
+        "critic/advantages/max": advantage.max(),
+        "critic/advantages/min": advantage.min(),
+        "critic/advantages/zero_ratio": (advantage == 0).mean(),
+        "training/rows": pl.len(),
+        "training/groups": pl.struct("task_id", "group").n_unique(),
     }
 
     # Levels of a hierarchical estimator: group sizes, the share of steps in shared contexts, and weights.
     for column in steps.columns:
-        values = steps[column]
+        values = pl.col(column)
         if column.startswith(_WEIGHT):
             name = f"groups/{column.removeprefix(_WEIGHT)}"
-            metrics[f"{name}/weight_mean"] = _mean(values)
+            metrics[f"{name}/weight_mean"] = values.mean()
         elif column.startswith(_SIZE):
             name = f"groups/{column.removeprefix(_SIZE)}"
-            metrics[f"{name}/eligible_ratio"] = _mean(values.is_not_null())
-            metrics[f"{name}/size_mean"] = _mean(values)
-            metrics[f"{name}/shared_ratio"] = _mean(values > 1)
-    return metrics
-
-
-def _mean(column: pl.Series) -> float:
-    return _number(column.cast(pl.Float64).mean())
-
-
-def _number(value: Any) -> float:  # noqa: ANN401 - the result of a Polars aggregation
-    return float("nan") if value is None else float(value)
+            metrics[f"{name}/eligible_ratio"] = values.is_not_null().mean()
+            metrics[f"{name}/size_mean"] = values.mean()
+            metrics[f"{name}/shared_ratio"] = (values > 1).mean()
+    return steps.select(**metrics).select(_NUMBERS).row(0, named=True)

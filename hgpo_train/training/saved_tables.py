@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ from hgpo_train.training.run_folder import (
 )
 from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
-from hgpo_train.training.trainer import load_policy, track
+from hgpo_train.training.trainer import load_run
 
 if TYPE_CHECKING:
     from hgpo_datasets.manifest import Header
@@ -108,30 +107,24 @@ def train_on_table(
 
     # 3. Score and update, as in one iteration of `Trainer`.
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
-        learner, state = load_policy(config, folder)
-        run = stages.Run(
-            config,
-            folder,
-            display,
-            learner,
-            tokenizer,
-            estimator,
-            state,
-        )
+        run = load_run(config, folder, display, tokenizer, estimator)
         write_config(folder, config)
-        with closing(Trackers(config, folder, run.state.iteration + 1)) as trackers:
+        with Trackers(config, folder, run.state.iteration + 1) as trackers:
             with display.stage("score"):
                 scored = stages.score(run, rows)
             with display.stage("update"):
                 metrics = stages.update(run, scored)
-            run.state = after_iteration(state, rows)
-            track(run, trackers, metrics)
+            run.state = after_iteration(run.state, rows)
+            environment_steps = float(run.state.environment_steps)
+            metrics["training/environment_steps"] = environment_steps
+            trackers.log(metrics, run.state.iteration)
+            display.row(run.state.iteration, metrics)
         save_checkpoint(
             folder / CHECKPOINTS,
             run.state,
-            learner.model,
+            run.learner.model,
             tokenizer,
-            learner.optimiser,
+            run.learner.optimiser,
             config.checkpoint,
         )
 

@@ -5,7 +5,6 @@ The loss is the negative log-likelihood of each row's response, including its en
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -294,7 +293,7 @@ def run_sft(
 
         # 4. Epochs, each with its metrics and a checkpoint.
         write_config(folder, config)
-        with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
+        with Trackers(config, folder, state.iteration + 1) as trackers:
             while state.iteration < config.update.epochs:
                 with display.stage("train"):
                     metrics = _epoch(learner, config, train, state.iteration, display)
@@ -325,8 +324,7 @@ def _epoch(
     steps = []
     for done, batch in enumerate(batches):
         rate = learning_rate(config.optimiser, epoch * len(batches) + done, total)
-        learner.set_learning_rate(rate)
-        steps.append(learner.step(samples, batch, LossInputs()))
+        steps.append(learner.step(samples, batch, LossInputs(), rate))
         display.progress(done + 1, len(batches))
     return {
         "train/loss": fmean(step["actor/nll"] for step in steps),

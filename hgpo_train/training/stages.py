@@ -108,12 +108,16 @@ def collect(
     policy: TrainablePolicy,
     table: StepWriter,
     should_stop: Callable[[], bool] = lambda: False,
-) -> pl.DataFrame:
-    """Collect the groups of the iteration after a state, commit them as a shard, and return its steps.
+) -> tuple[pl.DataFrame, float]:
+    """Collect the groups of the iteration after a state, and commit them as a shard.
+
+    Returns:
+        The steps, and the seconds that their rollouts took.
 
     Raises:
         RolloutError: Too many rollouts failed. They are committed, and repeated on the next call.
     """
+    begin = time.perf_counter()
     rollout = run.config.rollout
     spec = RolloutSpec(
         tasks=rollout.tasks,
@@ -124,14 +128,16 @@ def collect(
         dynamic=rollout.tasks * rollout.max_generation_batches
         if rollout.filter_groups
         else None,
-        outcome=outcome_of(run.config),
+        outcome=run.estimator.parameters.reward,
         branch=rollout.branch,
         width=rollout.branch_width,
     )
     # The failed rollouts of an iteration with advantages were accepted, and are not repeated.
-    if path_of(run.folder, advantages.FOLDER, state.iteration + 1).exists():
-        return _rows(table, state.iteration)
-    return _play(run, env, policy, table, spec, progress, should_stop)
+    accepted = path_of(run.folder, advantages.FOLDER, state.iteration + 1).exists()
+    steps = _play(
+        run, env, policy, table, spec, progress, should_stop, is_complete=accepted
+    )
+    return steps, time.perf_counter() - begin
 
 
 def evaluate(
@@ -171,30 +177,36 @@ def _play(
     spec: RolloutSpec,
     progress: Callable[[Tally], None],
     should_stop: Callable[[], bool] = lambda: False,
+    *,
+    is_complete: bool = False,
 ) -> pl.DataFrame:
-    """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration."""
+    """Return all rows of an iteration; its missing or failed rollouts are collected first, unless it is complete."""
     rollout = run.config.rollout
-    # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
-    # and its log-probabilities the same bytes.
-    groups = max(spec.tasks, spec.dynamic or 0)
-    execution = ExecutionOptions(
-        slots=rollout.slots,
-        groups_per_shard=groups,
-        shard_s=None,
-        shard_characters=128 << 20,
-        max_failed=rollout.max_failed,
-    )
-    collect_groups(
-        env,
-        policy,
-        table,
-        spec,
-        execution,
-        retry_failed=True,
-        progress=progress,
-        should_stop=should_stop,
-    )
-    steps = _rows(table, spec.iteration)
+    if not is_complete:
+        # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
+        # and its log-probabilities the same bytes.
+        execution = ExecutionOptions(
+            slots=rollout.slots,
+            groups_per_shard=max(spec.tasks, spec.dynamic or 0),
+            shard_s=None,
+            shard_characters=128 << 20,
+            max_failed=rollout.max_failed,
+        )
+        collect_groups(
+            env,
+            policy,
+            table,
+            spec,
+            execution,
+            retry_failed=True,
+            progress=progress,
+            should_stop=should_stop,
+        )
+    # Groups are stored in the order in which they finished.
+    rows = table.scan().filter(pl.col("iteration") == spec.iteration)
+    steps = rows.sort("trajectory", "step").collect()
+    if is_complete:
+        return steps
     if rollout.overflow == "error":
         raise_if_too_long(steps)
     advice = f"Repeat them with: hgpo train --resume --out {run.folder}"
@@ -202,29 +214,7 @@ def _play(
     return steps
 
 
-def _rows(table: StepWriter, iteration: int) -> pl.DataFrame:
-    """Return an iteration's steps. Groups are stored in the order in which they finished, so they are sorted."""
-    rows = table.scan().filter(pl.col("iteration") == iteration)
-    return rows.sort("trajectory", "step").collect()
-
-
 # ---------------------------------------------------------------------------------------------------- score, estimate
-
-
-def outcome_of(config: Config) -> str:
-    """Return the name of the outcome that the estimator uses as reward; informative groups differ in it."""
-    return str(config.advantage.parameters.get("reward", "reward"))
-
-
-def trained_groups(config: Config, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps of the groups that are trained on: with `rollout.filter_groups`, those with different outcomes.
-
-    Scores and advantages are computed of these steps alone, because some estimators normalise over the batch.
-    """
-    if not config.rollout.filter_groups:
-        return steps
-    mixed = groups_with_mixed_outcomes(steps.lazy(), outcome_of(config)).collect()
-    return steps.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
 
 
 def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
@@ -239,15 +229,23 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     if run.config.update.kl_weight > 0:
         needed.append("reference_logprobs")
     needed = list(dict.fromkeys(needed))
-    if not run.estimator.scores:
-        steps = trained_groups(run.config, steps)
-        return _joined(steps, _scores(run, steps, needed)) if needed else steps
-    # All groups have the scores of an estimator, which can later be computed of all of them (`hgpo advantages`).
-    return trained_groups(run.config, _joined(steps, _scores(run, steps, needed)))
+
+    # All groups have the scores of an estimator, which can later be computed of all of them (`hgpo advantages`). Those
+    # of the loss, and advantages, are of the groups that are trained on: some estimators normalise over the batch.
+    is_of_all = bool(run.estimator.scores)
+    if is_of_all:
+        steps = _with_scores(run, steps, needed)
+    if run.config.rollout.filter_groups:
+        outcome = run.estimator.parameters.reward
+        mixed = groups_with_mixed_outcomes(steps.lazy(), outcome).collect()
+        steps = steps.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
+    if needed and not is_of_all:
+        steps = _with_scores(run, steps, needed)
+    return steps
 
 
-def _scores(run: Run, steps: pl.DataFrame, needed: list[str]) -> pl.DataFrame:
-    """Return the scores of steps: those that are stored, or what the learner computes, which is then stored."""
+def _with_scores(run: Run, steps: pl.DataFrame, needed: list[str]) -> pl.DataFrame:
+    """Add scores to steps: those that are stored, or what the learner computes, which is then stored."""
     path = path_of(run.folder, scores.FOLDER, run.state.iteration + 1)
     about = scores.description(
         needed,
@@ -255,25 +253,28 @@ def _scores(run: Run, steps: pl.DataFrame, needed: list[str]) -> pl.DataFrame:
         temperature=run.learner.temperature,
         reference="the first policy",
     )
-    stored = scores.stored_scores(path, steps, about)
-    if stored is not None:
-        return stored.select(*KEYS, *about)
-
-    tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
-    if len(tokens) and tokens.is_null().all():
-        engine = run.config.rollout.engine
-        raise InputError(
-            f"the engine {engine!r} reported no token ids, which training needs"
+    scored = scores.stored_scores(path, steps, about)
+    if scored is None:
+        tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
+        if len(tokens) and tokens.is_null().all():
+            engine = run.config.rollout.engine
+            raise InputError(
+                f"the engine {engine!r} reported no token ids, which training needs"
+            )
+        scored, seconds = scores.score_table(
+            steps, needed, run.learner, lambda: run.tokenizer
         )
-    scored, seconds = scores.score_table(
-        steps, needed, run.learner, lambda: run.tokenizer
+        scores.store_scores(path, scored, about)
+        run.seconds |= {
+            VERL_STAGES.get(name, f"score_{name}"): duration
+            for name, duration in seconds.items()
+        }
+    return steps.join(
+        scored.select(*KEYS, *about),
+        on=list(KEYS),
+        how="left",
+        maintain_order="left",
     )
-    scores.store_scores(path, scored, about)
-    run.seconds |= {
-        VERL_STAGES.get(name, f"score_{name}"): duration
-        for name, duration in seconds.items()
-    }
-    return scored
 
 
 def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -285,62 +286,46 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
         InputError: The estimator refuses the steps, or the stored advantages are not theirs.
     """
     path = path_of(run.folder, advantages.FOLDER, run.state.iteration + 1)
+    metrics: dict[str, float] = {}
     if path.exists():
+        # 1. What is stored, if it has the advantage of each step.
         estimated = read_table(path)
         metrics = read_metadata(path, "metrics") or {}
-        if not _is_of(estimated, steps):
+        expected = dict(steps.select(KEYS).schema) | {"advantage": pl.Float64()}
+        is_whole = all(
+            estimated.schema.get(column) == dtype for column, dtype in expected.items()
+        )
+        if is_whole:
+            found = steps.join(estimated, on=list(KEYS), how="semi")
+            is_whole = found.height == steps.height
+        if not is_whole:
             raise InputError(
                 f"{path}: expected the advantages of all steps that are trained on; delete the file"
             )
     else:
-        estimated, metrics = _estimated(run, steps)
+        # 2. Or what the estimator adds to the steps, without which there is nothing to estimate: all groups can be
+        # left out.
+        estimator = run.estimator
+        if steps.is_empty():
+            rows = steps.with_columns(advantage=pl.lit(None, pl.Float64))
+        elif estimator.in_training is None:
+            rows = compute(steps, estimator, details=True).collect(engine="in-memory")
+        else:
+            earlier = read_metrics(run.folder / METRICS)
+            rows, metrics = estimator.in_training(
+                steps, estimator.parameters, run.learner.model, earlier
+            )
+        keys = row_keys(steps.columns)
+        estimated = rows.select(*keys, pl.exclude(steps.columns))
+        description = advantages.description([estimator])
         write_table(
             path,
             estimated,
-            {
-                advantages.METADATA: advantages.description([run.estimator]),
-                "metrics": metrics,
-            },
+            {advantages.METADATA: description, "metrics": metrics},
         )
-    return _joined(steps, estimated.select(*KEYS, pl.exclude(steps.columns))), metrics
-
-
-def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
-    """Return the keys of the rows with what the estimator adds, and its metrics."""
-    keys = row_keys(steps.columns)
-    if steps.is_empty():  # all groups were left out
-        return steps.select(*keys, advantage=pl.lit(None, pl.Float64)), {}
-
-    estimator = run.estimator
-    metrics: dict[str, float] = {}
-    if estimator.in_training is None:
-        rows = compute(steps, estimator, details=True).collect(engine="in-memory")
-    else:
-        earlier = read_metrics(run.folder / METRICS)
-        rows, metrics = estimator.in_training(
-            steps,
-            estimator.parameters,
-            run.learner.model,
-            earlier,
-        )
-    return rows.select(*keys, pl.exclude(steps.columns)), metrics
-
-
-def _is_of(estimated: pl.DataFrame, steps: pl.DataFrame) -> bool:
-    """Return whether a table has the advantage of each step."""
-    expected = dict(steps.select(KEYS).schema) | {"advantage": pl.Float64()}
-    if any(estimated.schema.get(column) != dtype for column, dtype in expected.items()):
-        return False
-    return steps.join(estimated, on=list(KEYS), how="semi").height == steps.height
-
-
-def _joined(steps: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    return steps.join(
-        table,
-        on=list(KEYS),
-        how="left",
-        maintain_order="left",
-    )
+    added = estimated.select(*KEYS, pl.exclude(steps.columns))
+    rows = steps.join(added, on=list(KEYS), how="left", maintain_order="left")
+    return rows, metrics
 
 
 # ------------------------------------------------------------------------------------------------------------- update
@@ -362,11 +347,24 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     rows, left_out = trained_rows(config.update, rows, iteration)
     check_rows(rows, vocabulary_size(run.learner.model))
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
-    inputs = LossInputs(old=_flat(rows, "logprobs"))
-    if config.update.kl_weight > 0:
-        inputs = inputs._replace(reference=_flat(rows, "reference_logprobs"))
 
-    # 2. The optimiser steps.
+    # 2. Their scores, the values of one row after another.
+    names = ["logprobs"]
+    if config.update.kl_weight > 0:
+        names.append("reference_logprobs")
+    scored: dict[str, NDArray[np.float32]] = {}
+    for name in names:
+        if name not in rows.columns:
+            continue
+        values = rows[name].explode()
+        if values.null_count() or len(values) != samples.response_start[-1]:
+            raise InputError(
+                f"expected {name} for every response token, received none for some; delete the run's scores"
+            )
+        scored[name] = values.to_numpy()
+    inputs = LossInputs(scored.get("logprobs"), scored.get("reference_logprobs"))
+
+    # 3. The optimiser steps.
     rng = np.random.default_rng([config.seed, iteration, MINI_BATCHES])
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     begin = time.perf_counter()
@@ -379,58 +377,34 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     )
     seconds = time.perf_counter() - begin
 
-    # 3. Metrics.
-    # with the passes that scored the tokens before
+    # 4. Metrics. The rate of tokens includes the passes that scored them before.
     if "perf/update_tokens_per_s" in metrics:
         scoring = sum(run.seconds.get(name, 0.0) for name in VERL_STAGES.values())
         metrics["perf/update_tokens_per_s"] *= seconds / (seconds + scoring)
     metrics |= left_out
     metrics["perf/total_num_tokens"] = float(samples.start[-1])
+    rollout = config.rollout
     metrics |= batch_metrics(
-        rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens
+        rows, rollout.max_prompt_tokens, rollout.max_response_tokens
     )
-    _warn_of(run, steps, metrics)
-    return metrics
 
-
-def _flat(rows: pl.DataFrame, column: str) -> NDArray[np.float32] | None:
-    """Return a score of the response tokens, one row after another; None without the column."""
-    if column not in rows.columns:
-        return None
-    values = rows.select(pl.col(column).explode()).to_series()
-    if (
-        values.null_count()
-        or len(values) != rows["response_token_ids"].list.len().sum()
-    ):
-        raise InputError(
-            f"expected {column} for every response token, received none for some; delete the run's scores"
-        )
-    return values.to_numpy()
-
-
-def _warn_of(
-    run: Run,
-    steps: pl.DataFrame,
-    metrics: dict[str, float],
-) -> None:
-    """Warn where metrics tell of a problem."""
-    rollout = run.config.rollout
+    # 5. Warnings, where they tell of a problem.
     gap = metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
     # with `ahead` the policies differ, as intended
-    if not rollout.ahead and gap > run.config.update.gap_warning:
+    if not rollout.ahead and gap > config.update.gap_warning:
         warn(
             f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
-            f"{run.config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine "
+            f"{config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine "
             "uses the current weights"
         )
     if metrics.get("actor/skipped", 0.0) > 0:
         warn("skipped an optimiser step whose loss or gradient was not finite")
-    is_truncated = steps["prompt_token_ids"].list.len() >= rollout.max_prompt_tokens
-    share = is_truncated.sum() / max(is_truncated.count(), 1)
+    share = metrics["prompt_length/clip_ratio"]
     if share > 0.01:
         warn(
             f"{share:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated"
         )
+    return metrics
 
 
 def trained_rows(

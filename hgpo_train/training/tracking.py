@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,8 +28,10 @@ _BYTES: Final = 4 << 30
 """Size limit of `metrics.jsonl`, in bytes."""
 
 
-class Trackers:
+class Trackers(ExitStack):
     """The trackers of a configuration; `metrics.jsonl` is always among them, with one object per iteration.
+
+    `close` ends the records.
 
     Args:
         config: The run's configuration.
@@ -45,6 +48,7 @@ class Trackers:
         folder: Path,
         start: int,
     ) -> None:
+        super().__init__()
         # An interrupted run has lines of iterations after its checkpoint, which are computed again.
         path = folder / METRICS
         kept = {
@@ -59,12 +63,14 @@ class Trackers:
             ),
         )
         self._lines = open_inside(path, os.O_APPEND)
+        self.callback(os.close, self._lines)
 
         self._board: Any = None
         if config.tracking.tensorboard and find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
+            self.callback(self._board.close)
 
         # wandb and trackio share the functions `init`, `log` and `finish`.
         self._services: list[Any] = []
@@ -88,6 +94,7 @@ class Trackers:
                 **extra,
             )
             self._services.append(service)
+            self.callback(service.finish)
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Log one iteration's metrics; its line is on disk when this returns. NaN and infinity become null.
@@ -107,14 +114,6 @@ class Trackers:
             self._board.flush()
         for service in self._services:
             service.log(dict(shown), step=iteration)
-
-    def close(self) -> None:
-        """End the records."""
-        os.close(self._lines)
-        if self._board is not None:
-            self._board.close()
-        for service in self._services:
-            service.finish()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -36,7 +39,6 @@ from hgpo_train.training.progress import (
     after_iteration,
     is_finished,
 )
-from hgpo_train.training.rollouts_ahead import TrainingRollouts
 from hgpo_train.training.run_folder import (
     CHECKPOINTS,
     CONFIG,
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config, RolloutConfig
     from hgpo_train.training.display import Display
-    from hgpo_train.training.memory_plan import MemoryPlan
 
 
 class Trainer:
@@ -72,6 +73,10 @@ class Trainer:
             checkpoint.
         display: Shows the progress.
         resume: Whether to resume a run that the folder already contains.
+
+    Attributes:
+        shared: What the stages share, such as the learner and the progress.
+        policy: The engine that plays.
 
     Raises:
         InputError: The configuration cannot be used, another process trains in the folder, or the run in it was started
@@ -86,19 +91,21 @@ class Trainer:
         *,
         resume: bool = False,
     ) -> None:
-        self.config = config
-        self.folder = folder
-        self._display = display
+        rollout = config.rollout
 
         # 1. What can be refused without a model: the folder, the estimator, the engine, the memory, the tasks.
         check_new(folder, resume=resume)
-        estimator = _checked_estimator(config)
-        engine = config.rollout.engine
-        make_policy = trainable_factory(engine, config.rollout.engine_options)
+        estimator = configured_estimator(config)
+        rule = rollout.branch
+        if rule and branch_rules.get(rule).outcomes and estimator.biased_by_outcomes:
+            stages.warn(
+                f"branches are chosen by outcomes ({rule}), which biases {estimator.name}; use "
+                "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
+            )
+        make_policy = trainable_factory(rollout.engine, rollout.engine_options)
         plan = check_memory(config, display)
         if plan is not None:
             _check_machine(config, display)
-            self.config = plan.config
         with removed_if_unused(folder, CONFIG), ExitStack() as resources:
             env = open_training_env(config, config.environment.split)
             resources.enter_context(closing(env))
@@ -107,73 +114,86 @@ class Trainer:
             if config.evaluation.every:
                 self._held_out = open_training_env(config, config.evaluation.split)
                 resources.enter_context(closing(self._held_out))
-            tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
-            inputs = _inputs(config, env, tokenizer)
+            tokenizer = load_tokenizer(config.model.path, rollout.chat_template)
+
+            # 2. The folder, with what must be the same when the run is resumed; of settings that are paths, the files.
+            inputs = {
+                **env.identity(env_options(config, config.environment.split)),
+                "model": stored_model(config.model.path),
+                **branch_rules.identity(rollout.branch, rollout.branch_width),
+            }
+            if rollout.chat_template:
+                inputs["chat_template"] = tokenizer.chat_template
             self._table = resources.enter_context(open_run(folder, config, inputs))
 
-            # 2. The policy as the newest checkpoint left it, and its learner.
-            with display.stage("load the model"):
-                learner, state = load_policy(self.config, folder)
-            self._run = stages.Run(
-                self.config,
-                folder,
-                display,
-                learner,
-                tokenizer,
-                estimator,
-                state,
-            )
-            free_gpu(config.rollout, learner.optimiser)
+            # 3. The policy as the newest checkpoint left it, and its learner.
+            planned = config if plan is None else plan.config
+            run = load_run(planned, folder, display, tokenizer, estimator)
+            self.shared = run
+            learner = run.learner
+            if rollout.offload_optimiser:
+                move_state(learner.optimiser, torch.device("cpu"))
+            torch.cuda.empty_cache()
 
-            # 3. The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
+            # 4. The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
             # vLLM takes a minute or two.
-            with display.stage(f"start {engine}"):
-                context = _engine_context(config, plan)
+            options = rollout.engine_options if plan is None else plan.engine_options()
+            if rollout.sleep and rollout.engine == "vllm":
+                options = options | {"enable_sleep_mode": True}
+            generation = generation_options(rollout)
+            with display.stage(f"start {rollout.engine}"):
+                context = TrainableContext(config.model, generation, options)
                 self.policy = make_policy(learner.model, tokenizer, context)
             resources.enter_context(closing(self.policy))
-            self._rollouts = TrainingRollouts(self._run, env, self.policy, self._table)
-            resources.enter_context(closing(self._rollouts))
             with memory_advice(config):
-                self.policy.publish(learner.model, state.iteration)
+                self.policy.publish(learner.model, run.state.iteration)
 
-            # 4. Line 0 of the metrics is the evaluation before training, repeated if no iteration is complete.
-            first_line = state.iteration + 1 if state.iteration else 0
-            self._trackers = resources.enter_context(
-                closing(Trackers(config, folder, first_line))
+            # 5. The thread of rollouts beside an update. At the end they are stopped, which is waited for.
+            thread = ThreadPoolExecutor(1, "hgpo-rollouts")
+            self._thread = resources.enter_context(thread)
+            self._ahead: Future[tuple[pl.DataFrame, float]] | None = None
+            is_closing = Event()
+            resources.callback(is_closing.set)
+            self._collect = partial(
+                stages.collect,
+                run,
+                env=env,
+                policy=self.policy,
+                table=self._table,
+                should_stop=is_closing.is_set,
             )
+
+            # 6. Line 0 of the metrics is the evaluation before training, repeated if no iteration is complete.
+            first_line = run.state.iteration + 1 if run.state.iteration else 0
+            trackers = Trackers(config, folder, first_line)
+            self._trackers = resources.enter_context(trackers)
             write_config(folder, config)
             self._resources = resources.pop_all()
 
-    @property
-    def state(self) -> TrainingState:
-        """The progress."""
-        return self._run.state
-
-    @property
-    def model(self) -> Any:  # noqa: ANN401 - of Transformers
-        """The policy's model."""
-        return self._run.learner.model
-
     def run(self) -> TrainingState:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
+        run = self.shared
+        config = run.config
+        evaluation = config.evaluation
         with self._resources:
-            evaluation = self.config.evaluation
             if (
-                self.state.iteration == 0
+                run.state.iteration == 0
                 and evaluation.every
                 and evaluation.before_training
             ):
-                with self._display.stage("evaluate"):
+                with run.display.stage("evaluate"):
                     metrics = self.evaluate()
-                track(self._run, self._trackers, metrics)
-            if is_finished(self.config, self.state):
-                done = counted(self.state.iteration, "iteration")
-                self._display.show(
+                metrics["training/environment_steps"] = 0.0
+                self._trackers.log(metrics, 0)
+                run.display.row(0, metrics)
+            if is_finished(config, run.state):
+                done = counted(run.state.iteration, "iteration")
+                run.display.show(
                     f"Nothing is left to do: the run has reached its end after {done}."
                 )
-            while not is_finished(self.config, self.state):
+            while not is_finished(config, run.state):
                 self.iterate()
-        return self.state
+        return run.state
 
     def close(self) -> None:
         """End the engine and the trackers, and unlock the folder; `run` does this in any case."""
@@ -186,58 +206,68 @@ class Trainer:
             InputError: The data, the rows or the device's memory do not allow training.
             RolloutError: As `stages.collect`.
         """
-        run = self._run
-        config = self.config
+        run = self.shared
+        config = run.config
+        rollout = config.rollout
         learner = run.learner
+        seconds = run.seconds
+        stage = run.display.stage
         begin = time.perf_counter()
-        run.seconds.clear()
+        seconds.clear()
         if learner.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(learner.device)
 
-        # 1. Collect.
-        steps, run.seconds["gen"] = self._rollouts.collect()
+        # 1. Collect, if that was not done beside the update before. With `rollout.ahead`, the next rollouts begin now,
+        # without a line of progress, which is the update's.
+        if self._ahead is None:
+            with stage("collect"):
+                steps, seconds["gen"] = self._collect(run.state, run.display.tally)
+        else:
+            steps, seconds["gen"] = self._ahead.result()
+            self._ahead = None
+        trained = after_iteration(run.state, steps)
+        if rollout.ahead and not is_finished(config, trained):
+            self._ahead = self._thread.submit(self._collect, trained)
 
         # 2. Score, estimate and update, while the engine sleeps if it can.
-        with (
-            memory_advice(config),
-            gpu_for_update(config.rollout, self.policy, learner),
-        ):
-            with self._stage("score", "score"):
+        with memory_advice(config), gpu_for_update(rollout, self.policy, learner):
+            with stage("score", seconds, "score"):
                 rows = stages.score(run, steps)
-            with self._stage("estimate", "adv"):
+            with stage("estimate", seconds, "adv"):
                 rows, estimated = stages.estimate(run, rows)
-            with self._stage("update", "update_actor"):
+            with stage("update", seconds, "update_actor"):
                 metrics = stages.update(run, rows)
-        run.state = after_iteration(run.state, steps)
+        run.state = trained
 
         # 3. Publish. The next iteration's rollouts end before the engine receives other weights.
-        if self._rollouts.is_ahead:
-            with self._stage("collect", "gen_wait"):
-                self._rollouts.wait()
-        with self._stage("publish", "publish"), memory_advice(config):
+        if self._ahead is not None:
+            with stage("collect", seconds, "gen_wait"):
+                self._ahead.result()
+        with stage("publish", seconds, "publish"), memory_advice(config):
             self.policy.publish(learner.model, run.state.iteration)
 
         # 4. Evaluate.
         is_best = False
-        if self._due(config.evaluation.every):
-            with self._stage("evaluate", "testing"):
+        every = config.evaluation.every
+        is_last = is_finished(config, run.state)
+        if every and (is_last or run.state.iteration % every == 0):
+            with stage("evaluate", seconds, "testing"):
                 metrics |= self.evaluate()
-            run.state = after_evaluation(
-                run.state, metrics.get("val/success_rate", math.nan)
-            )
+            success = metrics.get("val/success_rate", math.nan)
+            run.state = after_evaluation(run.state, success)
             is_best = run.state.stalled == 0 and config.checkpoint.keep > 0
+            is_last = is_finished(config, run.state)
 
         # 5. Metrics, then the checkpoint: an iteration that it counts has its metrics and its evaluation on disk.
-        run.seconds["step"] = time.perf_counter() - begin
-        track(
-            run,
-            self._trackers,
-            metrics | estimated | self._iteration_metrics(steps, metrics),
-        )
-        if is_best or self._due(config.checkpoint.every):
-            with self._display.stage("checkpoint"):
+        seconds["step"] = time.perf_counter() - begin
+        metrics |= estimated | self._iteration_metrics(steps, metrics)
+        self._trackers.log(metrics, run.state.iteration)
+        run.display.row(run.state.iteration, metrics)
+        is_due = run.state.iteration % config.checkpoint.every == 0
+        if is_best or is_last or is_due:
+            with stage("checkpoint"):
                 save_checkpoint(
-                    self.folder / CHECKPOINTS,
+                    run.folder / CHECKPOINTS,
                     run.state,
                     learner.model,
                     run.tokenizer,
@@ -249,15 +279,17 @@ class Trainer:
         self, steps: pl.DataFrame, updated: dict[str, float]
     ) -> dict[str, float]:
         """Return the metrics of an iteration's rollouts, of its durations and of the device's memory."""
-        seconds = self._run.seconds
+        seconds = self.shared.seconds
         metrics = episode_metrics(steps)
-        device = self._run.learner.device
+        device = self.shared.learner.device
         if device.type == "cuda":
             metrics |= memory_metrics(device)
         lag = steps.select(
             (pl.col("iteration") - pl.col("policy_version")).mean()
         ).item()
         metrics["training/policy_lag"] = lag or 0.0
+        environment_steps = float(self.shared.state.environment_steps)
+        metrics["training/environment_steps"] = environment_steps
         metrics |= {
             f"timing_s/{stage}": duration for stage, duration in seconds.items()
         }
@@ -269,42 +301,26 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
         assert self._held_out is not None
-        folder = self.folder / EVALUATION
+        folder = self.shared.folder / EVALUATION
         # `open_run` has compared that
         stored = None if is_run(folder) else self._table.header.config
         with StepWriter(folder, run=self._table.header.run, config=stored) as table:
-            return stages.evaluate(self._run, self._held_out, self.policy, table)
-
-    def _due(self, every: int) -> bool:
-        return every > 0 and (
-            self.state.iteration % every == 0 or is_finished(self.config, self.state)
-        )
-
-    @contextmanager
-    def _stage(self, name: str, metric: str) -> Iterator[None]:
-        """Show a stage's name while the block runs, and measure its duration under verl's name."""
-        begin = time.perf_counter()
-        with self._display.stage(name):
-            yield
-        self._run.seconds[metric] = time.perf_counter() - begin
+            return stages.evaluate(self.shared, self._held_out, self.policy, table)
 
 
-def track(run: stages.Run, trackers: Trackers, metrics: dict[str, float]) -> None:
-    """Write the metrics of a run's state to its trackers, and show them."""
-    metrics = metrics | {
-        "training/environment_steps": float(run.state.environment_steps)
-    }
-    trackers.log(metrics, run.state.iteration)
-    run.display.row(run.state.iteration, metrics)
-
-
-def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
+def load_run(
+    config: Config,
+    folder: Path,
+    display: Display,
+    tokenizer: Tokenizer,
+    estimator: Estimator,
+) -> stages.Run:
     """Load the model and its learner, as the newest checkpoint of a run's folder left them.
 
     Raises:
         InputError: The model, its checkpoint or its length of context cannot be used, or memory ran out.
     """
-    with memory_advice(config):
+    with display.stage("load the model"), memory_advice(config):
         model = load_model(config.model, config.seed)
         rollout = config.rollout
         learner = Learner(model, config, temperature=rollout.temperature)
@@ -317,15 +333,7 @@ def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
         state = resume_checkpoint(
             folder / CHECKPOINTS, model, learner.optimiser, config.checkpoint
         )
-    return learner, state
-
-
-def free_gpu(config: RolloutConfig, optimiser: torch.optim.Optimizer) -> None:
-    """Give the engine what the learner does not need during the rollout."""
-    if config.offload_optimiser:
-        move_state(optimiser, torch.device("cpu"))
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    return stages.Run(config, folder, display, learner, tokenizer, estimator, state)
 
 
 @contextmanager
@@ -339,45 +347,12 @@ def gpu_for_update(
     if config.offload_optimiser:
         move_state(learner.optimiser, learner.device)
     yield
+    if config.offload_optimiser:
+        move_state(learner.optimiser, torch.device("cpu"))
     if sleeper is not None or config.offload_optimiser:
-        free_gpu(config, learner.optimiser)
+        torch.cuda.empty_cache()
     if sleeper is not None:
         sleeper.wake_up()
-
-
-def _checked_estimator(config: Config) -> Estimator:
-    """Return the configured estimator; warn if branches are chosen by what biases it."""
-    estimator = configured_estimator(config)
-    rule = config.rollout.branch
-    if rule and branch_rules.get(rule).outcomes and estimator.biased_by_outcomes:
-        stages.warn(
-            f"branches are chosen by outcomes ({rule}), which biases {estimator.name}; use "
-            "tree_loo or carl with advantage.parameters = {fresh = true} (docs/branches.md)"
-        )
-    return estimator
-
-
-def _inputs(config: Config, env: EnvHandle, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what the configuration refers to by name, and what must be the same when the run is resumed."""
-    rollout = config.rollout
-    inputs = {
-        **env.identity(env_options(config, config.environment.split)),
-        "model": stored_model(config.model.path),
-        **branch_rules.identity(rollout.branch, rollout.branch_width),
-    }
-    # its path is a setting; the file behind it must be the same, too
-    if rollout.chat_template:
-        inputs["chat_template"] = tokenizer.chat_template
-    return inputs
-
-
-def _engine_context(config: Config, plan: MemoryPlan | None) -> TrainableContext:
-    """Return what the engine is started with; on a GPU its share of the memory is that of the plan."""
-    rollout = config.rollout
-    options = dict(rollout.engine_options if plan is None else plan.engine_options())
-    if rollout.sleep and rollout.engine == "vllm":
-        options["enable_sleep_mode"] = True
-    return TrainableContext(config.model, generation_options(rollout), options)
 
 
 def _check_machine(config: Config, display: Display) -> None:

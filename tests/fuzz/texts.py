@@ -84,7 +84,7 @@ def read_settings(data: bytes, folder: Path) -> None:
 
 
 def settings_seeds(_: Path) -> Sequence[bytes]:
-    from hgpo_train.training.config import shipped
+    from hgpo_train.training.config import SHIPPED
 
     environment = b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\n[environment.options]\nx = 1\n'
     advantage = (
@@ -94,7 +94,7 @@ def settings_seeds(_: Path) -> Sequence[bytes]:
     return [
         *(
             path.read_bytes()
-            for name, path in shipped().items()
+            for name, path in SHIPPED.items()
             if name.startswith("tiny")
         ),
         environment,

@@ -318,7 +318,9 @@ def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
     original = load_model(config.model, config.seed).parameters()
     moved = [
         (new - old).abs().max().item()
-        for new, old in zip(trainer.model.parameters(), original, strict=True)
+        for new, old in zip(
+            trainer.shared.learner.model.parameters(), original, strict=True
+        )
     ]
     assert max(moved) > 1e-3
     options = {"max_prompt_tokens": 900, "max_response_tokens": 8, "engine": ENGINE}

@@ -66,20 +66,23 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
     trainer = runs.train(ahead)
     # nothing is collected after the last iteration
     assert overlaps == [True, True, False]
-    steps = scan_steps(trainer.folder / "steps").collect()
+    steps = scan_steps(trainer.shared.folder / "steps").collect()
     assert sorted(steps.select("iteration", "policy_version").unique().rows()) == [
         (0, 0),
         (1, 0),
         (2, 1),
     ]
-    lines = read_metrics(trainer.folder / "metrics.jsonl")
+    lines = read_metrics(trainer.shared.folder / "metrics.jsonl")
     assert [line["training/policy_lag"] for line in lines] == [0, 1, 1]
     assert ["timing_s/gen_wait" in line for line in lines] == [True, True, False]
     assert all(
         line["timing_s/gen"] > 0 and "rollout_corr/rollout_is_mean" in line
         for line in lines
     )
-    assert (trainer.state.tasks_drawn, trainer.state.environment_steps) == (
+    assert (
+        trainer.shared.state.tasks_drawn,
+        trainer.shared.state.environment_steps,
+    ) == (
         6,
         steps.height,
     )
@@ -96,10 +99,10 @@ def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(
     update = module.stages.update
 
     def fails(run, state, *progress, **others):
-        steps = collect(run, state, *progress, **others)
+        collected = collect(run, state, *progress, **others)
         if failing == "collect" and state.iteration == 2:
             raise RolloutError("too many failures")
-        return steps
+        return collected
 
     def stops(run, rows):
         if failing == "update" and run.state.iteration == 1:
@@ -114,10 +117,10 @@ def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(
         ):
             runs.train(ahead)
     trainer = runs.train(ahead, resume=True)
-    assert (trainer.state.iteration, trainer.state.tasks_drawn) == (3, 6)
-    steps = scan_steps(trainer.folder / "steps").collect()
+    assert (trainer.shared.state.iteration, trainer.shared.state.tasks_drawn) == (3, 6)
+    steps = scan_steps(trainer.shared.folder / "steps").collect()
     assert steps.select("iteration", "task_id", "group").n_unique() == 6
-    assert trainer.state.environment_steps == steps.height
+    assert trainer.shared.state.environment_steps == steps.height
 
 
 def test_what_cannot_overlap_is_rejected():

@@ -28,7 +28,7 @@ def run(config, runs):
     config = replace(
         config, rollout={"tasks": 2, "group_size": 2, "max_response_tokens": 3}
     )
-    folder = runs.train(config).folder
+    folder = runs.train(config).shared.folder
     for checkpoint in list_checkpoints(folder / "checkpoints"):
         state = json.loads((checkpoint / STATE).read_text())
         assert {"best", "best_success", "stalled"} <= state.keys()

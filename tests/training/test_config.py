@@ -15,19 +15,19 @@ from hgpo_train.advantages.registry import get
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.settings import build, field_docs, read_toml, to_toml
 from hgpo_train.training.config import (
+    SHIPPED,
     Config,
     SftConfig,
     configured_estimator,
     load_config,
     replace,
-    shipped,
 )
 from hgpo_train.training.data import env_options
 from tools import configurations_page
 
 
 def test_shipped_configurations_are_valid():
-    for name in shipped():
+    for name in SHIPPED:
         config = load_config(name)
         estimator = get(config.advantage.estimator)
         parameters = estimator.with_parameters(**config.advantage.parameters).parameters
@@ -49,7 +49,7 @@ def test_the_configurations_of_the_paper_are_shipped():
                 "graphgpo",
                 "hgpo-k2-lora",
             ):
-                assert f"{environment}-{size}-{method}" in shipped()
+                assert f"{environment}-{size}-{method}" in SHIPPED
     config = load_config("webshop-1.5b-hgpo-k4")
     assert config.advantage.parameters["mode"] == "mean_norm"
     assert (config.environment.history_length, config.environment.max_steps) == (4, 30)
@@ -292,7 +292,7 @@ def test_there_are_28_configurations_and_nothing_differs_by_accident():
 
 def test_configurations_without_an_official_script_say_so():
     for name in configurations_page.configurations():
-        path = Path(configurations_page.shipped()[name])
+        path = Path(configurations_page.SHIPPED[name])
         parts = (
             (path.parent / "parts" / "lora.toml").read_text()
             if name.endswith("lora")

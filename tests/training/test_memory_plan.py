@@ -12,7 +12,7 @@ from lazily import Lazy
 from refusals import refused
 from rich.console import Console
 
-from hgpo_train.training.config import Config, load_config, replace, shipped
+from hgpo_train.training.config import SHIPPED, Config, load_config, replace
 from hgpo_train.training.display import Display
 
 torch = Lazy("torch")
@@ -199,7 +199,7 @@ def test_weights_and_adapters_are_counted(tmp_path):
 
 @pytest.mark.slow
 def test_full_7b_fits_on_no_card_and_everything_else_on_80_gb():
-    for name in shipped():
+    for name in SHIPPED:
         if not name.startswith("tiny"):
             full_7b = "-7b-" in name and not name.endswith("-lora")
             for card in ("H100-80", "H200-141"):
@@ -353,11 +353,9 @@ def test_the_engine_sleeps_and_the_state_returns_for_the_update(monkeypatch):
     monkeypatch.setattr(
         moved, lambda optimiser, device: calls.append(f"state to {device}")
     )
-    trainer.free_gpu(rollout, None)
     with trainer.gpu_for_update(rollout, policy, learner):
         calls.append("update")
     assert calls == [
-        "state to cpu",
         "sleep",
         "state to cuda",
         "update",

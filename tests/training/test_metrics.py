@@ -160,7 +160,7 @@ def test_the_display_shows_the_available_metrics(tmp_path, monkeypatch):
             Console(file=file, width=200, force_terminal=True, force_interactive=True),
             3,
         )
-        with display.live(), display.stage("collect"):
+        with display.live, display.stage("collect"):
             display.row(1, {"episode/success_rate": 0.25, "actor/kl_loss": math.nan})
             display.progress(2, 5)
     shown = path.read_text()

@@ -29,7 +29,7 @@ from hgpo_train.training.tracking import read_metrics
 def test_a_resumed_run_ends_in_the_same_bytes(small, runs, whole):
     runs.train(replace(small, iterations=1))
     resumed = runs.train(small, resume=True)
-    assert resumed.state == whole.state
+    assert resumed.shared.state == whole.shared.state
     assert runs.weights("run") == runs.weights("whole")
     lines = runs.metrics()
     assert [line["iteration"] for line in lines] == [1, 2]
@@ -118,7 +118,7 @@ def test_an_evaluation_after_the_checkpoint_is_not_repeated(small, runs, monkeyp
         with pytest.raises(KeyboardInterrupt):
             runs.train(config, resume=True)
     before = scan_steps(folder / "evaluation").collect()
-    assert runs.train(config, resume=True).state.iteration == 2
+    assert runs.train(config, resume=True).shared.state.iteration == 2
     assert_frame_equal(scan_steps(folder / "evaluation").collect(), before)
     with refused(r"was written with training\.evaluation\.split"):
         runs.trainer(replace(config, evaluation={"split": "train"}), resume=True)
@@ -134,7 +134,7 @@ def test_the_best_checkpoint_is_kept_and_a_run_that_stalls_stops(
     rates = {1: 0.5, 2: 0.75, 3: 0.75, 4: 0.25}
     evaluate = "hgpo_train.training.trainer.Trainer.evaluate"
     monkeypatch.setattr(
-        evaluate, lambda self: {"val/success_rate": rates[self.state.iteration]}
+        evaluate, lambda self: {"val/success_rate": rates[self.shared.state.iteration]}
     )
     evaluation = {"every": 1, "before_training": False, "patience": 2}
     config = replace(
@@ -143,9 +143,9 @@ def test_the_best_checkpoint_is_kept_and_a_run_that_stalls_stops(
     runs.train(replace(config, iterations=3))
     trainer = runs.train(config, resume=True)
     assert (
-        trainer.state.iteration,
-        trainer.state.best,
-        trainer.state.best_success,
+        trainer.shared.state.iteration,
+        trainer.shared.state.best,
+        trainer.shared.state.best_success,
     ) == (4, 2, 0.75)
     checkpoints = list_checkpoints(runs.folder / "run" / "checkpoints")
     assert [(path.name, (path / OPTIMISER).exists()) for path in checkpoints] == [
@@ -153,8 +153,8 @@ def test_the_best_checkpoint_is_kept_and_a_run_that_stalls_stops(
         ("000004", True),
     ]
     ended = runs.train(config, resume=True)
-    assert ended.state == trainer.state
-    assert "Nothing is left to do" in ended._display._console.file.getvalue()
+    assert ended.shared.state == trainer.shared.state
+    assert "Nothing is left to do" in ended.shared.display._console.file.getvalue()
 
 
 @pytest.mark.slow
@@ -166,15 +166,19 @@ def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs
         checkpoint={"every": 4},
     )
     whole = runs.train(config, "whole")
-    assert set(scan_steps(whole.folder / "evaluation").collect()["iteration"]) == {4}
+    assert set(
+        scan_steps(whole.shared.folder / "evaluation").collect()["iteration"]
+    ) == {4}
     budget = int(runs.metrics("whole")[0]["training/environment_steps"]) + 1
     ended = runs.train(replace(config, environment_steps=budget), "short")
-    assert ended.state.iteration == 2
-    assert ended.state.environment_steps >= budget
+    assert ended.shared.state.iteration == 2
+    assert ended.shared.state.environment_steps >= budget
     assert "val/success_rate" in runs.metrics("short")[1]
-    assert list_checkpoints(ended.folder / "checkpoints")[-1].name == "000002"
+    assert list_checkpoints(ended.shared.folder / "checkpoints")[-1].name == "000002"
     resumed = runs.train(config, "short", resume=True)
-    assert resumed.state.environment_steps == whole.state.environment_steps
+    assert (
+        resumed.shared.state.environment_steps == whole.shared.state.environment_steps
+    )
     assert runs.weights("short") == runs.weights("whole")
 
 

@@ -126,7 +126,10 @@ def test_a_run_is_not_resumed_with_another_prompt_template_at_its_path(
     with refused("was written with prompt_template = "):
         runs.trainer(replace(config, iterations=2), resume=True)
     edited.write_text(template.read_text())
-    assert runs.train(replace(config, iterations=2), resume=True).state.iteration == 2
+    assert (
+        runs.train(replace(config, iterations=2), resume=True).shared.state.iteration
+        == 2
+    )
 
 
 @pytest.mark.slow
@@ -152,7 +155,7 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
         iterations=2,
         environment={"options": {**secret, "api_key": "another-one"}},
     )
-    assert runs.train(other, resume=True).state.iteration == 2
+    assert runs.train(other, resume=True).shared.state.iteration == 2
     files = [path for path in (runs.folder / "run").rglob("*") if path.is_file()]
     assert len(files) > 8
     for path in files:

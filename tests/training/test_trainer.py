@@ -60,7 +60,7 @@ def test_an_estimator_of_the_policy_receives_the_model_and_earlier_metrics(small
 def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
     trainer = runs.train(replace(config, evaluation={"every": 2}))
     folder = runs.folder / "run"
-    assert trainer.state.iteration == 3
+    assert trainer.shared.state.iteration == 3
     steps = scan_steps(folder / "steps").collect()
     assert (
         steps.select(pl.struct("iteration", "task_id", "group").n_unique()).item() == 9
@@ -84,7 +84,7 @@ def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
     assert lines[1]["training/rollout_logprobs_abs_diff_mean"] < 1e-4
     checkpoints = sorted((folder / "checkpoints").iterdir())
     assert checkpoints[-1].name == "000003"
-    own = trainer.model.state_dict()
+    own = trainer.shared.learner.model.state_dict()
     loaded = AutoModelForCausalLM.from_pretrained(checkpoints[-1]).state_dict()
     assert all((value == own[name]).all() for name, value in loaded.items())
     assert AutoTokenizer.from_pretrained(checkpoints[-1]).chat_template
@@ -107,7 +107,9 @@ def test_an_evaluation_shows_of_how_many_rollouts_it_is(config, runs, monkeypatc
 @pytest.mark.slow
 def test_verify_covers_all_files_of_a_run(config, runs, hgpo, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    folder = runs.train(replace(config, iterations=2, evaluation={"every": 1})).folder
+    folder = runs.train(
+        replace(config, iterations=2, evaluation={"every": 1})
+    ).shared.folder
     output = hgpo.output("verify", folder)
     # the run with its table, the evaluations, two checkpoints
     assert output.count("no problems") == 4
@@ -162,6 +164,23 @@ INVALID = (
     ({"environment": {"split": "trian"}}, "trian"),
     ({"model": {"lora": {"rank": 2, "targets": ["nothing"]}}}, "cannot add adapters"),
 )
+
+
+def test_the_engine_starts_without_the_optimisers_state_on_its_device(
+    small, runs, monkeypatch
+):
+    calls = []
+    monkeypatch.setattr(
+        "hgpo_train.training.trainer.move_state",
+        lambda optimiser, device: calls.append(f"state to {device}"),
+    )
+    monkeypatch.setattr(
+        "hgpo_train.policies.transformers.TransformersPolicy.publish",
+        lambda *_: calls.append("publish the weights"),
+    )
+    runs.trainer(replace(small, rollout={"offload_optimiser": True})).close()
+    runs.trainer(small, "other").close()
+    assert calls == ["state to cpu", "publish the weights", "publish the weights"]
 
 
 def test_a_publication_without_memory_gives_advice(small, runs, monkeypatch):
@@ -246,15 +265,16 @@ def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
     )
     returns = groups.agg(pl.col("episode_return").n_unique())
     line = runs.metrics()[-1]
-    trainer._display.row(1, line | {"actor/optimiser_steps": 0.0})
+    trainer.shared.display.row(1, line | {"actor/optimiser_steps": 0.0})
     assert (
-        "no informative groups: no update" in trainer._display._console.file.getvalue()
+        "no informative groups: no update"
+        in trainer.shared.display._console.file.getvalue()
     )
     assert (
         line.get("training/groups", 0)
         == returns.filter(pl.col("episode_return") > 1).height
     )
-    assert trainer.state.tasks_drawn == returns.height
+    assert trainer.shared.state.tasks_drawn == returns.height
 
 
 @pytest.mark.slow
@@ -267,11 +287,12 @@ def test_advantages_are_normalised_over_the_groups_that_are_trained_on(
 
     # all rollouts of two groups win, and one of the third
     def collected(*arguments, **others):
-        steps = collect(*arguments, **others)
+        steps, seconds = collect(*arguments, **others)
         first = (pl.col("group") == 0) & (pl.col("task_id") == steps["task_id"][0])
         won = ~first | (pl.col("trajectory") == steps.filter(first)["trajectory"][0])
         reward = pl.when(won & (pl.col("step") == 0)).then(1.0).otherwise(0.0)
-        return steps.with_columns(reward=reward, episode_return=won.cast(pl.Float64))
+        returns = won.cast(pl.Float64)
+        return steps.with_columns(reward=reward, episode_return=returns), seconds
 
     monkeypatch.setattr(stages, "collect", collected)
     config = replace(config, iterations=1, rollout={"filter_groups": True})
@@ -297,7 +318,7 @@ def test_every_estimator_trains(config, runs, estimator):
     config = replace(config, update={"rollout_is": "token"})
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert runs.train(config).state.iteration == 1
+        assert runs.train(config).shared.state.iteration == 1
     (line,) = runs.metrics()
     # the engine runs the trained model
     assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)

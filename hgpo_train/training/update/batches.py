@@ -52,6 +52,7 @@ class Samples:
             reported none.
         sequence: int64 of shape (rows,), the sequence of each row. Of the rows of a sequence, each begins with the
             tokens of all shorter ones.
+        sequence_length: int64 of shape (sequences,), the tokens that are computed for each sequence.
     """
 
     tokens: NDArray[np.int32]
@@ -63,16 +64,10 @@ class Samples:
     advantage: NDArray[np.float64]
     rollout_logprob: NDArray[np.float32]
     sequence: NDArray[np.int64]
+    sequence_length: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.prompt_length)
-
-    @property
-    def sequence_length(self) -> NDArray[np.int64]:
-        """Tokens that are computed for each sequence, int64 of shape (sequences,)."""
-        longest = np.zeros(int(self.sequence.max(initial=-1)) + 1, np.int64)
-        np.maximum.at(longest, self.sequence, self.length)
-        return longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,29 +149,40 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
             response token, or null) is optional.
         share_prefixes: Whether a row and the next one share a sequence if the tokens of the first begin the other.
     """
-    prompt, prompt_length = _ragged(steps["prompt_token_ids"], np.int32)
-    response, response_length = _ragged(steps["response_token_ids"], np.int32)
+    # 1. The columns' flat values, and their lengths; a null counts as an empty list.
+    names = ["prompt_token_ids", "response_token_ids"]
+    if steps.schema.get("response_logprobs", pl.Null) != pl.Null:
+        names.append("response_logprobs")
+    values = {}
+    lengths = {}
+    for name in names:
+        number = steps[name].list.len()
+        lengths[name] = number.fill_null(0).cast(pl.Int64).to_numpy()
+        values[name] = steps[name].filter(number > 0).explode().to_numpy()
+    prompt_length = lengths["prompt_token_ids"]
+    response_length = lengths["response_token_ids"]
     length = prompt_length + response_length
     start = np.append(0, np.cumsum(length))
     response_start = np.append(0, np.cumsum(response_length))
 
-    # Each row is its prompt followed by its response. Both lists are flat and in the order of rows, so that one mask
+    # 2. Each row is its prompt followed by its response. Both lists are flat and in the order of rows, so that one mask
     # places all prompts and all responses at once.
     tokens = np.empty(start[-1], np.int32)
-    is_prompt = _counted(length) < np.repeat(prompt_length, length)
-    tokens[is_prompt] = prompt
-    tokens[~is_prompt] = response
+    is_prompt = np.arange(start[-1]) < np.repeat(start[:-1] + prompt_length, length)
+    tokens[is_prompt] = values["prompt_token_ids"]
+    tokens[~is_prompt] = values["response_token_ids"]
 
+    # 3. The other columns, where they are known.
     advantage = np.ones(len(steps))
     if "advantage" in steps.columns:
         advantage = steps["advantage"].cast(pl.Float64).to_numpy()
 
     logprob = np.full(response_start[-1], np.nan, np.float32)
-    if steps.schema.get("response_logprobs", pl.Null) != pl.Null:
-        values, lengths = _ragged(steps["response_logprobs"], np.float32)
-        reported = np.repeat(lengths > 0, response_length)
-        logprob[reported] = np.maximum(values, _LEAST)
+    if "response_logprobs" in values:
+        reported = np.repeat(lengths["response_logprobs"] > 0, response_length)
+        logprob[reported] = np.maximum(values["response_logprobs"], _LEAST)
 
+    # 4. Sequences, which are as long as their longest rows.
     sequence = np.arange(len(length))
     if share_prefixes and len(length):
         rows = np.split(tokens, start[1:-1])
@@ -186,6 +192,8 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
             for row, following in pairwise(rows)
         ]
         sequence = np.cumsum([0, *is_new])
+    sequence_length = np.zeros(len(np.unique(sequence)), np.int64)
+    np.maximum.at(sequence_length, sequence, length)
     return Samples(
         tokens=tokens,
         start=start,
@@ -196,16 +204,8 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
         advantage=advantage,
         rollout_logprob=logprob,
         sequence=sequence,
+        sequence_length=sequence_length,
     )
-
-
-def _ragged(
-    column: pl.Series, dtype: type
-) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """Return a list column's flat values and its lengths; a null counts as an empty list."""
-    lengths = column.list.len().fill_null(0).cast(pl.Int64).to_numpy()
-    values = column.filter(column.list.len() > 0).explode()
-    return values.to_numpy().astype(dtype), lengths
 
 
 def mini_batches(
@@ -305,7 +305,7 @@ def _micro_batch(
         first = np.cumsum(length) - length
 
     # Positions begin at 0 in every sequence, and go on in its padding.
-    position = _counted(length)
+    position = np.concatenate([np.arange(tokens) for tokens in length])
     place = np.repeat(first, length) + position
     position_ids = np.tile(np.arange(width), height)
     position_ids[place] = position
@@ -314,7 +314,7 @@ def _micro_batch(
 
     # Each response token is predicted by the output before it, the first one by that of the prompt's last token.
     answer = samples.response_length[rows]
-    offset = _counted(answer)
+    offset = np.concatenate([np.arange(tokens) for tokens in answer])
     source = (
         np.repeat(first[sequence] + samples.prompt_length[rows] - 1, answer) + offset
     )
@@ -325,11 +325,4 @@ def _micro_batch(
         target=torch.from_numpy(input_ids[source + 1]),
         token=np.repeat(samples.response_start[rows], answer) + offset,
         row=np.repeat(rows, answer),
-    )
-
-
-def _counted(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return 0 to n - 1 for each length n, one after another."""
-    return np.arange(int(lengths.sum())) - np.repeat(
-        np.cumsum(lengths) - lengths, lengths
     )

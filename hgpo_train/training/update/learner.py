@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import memory_advice
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.losses import policy_loss, token_weights
-from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
+from hgpo_train.training.update.optimiser import make_optimiser
 from hgpo_train.training.update.rollout_correction import rollout_correction
 from hgpo_train.training.update.scorer import TokenScorer
 from hgpo_train.training.update.throughput import model_flops, peak_flops
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from hgpo_train.models.hf import Model
     from hgpo_train.training.config import Config, SftConfig
@@ -119,23 +120,31 @@ class Learner(TokenScorer):
         # 1. What the loss takes as given, before the first step changes the policy.
         if inputs is None:
             inputs = self.loss_inputs(samples)
+        reported = samples.rollout_logprob
+        is_old = config.old_logprobs == "rollout" or inputs.old is None
+        is_read = is_old or config.rollout_is is not None
+        if is_read and np.isnan(reported).any():
+            setting = "update.rollout_is to none"
+            if is_old:
+                setting = 'update.old_logprobs = "recompute"'
+            raise InputError(
+                "expected response_logprobs for every response token, but the engine reported none for some; "
+                f"set {setting}"
+            )
         metrics: dict[str, float] = {}
-        if config.old_logprobs == "rollout" or inputs.old is None:
-            advice = 'set update.old_logprobs = "recompute"'
-            inputs = inputs._replace(old=_reported(samples, advice))
+        if is_old:
+            inputs = inputs._replace(old=reported)
         else:
-            inputs, metrics = self._corrected(samples, inputs, inputs.old)
+            inputs, metrics = self._corrected(samples, inputs)
 
         # 2. One optimiser step per mini-batch.
         update_begin = time.perf_counter()
-        if rate is not None:
-            self.set_learning_rate(rate)
         batches: list[NDArray[np.int64]] = []
         for _ in range(config.epochs):
             batches += mini_batches(rows, config.mini_batch_size, rng, samples.sequence)
         steps = []
         for done, batch in enumerate(batches):
-            steps.append(self.step(samples, batch, inputs))
+            steps.append(self.step(samples, batch, inputs, rate))
             if progress is not None:
                 progress(done + 1, len(batches))
         end = time.perf_counter()
@@ -146,31 +155,30 @@ class Learner(TokenScorer):
         }
         metrics["actor/lr"] = self.optimiser.param_groups[0]["lr"]
         metrics["actor/optimiser_steps"] = float(len(steps))
-        computed = float(samples.sequence_length.sum())
+        length = samples.sequence_length
+        computed = float(length.sum())
         metrics["perf/update_tokens_per_s"] = computed / (end - begin)
         metrics["perf/shared_tokens"] = 1.0 - computed / float(samples.start[-1])
         peak = peak_flops(self.device, self.dtype)
         if peak is not None:
-            flops = (
-                model_flops(
-                    self.model, samples.sequence_length, samples.response_length
-                )
-                * config.epochs
-            )
             # as verl's: without scoring
-            metrics["perf/mfu/actor"] = flops / (end - update_begin) / peak
+            flops = model_flops(self.model, length, samples.response_length)
+            rate_of_flops = flops * config.epochs / (end - update_begin)
+            metrics["perf/mfu/actor"] = rate_of_flops / peak
         return metrics
 
     def _corrected(
-        self, samples: Samples, inputs: LossInputs, old: NDArray[np.float32]
+        self, samples: Samples, inputs: LossInputs
     ) -> tuple[LossInputs, dict[str, float]]:
         """Add the weights of the rollout correction; return how far the engine's log-probabilities are from `old`."""
         config = self.config.update
+        old = inputs.old
+        assert old is not None
         metrics: dict[str, float] = {}
         if config.rollout_is is not None:
             weights, metrics = rollout_correction(
                 old,
-                _reported(samples, "set update.rollout_is to none"),
+                samples.rollout_logprob,
                 samples.response_start,
                 config.rollout_is,
                 config.rollout_is_threshold,
@@ -184,25 +192,28 @@ class Learner(TokenScorer):
             metrics["training/rollout_logprobs_abs_diff_max"] = float(gap.max())
         return inputs, metrics
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the following optimiser steps."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-
     def step(
         self,
         samples: Samples,
         rows: NDArray[np.int64],
         inputs: LossInputs,
+        rate: float | None = None,
     ) -> dict[str, float]:
         """Take one optimiser step on a mini-batch, with the gradient accumulated over micro-batches.
 
         The step is skipped and counted (`actor/skipped`) if the loss or the gradient is not finite. Arguments and
-        result are those of `accumulate`, with the gradient norm before clipping, under verl's names (`actor/…`).
+        result are those of `accumulate`, with the gradient norm before clipping, under verl's names (`actor/…`); the
+        learning rate is that of this and the following steps, and None leaves it unchanged.
         """
+        if rate is not None:
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
         with memory_advice(self.config):
             parts = self.accumulate(samples, rows, inputs)
-            norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
+            # 0 does not clip; the norm is computed nevertheless
+            largest = self.config.optimiser.gradient_clip or math.inf
+            parameters = list(self.model.parameters())
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest))
             finite = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
             if finite:
                 self.optimiser.step()
@@ -228,7 +239,7 @@ class Learner(TokenScorer):
         """
         config = self.config.update
         # A token's weight is that in the whole mini-batch, so that the sum of the micro-batches' losses is its loss.
-        row_weight = np.zeros(len(samples))
+        row_weight = np.zeros_like(samples.advantage)
         row_weight[rows] = token_weights(
             samples.response_length[rows], config.aggregation
         )
@@ -236,12 +247,13 @@ class Learner(TokenScorer):
         self.model.train()
         sums: dict[str, float] = {}
         limit = config.micro_batch_tokens
+        tensor = partial(torch.as_tensor, dtype=torch.float32, device=self.device)
         for micro in micro_batches(samples, rows, max_tokens=limit, layout=self.layout):
             logprob, entropy = self.forward(
                 self.model, micro, entropy_gradient=config.entropy_weight != 0
             )
             old, reference, rollout_is = [
-                None if values is None else self._tensor(values[micro.token])
+                None if values is None else tensor(values[micro.token])
                 for values in inputs
             ]
             loss, parts, totals = policy_loss(
@@ -249,8 +261,8 @@ class Learner(TokenScorer):
                 entropy,
                 logprob.detach() if old is None else old,
                 reference,
-                self._tensor(samples.advantage[micro.row]),
-                self._tensor(row_weight[micro.row]),
+                tensor(samples.advantage[micro.row]),
+                tensor(row_weight[micro.row]),
                 config,
                 rollout_is,
                 torch.from_numpy(micro.row).to(self.device),
@@ -260,16 +272,3 @@ class Learner(TokenScorer):
             for name, value in (parts | means).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         return sums
-
-    def _tensor(self, values: NDArray[np.floating]) -> Tensor:
-        return torch.from_numpy(values.astype(np.float32)).to(self.device)
-
-
-def _reported(samples: Samples, otherwise: str) -> NDArray[np.float32]:
-    """Return the engine's log-probabilities. Raises `InputError` with advice if some are missing."""
-    if np.isnan(samples.rollout_logprob).any():
-        raise InputError(
-            "expected response_logprobs for every response token, but the engine reported none for some; "
-            + otherwise
-        )
-    return samples.rollout_logprob

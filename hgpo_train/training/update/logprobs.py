@@ -9,7 +9,7 @@ pass (`torch.utils.checkpoint`), so at most one chunk's logits are in memory at 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -56,7 +56,7 @@ def response_logprobs(
     *,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
-    chunk: int = 128,
+    chunk: int | Literal["auto"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities and entropies of given tokens under a causal language model.
 
@@ -68,7 +68,7 @@ def response_logprobs(
         target: The tokens.
         temperature: Temperature of the rollout, so that log-probabilities are those of the sampled distribution.
         entropy_gradient: Whether entropies carry a gradient; False needs less memory.
-        chunk: Number of positions whose logits are in memory at a time; 0 computes all logits together.
+        chunk: Number of positions whose logits are in memory at a time; 0 computes all logits together, auto is 128.
 
     Returns:
         Log-probabilities and entropies in nats, float32 of shape (tokens,).
@@ -81,6 +81,8 @@ def response_logprobs(
         temperature=temperature,
         entropy_gradient=entropy_gradient,
     )
+    if chunk == "auto":
+        chunk = 128
     size = chunk or len(target)
     parts = []
     for part, tokens in zip(

@@ -70,16 +70,6 @@ def learning_rate(config: OptimiserConfig, iteration: int, iterations: int) -> f
     return config.learning_rate * shape[config.schedule]
 
 
-def clip_gradient(model: nn.Module, largest: float) -> float:
-    """Scale the gradient to a norm of at most `largest`, or not at all if it is 0; return the norm before scaling."""
-    parameters = [
-        parameter for parameter in model.parameters() if parameter.grad is not None
-    ]
-    return float(
-        torch.nn.utils.clip_grad_norm_(parameters, largest if largest > 0 else math.inf)
-    )
-
-
 def move_state(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
     """Move an optimiser's moments to a device; numbers of steps stay where they are."""
     for state in optimiser.state.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -43,7 +43,13 @@ class TokenScorer:
         config: The settings, of which the sections `update` and `model` are used.
         temperature: The sampling temperature of the scored distribution.
 
+    Raises:
+        InputError: Packed rows are asked for, and those of the model see one another.
+
     Attributes:
+        context_length: The number of tokens of the longest sequence that the model accepts; None if its configuration
+            names none.
+        layout: How the rows of a micro-batch are arranged.
         reference: The model of reference log-probabilities. A model with adapters can be its own: it is then used
             without them. None if there is none.
     """
@@ -61,18 +67,29 @@ class TokenScorer:
         self.reference: Model | None = None
         self.device = next(model.parameters()).device
         self.dtype: torch.dtype = getattr(torch, config.model.compute_dtype)
-        self.layout = _layout_of(model, config.update.layout, self.dtype)
+        plain = unwrap_peft(model)
+        sizes = plain.config.get_text_config()
+        self.context_length: int | None
+        self.context_length = getattr(sizes, "max_position_embeddings", None)
 
-    @property
-    def context_length(self) -> int | None:
-        """The number of tokens of the longest sequence that the model accepts; None if its configuration names none."""
-        positions: int | None
-        positions = getattr(
-            unwrap_peft(self.model).config.get_text_config(),
-            "max_position_embeddings",
-            None,
-        )
-        return positions
+        # Rows are packed if that is asked for, or if a kernel computes packed rows; and if the model can.
+        wanted = config.update.layout
+        has_kernel = enable_packed_kernel(model, self.dtype)
+        is_packed = wanted == "packed" or (wanted == "auto" and has_kernel)
+        if is_packed and not can_pack(model):
+            problem = (
+                f"rows of {type(plain).__name__} see one another when they are packed"
+            )
+            if wanted == "packed":
+                raise InputError(
+                    f'update.layout: {problem}; set update.layout = "padded"'
+                )
+            warnings.warn(
+                f"{problem}, so they are padded (update.layout)", stacklevel=2
+            )
+            disable_packed_kernel(model)
+            is_packed = False
+        self.layout: Layout = "packed" if is_packed else "padded"
 
     def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:
         """Score the response tokens of rows; see `hgpo_train.scores.Scorer`."""
@@ -143,28 +160,5 @@ class TokenScorer:
                 micro.target.to(self.device),
                 temperature=self.temperature,
                 entropy_gradient=entropy_gradient,
-                chunk=self.config.update.logits_at_a_time,
+                chunk=self.config.update.logit_chunk,
             )
-
-
-def _layout_of(
-    model: Model,
-    wanted: Literal["auto"] | Layout,
-    dtype: torch.dtype,
-) -> Layout:
-    """Return how rows are laid out: packed if asked for, or if a kernel computes packed rows and the model can.
-
-    Raises:
-        InputError: Packed rows are asked for, and those of the model see one another.
-    """
-    has_kernel = enable_packed_kernel(model, dtype)
-    if wanted == "padded" or (wanted == "auto" and not has_kernel):
-        return "padded"
-    if can_pack(model):
-        return "packed"
-    problem = f"rows of {type(unwrap_peft(model)).__name__} see one another when they are packed"
-    if wanted == "packed":
-        raise InputError(f'update.layout: {problem}; set update.layout = "padded"')
-    warnings.warn(f"{problem}, so they are padded (update.layout)", stacklevel=2)
-    disable_packed_kernel(model)
-    return "padded"

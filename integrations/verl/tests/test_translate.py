@@ -10,7 +10,7 @@ import yaml
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.plugins import install_command
-from hgpo_train.training.config import Config, load_config, replace, shipped
+from hgpo_train.training.config import SHIPPED, Config, load_config, replace
 from hgpo_verl.check import check, settings_of, unread
 from hgpo_verl.command import command_line, launch_text, main
 from hgpo_verl.launch_files import NAMES, text_of
@@ -20,7 +20,7 @@ from hgpo_verl.translate import RULES, Cluster, leaves, translate
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path("/runs/one")
-PAPERS = [name for name in shipped() if not name.startswith("tiny")]
+PAPERS = [name for name in SHIPPED if not name.startswith("tiny")]
 
 OTHER = {
     "name": "other",

@@ -312,6 +312,29 @@ def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
     )
 
 
+@pytest.mark.parametrize("largest", [0.0, 0.01])
+def test_the_gradient_is_clipped_to_its_norm(model, steps, largest):
+    samples = samples_from_steps(steps)
+    config = replace(
+        BASE, update={"kl_weight": 0.0}, optimiser={"gradient_clip": largest}
+    )
+    learner = make_learner(model, config)
+    found = []
+
+    def norm():
+        squares = [float((each.grad**2).sum()) for each in model.parameters()]
+        found.append(math.sqrt(sum(squares)))
+
+    learner.accumulate(samples, np.arange(4), LossInputs())
+    norm()
+    learner.optimiser.zero_grad(set_to_none=True)
+    learner.optimiser.step = norm
+    metrics = learner.step(samples, np.arange(4), LossInputs())
+    assert metrics["actor/grad_norm"] == pytest.approx(found[0], rel=1e-5)
+    assert found[0] > 0.01
+    assert found[1] == pytest.approx(largest or found[0], rel=1e-3)
+
+
 def test_missing_rollout_logprobs_are_reported(model, steps):
     config = replace(BASE, update={"old_logprobs": "rollout"})
     with refused("recompute"):
