@@ -174,7 +174,10 @@ class EnvironmentSpec:
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Return the parameters of `source` by name."""
-        return signature(self._factory()[1]).parameters
+        source = self.source
+        return signature(
+            resolve_name(source) if isinstance(source, str) else source
+        ).parameters
 
     def open_source(self, **arguments: Any) -> SharedSource:
         """Open the task source, once per process for the same arguments (`hgpo_envs.sources.open_shared`).
@@ -182,9 +185,15 @@ class EnvironmentSpec:
         Raises:
             InputError: If an argument is missing or unknown, or the data cannot be used.
         """
-        place, factory = self._factory()
+        place = self.source
+        if not isinstance(place, str):
+            place = f"{place.__module__}:{place.__qualname__}"
+            if not place.partition(":")[2].isidentifier():
+                raise InputError(
+                    f"{self.id}: expected a class or function at the top of a module as source, received {place}"
+                )
         try:
-            bound = signature(factory).bind(**arguments)
+            bound = signature(resolve_name(place)).bind(**arguments)
         except TypeError as error:
             raise InputError(f"{self.id}: {error}") from error
         bound.apply_defaults()
@@ -199,17 +208,6 @@ class EnvironmentSpec:
                 f"received {shared.source.name!r}"
             )
         return shared
-
-    def _factory(self) -> tuple[str, Callable[..., TaskSource]]:
-        """Return `source` as ``module:callable`` and as an object."""
-        if isinstance(self.source, str):
-            return self.source, resolve_name(self.source)
-        place = f"{self.source.__module__}:{self.source.__qualname__}"
-        if not place.partition(":")[2].isidentifier():
-            raise InputError(
-                f"{self.id}: expected a class or function at the top of a module as source, received {place}"
-            )
-        return place, self.source
 
 
 @cache

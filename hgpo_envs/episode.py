@@ -361,7 +361,7 @@ class Episode:
         """
         if (close := getattr(self._engine, "close", None)) is not None:
             close()
-        self.shared.remove_user(self)
+        self.shared.close(self)
 
     def fork(self) -> Episode:
         """Return an independent episode in the same state.

@@ -33,11 +33,13 @@ TRAJECTORY_FILE: Final = "traj_data.json"
 
 
 class GameStore(Protocol):
-    """A collection of game files."""
+    """A collection of game files.
 
-    def ids(self) -> Sequence[str]:
-        """Return all task ids, sorted."""
-        ...
+    Attributes:
+        ids: All task ids, sorted.
+    """
+
+    ids: Sequence[str]
 
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of a game file. Raises KeyError for an unknown id."""
@@ -56,6 +58,9 @@ class FolderStore:
 
     Args:
         folder: `json_2.1.1`, a folder that contains it, one of its subfolders, or the folder of a single game.
+
+    Attributes:
+        ids: All task ids, sorted.
 
     Raises:
         InputError: If there is no playable game, a game file is truncated, or a game occurs twice.
@@ -85,11 +90,7 @@ class FolderStore:
                 f"no playable game in {folder}: expected {'|'.join(SPLITS)}/<task folder>/<trial folder>/{GAME_FILE} "
                 f"marked solvable, received {found}"
             )
-        self._ids = sorted(self._folders)
-
-    def ids(self) -> Sequence[str]:
-        """Return all task ids, sorted."""
-        return self._ids
+        self.ids: Sequence[str] = sorted(self._folders)
 
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of a game file. Raises KeyError for an unknown id."""

@@ -165,13 +165,5 @@ class Commands:
         return text
 
 
-def commands_of(game: Game) -> Commands:
-    """Return the game's commands, which are created once and shared by all engines that play it."""
-    commands = game.cache.get("commands")
-    if not isinstance(commands, Commands):
-        commands = game.cache["commands"] = Commands(game)
-    return commands
-
-
 def _unique(commands: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(commands)) if len(commands) > 1 else commands)
