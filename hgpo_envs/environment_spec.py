@@ -106,6 +106,9 @@ class EnvironmentSpec:
         wordings: The wordings of the benchmark (`hgpo_envs.task_wordings`) by ``name=value``: an argument of `source`
             that is also one of `hgpo_envs.engine.Task.versions`.
         name: The name in the id.
+        takes_calls: Whether an action is a call of a tool, rather than a text in a tag or in the form of
+            `format_response`.
+        parser: `parse_response`, or the default for the specification's tools or tag.
 
     Raises:
         InputError: If the id is malformed, a player has another name, or a tool another form.
@@ -133,6 +136,8 @@ class EnvironmentSpec:
     data_command: str = ""
     wordings: Mapping[str, Wording] = field(default_factory=dict)
     name: str = field(init=False, repr=False, compare=False)
+    takes_calls: bool = field(init=False, repr=False, compare=False)
+    parser: Callable[[str], Response] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", name_in(self.id))
@@ -144,25 +149,16 @@ class EnvironmentSpec:
         except InputError as error:
             raise InputError(f"{self.id}: {error}") from error
         object.__setattr__(self, "tools", tools)
-
-    @property
-    def takes_calls(self) -> bool:
-        """Whether an action is a call of a tool, rather than a text in a tag or in the form of `format_response`."""
         is_usual = (
             self.parse_response in (parse, parse_tool_calls) or not self.action_tag
         )
-        return bool(self.tools) and self.format_response is None and is_usual
-
-    @property
-    def parser(self) -> Callable[[str], Response]:
-        """`parse_response`, or the default for the specification's tools or tag."""
-        if self.parse_response is not parse:
-            return self.parse_response
-        return (
-            parse_tool_calls
-            if self.takes_calls
-            else _tag_parser(self.action_tag or "action")
-        )
+        takes_calls = bool(tools) and self.format_response is None and is_usual
+        object.__setattr__(self, "takes_calls", takes_calls)
+        parser = self.parse_response
+        if parser is parse:
+            usual = _tag_parser(self.action_tag or "action")
+            parser = parse_tool_calls if takes_calls else usual
+        object.__setattr__(self, "parser", parser)
 
     def respond(self, action: str) -> str:
         """Return a response, without thoughts, from which `parser` reads an action."""

@@ -22,7 +22,7 @@ import secrets
 import shutil
 import socket
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from filelock import lock_descriptor
@@ -70,10 +70,28 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, purpose: str) -> None:
-        self.folder = folder
         self._descriptor = open_inside(folder / LOCK, os.O_CREAT)
-        try:
-            self._take()
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, self._descriptor)
+            try:
+                locked = lock_descriptor(self._descriptor, blocking=False)
+            except OSError as error:
+                raise InputError(
+                    f"cannot lock {folder}: its file system does not support locks ({error.strerror}); use a local "
+                    "disk, or mount the network file system with locks"
+                ) from error
+            if not locked:
+                note = _note_of(folder)
+                holder = f"process {note.get('process')} on {note.get('host')} is {note.get('purpose')} there"
+                known = holder if note else "another process has locked it"
+                raise InputError(
+                    f"{folder} is in use: {known}; wait for it, or use another folder"
+                )
+            # the folder was removed before it was locked
+            if os.fstat(self._descriptor).st_nlink == 0:
+                raise FileNotFoundError(
+                    errno.ENOENT, os.strerror(errno.ENOENT), str(folder / LOCK)
+                )
             note = {
                 "purpose": purpose,
                 "process": os.getpid(),
@@ -81,30 +99,7 @@ class FolderLock:
             }
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, json.dumps(note).encode())
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-
-    def _take(self) -> None:
-        try:
-            locked = lock_descriptor(self._descriptor, blocking=False)
-        except OSError as error:
-            raise InputError(
-                f"cannot lock {self.folder}: its file system does not support locks ({error.strerror}); use a local "
-                "disk, or mount the network file system with locks"
-            ) from error
-        if not locked:
-            note = _note_of(self.folder)
-            holder = f"process {note.get('process')} on {note.get('host')} is {note.get('purpose')} there"
-            known = holder if note else "another process has locked it"
-            raise InputError(
-                f"{self.folder} is in use: {known}; wait for it, or use another folder"
-            )
-        # the folder was removed before it was locked
-        if os.fstat(self._descriptor).st_nlink == 0:
-            raise FileNotFoundError(
-                errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / LOCK)
-            )
+            on_failure.pop_all()
 
     def release(self) -> None:
         """Release the lock and empty its file. Further calls have no effect."""
