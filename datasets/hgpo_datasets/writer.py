@@ -267,7 +267,13 @@ class StepWriter(AbstractContextManager["StepWriter"]):
         """Write each file with a group of these rows again, with them instead of its trajectories of these names."""
         written = []
         for shard in self._shards_of(frame):
-            stored = self._read(shard)
+            path = self._run.steps / shard.file
+            data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
+            if hashlib.sha256(data).hexdigest() != shard.sha256:
+                raise InputError(
+                    f"{path} is damaged; run `hgpo verify {path}` for details"
+                )
+            stored = pl.read_parquet(data)
             kept = stored.join(frame, on="trajectory", how="anti")
             new = frame.join(stored, on=schema.GROUP_KEY, how="semi")
             written.append(self._write_shard([kept, new], replaces=shard.file))
@@ -277,14 +283,6 @@ class StepWriter(AbstractContextManager["StepWriter"]):
         """Return the files with groups of some rows, so that the cost of reading does not grow with the run."""
         files = {self._files[group] for group in _groups(frame) & self.committed}
         return [self._run.manifest.shards[file] for file in sorted(files)]
-
-    def _read(self, shard: Shard) -> pl.DataFrame:
-        """Read a committed shard."""
-        path = self._run.steps / shard.file
-        data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
-        if hashlib.sha256(data).hexdigest() != shard.sha256:
-            raise InputError(f"{path} is damaged; run `hgpo verify {path}` for details")
-        return pl.read_parquet(data)
 
     def close(self) -> None:
         """Commit the accepted groups and release the run's lock. After an OSError, groups not committed are lost."""

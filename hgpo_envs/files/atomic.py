@@ -40,7 +40,9 @@ LOCK: Final = ".lock"
 _CONTENT: Final = ".content"
 """New content in a scratch folder. Any other name there is that of a folder that is being replaced."""
 
-_SCRATCH: Final = re.compile(r"\.hgpo-[0-9a-f]{16}\.tmp")
+SCRATCH: Final = re.compile(r"\.hgpo-[0-9a-f]{16}\.tmp")
+"""The names of scratch folders, which readers must skip when they walk a tree."""
+
 _TRIES: Final = 20
 _LONGEST_NOTE: Final = 1 << 12
 
@@ -353,14 +355,9 @@ def check_writable(folder: Path) -> None:
     scratch.rmdir()
 
 
-def is_scratch(name: str) -> bool:
-    """Return whether a folder's name is that of a scratch folder, which readers must skip when they walk a tree."""
-    return _SCRATCH.fullmatch(name) is not None
-
-
 def scratch_folders(folder: Path) -> list[Path]:
     """Return the scratch folders in a folder, of dead and living processes. Links are none."""
-    named = (path for path in folder.iterdir() if is_scratch(path.name))
+    named = (path for path in folder.iterdir() if SCRATCH.fullmatch(path.name))
     return sorted(path for path in named if path.is_dir() and not path.is_symlink())
 
 
@@ -423,7 +420,7 @@ def _scratch_folder(path: Path, parent: Path) -> Iterator[Path]:
     except OSError as error:
         # `os.write` and `os.fsync` name no file, other functions the scratch folder, which is none of the user's.
         named = str(error.filename or "")
-        if error.errno is not None and (not named or _SCRATCH.search(named)):
+        if error.errno is not None and (not named or SCRATCH.search(named)):
             error.filename = str(path)
         raise
 

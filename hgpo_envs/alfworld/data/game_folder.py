@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.alfworld.engine.game import LONGEST_FILE, read_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import is_scratch, new_folder
+from hgpo_envs.files.atomic import SCRATCH, new_folder
 from hgpo_envs.files.untrusted_files import (
     open_regular,
     parse_json,
@@ -115,7 +115,7 @@ class FolderStore:
 def _game_folders(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder, onerror=_unreadable):
         # incomplete folders
-        folders[:] = [name for name in folders if not is_scratch(name)]
+        folders[:] = [name for name in folders if not SCRATCH.fullmatch(name)]
         if GAME_FILE in files:
             yield Path(place)
 
