@@ -1,7 +1,8 @@
 """Columns computed from the rows of a trajectory: order, hashes, returns and lengths.
 
-The input is always complete trajectories. The writer and every importer use `complete`; `hgpo verify` uses the same
-rules (`order_faults`, `value_faults`) and `derived`, whose values it compares with those of a file.
+The input is always complete trajectories. The writer, and with it every importer, refuses rows that violate the rules
+(`order_faults`, `value_faults`, `derived_faults`) and stores the columns of `derived`; `hgpo verify` uses the same
+rules, and compares the columns with those of a file.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from hgpo_datasets.branches import (
     has_branches,
     with_prefixes,
 )
-from hgpo_datasets.rows import refuse
-from hgpo_datasets.schema import GROUP_KEY, SORT_KEY, columns
+from hgpo_datasets.schema import GROUP_KEY, SORT_KEY
 from hgpo_envs import hashing
 
 if TYPE_CHECKING:
@@ -60,34 +60,6 @@ def any_won(won: pl.Expr) -> pl.Expr:
     [False, None]
     """
     return won.any() | won.last()
-
-
-def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.DataFrame:
-    """Sort the rows and compute every derived column.
-
-    Args:
-        frame: Complete trajectories with all columns of the schema. Derived columns may be null or equal to the
-            computed values; supplied hashes of states are used.
-        depth: Largest k of the history and context hashes in the schema.
-        checked: Whether the rows are known to follow the rules, as those of a collection.
-
-    Raises:
-        RowError: Rows violate the schema.
-    """
-    frame = frame.sort(SORT_KEY, maintain_order=True)
-    if frame.is_empty():
-        return frame
-    first = first_rows(frame)
-    if not checked:
-        refuse(frame, order_faults(frame, first))
-        refuse(frame, value_faults(frame, first))
-    computed = derived(frame, first, depth)
-    if not checked:
-        refuse(frame, derived_faults(frame, computed))
-    last = pl.lit(pl.Series(np.append(first[1:], True)))
-    return frame.with_columns(*computed, pl.when(last).then("next_state")).select(
-        c.name for c in columns(depth)
-    )
 
 
 def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:

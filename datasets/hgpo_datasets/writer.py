@@ -21,12 +21,20 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import orjson
 import polars as pl
 
 from hgpo_datasets import manifest, rows, schema, shards
 from hgpo_datasets.branches import IS_FIRST
-from hgpo_datasets.derived_columns import TRAJECTORY_KEY, complete
+from hgpo_datasets.derived_columns import (
+    TRAJECTORY_KEY,
+    derived,
+    derived_faults,
+    first_rows,
+    order_faults,
+    value_faults,
+)
 from hgpo_datasets.manifest import Header, Shard
 from hgpo_datasets.rows import RowError, preview
 from hgpo_datasets.shard_folder import ShardFolder
@@ -170,7 +178,6 @@ class StepWriter(AbstractContextManager["StepWriter"]):
             OSError: The rows were added, and the shard that they completed could not be written. Call `commit` to try
                 again.
         """
-        self._check_open()
         frame = self.completed(steps, checked=checked)
         if frame.is_empty():
             return
@@ -208,7 +215,6 @@ class StepWriter(AbstractContextManager["StepWriter"]):
             OSError: The disk cannot be written. Rollouts whose file was not written are not in the run.
         """
         self.commit()
-        self._check_open()
         frame = self.completed(steps, checked=False)
         self._refuse_accepted(set(frame["trajectory"].unique()))
         keys = frame.select(schema.GROUP_KEY).iter_rows()
@@ -249,7 +255,6 @@ class StepWriter(AbstractContextManager["StepWriter"]):
             OSError: The disk cannot be written. Files that were not replaced yet contain the old trajectories.
         """
         self.commit()
-        self._check_open()
         frame = self.completed(steps, checked=checked)
         missing = frame.filter(pl.col("parent").is_null()).select(TRAJECTORY_KEY)
         for shard in self._shards_of(frame):
@@ -332,22 +337,28 @@ class StepWriter(AbstractContextManager["StepWriter"]):
         The arguments and the errors are those of `add_group`.
         """
         depth = self.header.depth
-        run = self.header.run
+        self._check_open()
+        # 1. The rows as a sorted frame with every column.
         if not (checked and isinstance(steps, pl.DataFrame)):
             steps = rows.frame(steps, depth, self._defaults)
-        frame = complete(steps, depth, checked=checked)
+        frame = steps.sort(schema.SORT_KEY, maintain_order=True)
+        if frame.is_empty():
+            return frame
+        # 2. The columns that are computed. Supplied ones are compared with them, but for the hashes of states.
+        first = first_rows(frame)
         if not checked:
-            other_run = frame["run"] != run
-            rows.refuse(
-                frame,
-                [
-                    (
-                        "run",
-                        f"expected run {run!r}; drop the column to copy rows",
-                        other_run,
-                    )
-                ],
-            )
+            rows.refuse(frame, order_faults(frame, first))
+            rows.refuse(frame, value_faults(frame, first))
+        computed = derived(frame, first, depth)
+        if not checked:
+            rows.refuse(frame, derived_faults(frame, computed))
+            run = self.header.run
+            expected = f"expected run {run!r}; drop the column to copy rows"
+            rows.refuse(frame, [("run", expected, frame["run"] != run)])
+        last = pl.lit(pl.Series(np.append(first[1:], True)))
+        frame = frame.with_columns(*computed, pl.when(last).then("next_state"))
+        frame = frame.select(column.name for column in schema.columns(depth))
+        # 3. What is not stored.
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
             errors = [text and redact(text) for text in frame["error"]]

@@ -22,8 +22,8 @@ import secrets
 import shutil
 import socket
 import stat
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Self
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Final
 
 from filelock import lock_descriptor
 
@@ -47,7 +47,7 @@ _TRIES: Final = 20
 _LONGEST_NOTE: Final = 1 << 12
 
 
-class FolderLock:
+class FolderLock(AbstractContextManager["FolderLock"]):
     """An exclusive lock on a folder, held until `release` or until the process ends or is killed.
 
     The lock is advisory: it affects only processes that also take it. It works between processes of one machine, and on
@@ -111,9 +111,6 @@ class FolderLock:
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -186,25 +183,32 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path) -> list[Path]:
     """Create a folder and its missing parents, and flush their names to disk.
+
+    Returns:
+        What was created, the innermost first.
 
     Raises:
         OSError: If `path` exists and is not a folder, or a parent cannot be written. What was created is removed.
     """
-    with making_folder(path):
-        pass
-
-
-@contextmanager
-def making_folder(path: Path) -> Iterator[None]:
-    """Create a folder as `make_folder`. If the block fails, those that are new and empty are removed."""
     new = missing_folders(path)
     try:
         for folder in reversed(new):
             folder.mkdir(exist_ok=True)  # another process may have made it
             _sync(folder.parent)
         path.mkdir(exist_ok=True)  # an error if it is a file
+    except BaseException:
+        remove_unused(new)
+        raise
+    return new
+
+
+@contextmanager
+def making_folder(path: Path) -> Iterator[None]:
+    """Create a folder as `make_folder`. If the block fails, those that are new and empty are removed."""
+    new = make_folder(path)
+    try:
         yield
     except BaseException:
         remove_unused(new)
