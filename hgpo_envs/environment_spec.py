@@ -47,15 +47,6 @@ BACKENDS: Final = ("native", "original")
 """What plays a benchmark: this package's own engine, or the original program for comparison."""
 
 
-def check_backend(backend: str, data: object) -> None:
-    """Raise InputError unless the backend is known and the data are a path, or None for the bundled set."""
-    check_known("backend", backend, BACKENDS)
-    if data is not None and not isinstance(data, str):
-        raise InputError(
-            f"data: expected a path or None for the bundled set, received {data!r}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec:
     """A text benchmark, described for Gymnasium, the command line and training.
@@ -197,6 +188,10 @@ class EnvironmentSpec:
             name: os.fspath(v) if isinstance(v, os.PathLike) else v
             for name, v in bound.arguments.items()
         }
+        data = values.get("data")
+        if not isinstance(data, str | None):
+            without = "" if self.needs_data else " or None for the bundled set"
+            raise InputError(f"data: expected a path{without}, received {data!r}")
         shared = open_shared(place, **values)
         if shared.source.name != self.name:
             raise InputError(
