@@ -140,6 +140,7 @@ class EnvironmentSpec:
         except InputError as error:
             raise InputError(f"{self.id}: {error}") from error
         object.__setattr__(self, "tools", tools)
+        # What follows from the fields is computed once, because it is asked at every step.
         is_usual = (
             self.parse_response in (parse, parse_tool_calls) or not self.action_tag
         )

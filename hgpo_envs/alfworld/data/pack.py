@@ -94,6 +94,7 @@ class PackStore:
         self.ids: Sequence[str] = sorted(self._members)
 
     def _decoded(self, name: str, kind: type[_T]) -> _T:
+        """Return the content of a member. Raises KeyError for an unknown one."""
         member = self._members[name]
         try:
             if member.file_size <= LONGEST_FILE:
