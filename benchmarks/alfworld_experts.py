@@ -37,7 +37,7 @@ def play(name: str, store: GameStore) -> Iterator[tuple[str, bool, int]]:
     """Return task type, success and number of steps of each game."""
     engine = ALFWorldEngine()
     player = make_player(name, "ALFWorld")
-    for task_id in track(store.ids(), name, console=Console(stderr=True)):
+    for task_id in track(store.ids, name, console=Console(stderr=True)):
         game = compile_game(store.read(task_id), task_id)
         state = engine.play(game)
         player.reset(

@@ -47,15 +47,6 @@ BACKENDS: Final = ("native", "original")
 """What plays a benchmark: this package's own engine, or the original program for comparison."""
 
 
-def check_backend(backend: str, data: object) -> None:
-    """Raise InputError unless the backend is known and the data are a path, or None for the bundled set."""
-    check_known("backend", backend, BACKENDS)
-    if data is not None and not isinstance(data, str):
-        raise InputError(
-            f"data: expected a path or None for the bundled set, received {data!r}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec:
     """A text benchmark, described for Gymnasium, the command line and training.
@@ -106,6 +97,9 @@ class EnvironmentSpec:
         wordings: The wordings of the benchmark (`hgpo_envs.task_wordings`) by ``name=value``: an argument of `source`
             that is also one of `hgpo_envs.engine.Task.versions`.
         name: The name in the id.
+        takes_calls: Whether an action is a call of a tool, rather than a text in a tag or in the form of
+            `format_response`.
+        parser: `parse_response`, or the default for the specification's tools or tag.
 
     Raises:
         InputError: If the id is malformed, a player has another name, or a tool another form.
@@ -133,6 +127,8 @@ class EnvironmentSpec:
     data_command: str = ""
     wordings: Mapping[str, Wording] = field(default_factory=dict)
     name: str = field(init=False, repr=False, compare=False)
+    takes_calls: bool = field(init=False, repr=False, compare=False)
+    parser: Callable[[str], Response] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", name_in(self.id))
@@ -144,25 +140,17 @@ class EnvironmentSpec:
         except InputError as error:
             raise InputError(f"{self.id}: {error}") from error
         object.__setattr__(self, "tools", tools)
-
-    @property
-    def takes_calls(self) -> bool:
-        """Whether an action is a call of a tool, rather than a text in a tag or in the form of `format_response`."""
+        # What follows from the fields is computed once, because it is asked at every step.
         is_usual = (
             self.parse_response in (parse, parse_tool_calls) or not self.action_tag
         )
-        return bool(self.tools) and self.format_response is None and is_usual
-
-    @property
-    def parser(self) -> Callable[[str], Response]:
-        """`parse_response`, or the default for the specification's tools or tag."""
-        if self.parse_response is not parse:
-            return self.parse_response
-        return (
-            parse_tool_calls
-            if self.takes_calls
-            else _tag_parser(self.action_tag or "action")
-        )
+        takes_calls = bool(tools) and self.format_response is None and is_usual
+        object.__setattr__(self, "takes_calls", takes_calls)
+        parser = self.parse_response
+        if parser is parse:
+            usual = _tag_parser(self.action_tag or "action")
+            parser = parse_tool_calls if takes_calls else usual
+        object.__setattr__(self, "parser", parser)
 
     def respond(self, action: str) -> str:
         """Return a response, without thoughts, from which `parser` reads an action."""
@@ -174,7 +162,10 @@ class EnvironmentSpec:
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Return the parameters of `source` by name."""
-        return signature(self._factory()[1]).parameters
+        source = self.source
+        return signature(
+            resolve_name(source) if isinstance(source, str) else source
+        ).parameters
 
     def open_source(self, **arguments: Any) -> SharedSource:
         """Open the task source, once per process for the same arguments (`hgpo_envs.sources.open_shared`).
@@ -182,9 +173,15 @@ class EnvironmentSpec:
         Raises:
             InputError: If an argument is missing or unknown, or the data cannot be used.
         """
-        place, factory = self._factory()
+        place = self.source
+        if not isinstance(place, str):
+            place = f"{place.__module__}:{place.__qualname__}"
+            if not place.partition(":")[2].isidentifier():
+                raise InputError(
+                    f"{self.id}: expected a class or function at the top of a module as source, received {place}"
+                )
         try:
-            bound = signature(factory).bind(**arguments)
+            bound = signature(resolve_name(place)).bind(**arguments)
         except TypeError as error:
             raise InputError(f"{self.id}: {error}") from error
         bound.apply_defaults()
@@ -192,6 +189,10 @@ class EnvironmentSpec:
             name: os.fspath(v) if isinstance(v, os.PathLike) else v
             for name, v in bound.arguments.items()
         }
+        data = values.get("data")
+        if not isinstance(data, str | None):
+            without = "" if self.needs_data else " or None for the bundled set"
+            raise InputError(f"data: expected a path{without}, received {data!r}")
         shared = open_shared(place, **values)
         if shared.source.name != self.name:
             raise InputError(
@@ -199,17 +200,6 @@ class EnvironmentSpec:
                 f"received {shared.source.name!r}"
             )
         return shared
-
-    def _factory(self) -> tuple[str, Callable[..., TaskSource]]:
-        """Return `source` as ``module:callable`` and as an object."""
-        if isinstance(self.source, str):
-            return self.source, resolve_name(self.source)
-        place = f"{self.source.__module__}:{self.source.__qualname__}"
-        if not place.partition(":")[2].isidentifier():
-            raise InputError(
-                f"{self.id}: expected a class or function at the top of a module as source, received {place}"
-            )
-        return place, self.source
 
 
 @cache

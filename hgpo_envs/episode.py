@@ -48,8 +48,7 @@ contain commands and would otherwise use unlimited memory. Tool calls are not: a
 class Settings(EpisodeOptions):
     """The settings of an episode: what the user chose, and what the environment's specification adds.
 
-    Raises:
-        InputError: If a value is out of range.
+    `settings_for` makes and checks them.
     """
 
     template: PromptTemplate
@@ -64,31 +63,6 @@ class Settings(EpisodeOptions):
     """Renders the messages after the first one in a conversation; None uses `template`."""
     memory: Memory | None = None
     """`EnvironmentSpec.memory`; None shows the last `history_length` pairs."""
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("history_length", 0),
-            ("history_depth", 0),
-            ("max_steps", 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(
-                    f"{name}: expected an integer of at least {least}, received {value!r}"
-                )
-        for name, known in (
-            ("action_format", ACTION_FORMATS),
-            ("prompt_style", PROMPT_STYLES),
-        ):
-            check_known(name, getattr(self, name), known)
-        if not isinstance(self.system_prompt, str):
-            raise InputError(
-                f"system_prompt: expected a text, received {self.system_prompt!r}"
-            )
-        if not (self.memory is None or callable(self.memory)):
-            raise InputError(
-                f"memory: expected a function of the past pairs and the state, received {self.memory!r}"
-            )
 
 
 def settings_for(
@@ -134,13 +108,34 @@ def settings_for(
     )
     template = load_template(prompt_template, benchmark)
     is_chat = values.get("prompt_style") == "chat"
-    return Settings(
+    settings = Settings(
         template=template,
         turn_template=turn_template(template) if is_chat else None,
         memory=remember,
         prompt_template=prompt_template,
         **values,
     )
+    for name, least in (
+        ("history_length", 0),
+        ("history_depth", 0),
+        ("max_steps", 1),
+    ):
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(
+                f"{name}: expected an integer of at least {least}, received {value!r}"
+            )
+    check_known("action_format", settings.action_format, ACTION_FORMATS)
+    check_known("prompt_style", settings.prompt_style, PROMPT_STYLES)
+    if not isinstance(settings.system_prompt, str):
+        raise InputError(
+            f"system_prompt: expected a text, received {settings.system_prompt!r}"
+        )
+    if not (remember is None or callable(remember)):
+        raise InputError(
+            f"memory: expected a function of the past pairs and the state, received {remember!r}"
+        )
+    return settings
 
 
 class Episode:
@@ -361,7 +356,7 @@ class Episode:
         """
         if (close := getattr(self._engine, "close", None)) is not None:
             close()
-        self.shared.remove_user(self)
+        self.shared.close(self)
 
     def fork(self) -> Episode:
         """Return an independent episode in the same state.

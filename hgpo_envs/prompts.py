@@ -47,13 +47,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_envs.memory import as_text
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hgpo_envs.environment_spec import EnvironmentSpec
     from hgpo_envs.memory import Pair
 
 FIELDS: Final = (
@@ -228,11 +226,19 @@ class PromptTemplate:
             raise InputError(
                 f"actions: expected a list of texts, received {type(actions).__name__}"
             )
+        if past is None:
+            # as in verl-agent's agent_system/memory
+            past = "\n".join(
+                [
+                    f"[Observation {number}: '{observed}', Action {number}: '{action}']"
+                    for number, observed, action in pairs
+                ]
+            )
         fields = (  # in the order of `FIELDS`
             task,
             observation,
             list(admissible_actions),
-            as_text(pairs) if past is None else past,
+            past,
             pairs,
             len(pairs),
             steps_taken,
@@ -302,7 +308,14 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         InputError: There is no such file or name, the file cannot be read, or it is not a valid template.
     """
     spec = spec_named(benchmark)
-    answer = _TAGGED if spec is None else _answer(spec)
+    answer = _TAGGED
+    if spec is not None:
+        tools = [tool["function"]["name"] for tool in spec.tools]
+        answer = Answer(
+            ", ".join(tools) if spec.takes_calls else "",
+            spec.action_tag,
+            spec.respond(PLACEHOLDER) if spec.format_response else "",
+        )
     if path is None:
         if spec is not None and spec.template is not None:
             return _compiled(
@@ -336,18 +349,4 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     bundled = file.resolve() in known.values()
     return _compiled(
         text.replace("\r\n", "\n"), str(file), trusted=bundled, answer=answer
-    )
-
-
-def _answer(spec: EnvironmentSpec) -> Answer:
-    """Return what a benchmark expects of a response."""
-    names = (
-        ", ".join([tool["function"]["name"] for tool in spec.tools])
-        if spec.takes_calls
-        else ""
-    )
-    return Answer(
-        names,
-        spec.action_tag,
-        spec.respond(PLACEHOLDER) if spec.format_response else "",
     )

@@ -57,20 +57,18 @@ class SharedSource:
         self._close = None if close is None else finalize(self, close)
 
     def add_user(self, user: object) -> None:
-        """Keep the source open until this object is removed, or no longer exists."""
+        """Keep the source open until this object calls `close`, or no longer exists."""
         # most sources have nothing to close, and forks take microseconds
         if self._close is not None:
             self._users.add(user)
 
-    def remove_user(self, user: object) -> None:
-        """Close the source if this was its last user."""
-        self._users.discard(user)
-        if not self._users:
-            self.close()
-
-    def close(self) -> None:
-        """Close the source, if it can be closed. The next `open_shared` opens it again."""
+    def close(self, user: object = None) -> None:
+        """Close the source, if it can be closed and no user but this one is left. `open_shared` opens it again."""
         if self._close is None:
+            return
+        if user is not None:
+            self._users.discard(user)
+        if self._users:
             return
         with _opening:
             for key in [key for key, shared in _kept.items() if shared is self]:
@@ -103,17 +101,25 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
         InputError: An argument is not hashable.
     """
     items = tuple(sorted(arguments.items()))
+    identity: list[Any] = [factory]
     for name, value in items:
         if not isinstance(value, Hashable):
             raise InputError(
                 f"{name}: expected text, a number, true, false or null, received {value!r:.60}"
             )
-    key = (
-        factory,
-        tuple(
-            [(name, type(value), value, _file_version(value)) for name, value in items]
-        ),
-    )
+        version = None
+        if isinstance(value, str | Path) and str(value):
+            # which differs when the file or folder of this path, if there is one, was replaced
+            with suppress(OSError, ValueError):
+                status = Path(value).stat()
+                version = (
+                    status.st_dev,
+                    status.st_ino,
+                    status.st_mtime_ns,
+                    status.st_size,
+                )
+        identity += [name, type(value), value, version]
+    key = tuple(identity)
     with _opening:  # one thread opens a source while the others wait
         shared = _kept.pop(key, None)
         if shared is None:
@@ -122,17 +128,6 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
         if len(_kept) > KEPT:
             del _kept[next(iter(_kept))]
     return shared
-
-
-def _file_version(value: object) -> Hashable:
-    """Return a value that changes when a file or folder is replaced; None if `value` is not the path of one."""
-    if not isinstance(value, str | Path) or not str(value):
-        return None
-    try:
-        status = Path(value).stat()
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class Split(Sequence[str]):

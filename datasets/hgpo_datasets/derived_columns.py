@@ -1,13 +1,14 @@
 """Columns computed from the rows of a trajectory: order, hashes, returns and lengths.
 
-The input is always complete trajectories. The writer and every importer use `complete`; `hgpo verify` uses the same
-rules (`order_faults`, `value_faults`) and `derived`, whose values it compares with those of a file.
+The input is always complete trajectories. The writer, and with it every importer, refuses rows that violate the rules
+(`order_faults`, `value_faults`, `derived_faults`) and stores the columns of `derived`; `hgpo verify` uses the same
+rules, and compares the columns with those of a file.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
@@ -18,8 +19,7 @@ from hgpo_datasets.branches import (
     has_branches,
     with_prefixes,
 )
-from hgpo_datasets.rows import refuse
-from hgpo_datasets.schema import GROUP_KEY, SORT_KEY, columns
+from hgpo_datasets.schema import GROUP_KEY, SORT_KEY
 from hgpo_envs import hashing
 
 if TYPE_CHECKING:
@@ -62,34 +62,6 @@ def any_won(won: pl.Expr) -> pl.Expr:
     return won.any() | won.last()
 
 
-def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.DataFrame:
-    """Sort the rows and compute every derived column.
-
-    Args:
-        frame: Complete trajectories with all columns of the schema. Derived columns may be null or equal to the
-            computed values; supplied hashes of states are used.
-        depth: Largest k of the history and context hashes in the schema.
-        checked: Whether the rows are known to follow the rules, as those of a collection.
-
-    Raises:
-        RowError: Rows violate the schema.
-    """
-    frame = frame.sort(SORT_KEY, maintain_order=True)
-    if frame.is_empty():
-        return frame
-    first = first_rows(frame)
-    if not checked:
-        refuse(frame, order_faults(frame, first))
-        refuse(frame, value_faults(frame, first))
-    computed = derived(frame, first, depth)
-    if not checked:
-        refuse(frame, derived_faults(frame, computed))
-    last = pl.lit(pl.Series(np.append(first[1:], True)))
-    return frame.with_columns(*computed, pl.when(last).then("next_state")).select(
-        c.name for c in columns(depth)
-    )
-
-
 def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:
     """Return a mask of the first row of each trajectory, bool of shape (rows,). The rows must be sorted."""
     changes = [pl.col(name).ne_missing(pl.col(name).shift()) for name in TRAJECTORY_KEY]
@@ -98,7 +70,8 @@ def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:
 
 def order_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fault]:
     """Yield the rules of complete trajectories, with the rows that violate them. The rows must be sorted."""
-    starts, lengths = _spans(first)
+    starts = np.flatnonzero(first)
+    lengths = np.diff(np.append(starts, len(first)))
     begins = frame["branch_step"].fill_null(0).to_numpy()[starts]
     contiguous = frame["step"].to_numpy() == np.arange(len(first)) - np.repeat(
         starts - begins, lengths
@@ -204,13 +177,17 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
         whole = with_prefixes(frame.select(_READ)).sort(SORT_KEY)
         computed = derived(whole.drop(COLUMNS), first_rows(whole), depth)
         return computed.filter(~whole["in_prefix"])
-    starts, lengths = _spans(first)
+    starts = np.flatnonzero(first)
+    ends = np.append(starts[1:], len(first))
+    lengths = ends - starts
+    # An exact sum is rounded once, so that the order of equal rewards does not matter; infinity if it is too large.
     rewards = frame["reward"].to_list()
-    ends = starts + lengths
-    returns = [
-        _sum(rewards[start:end])
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    ]
+    returns = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        try:
+            returns.append(math.fsum(rewards[start:end]))
+        except (OverflowError, ValueError):
+            returns.append(math.inf)
     # A trajectory is won if one of its steps is, and the result is unknown if the last one is.
     won = frame["won"]
     any_won = np.logical_or.reduceat(won.fill_null(value=False).to_numpy(), starts)
@@ -236,42 +213,29 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
         if not action.has_nulls()
         else _all_known_between(exists, action.is_not_null().to_numpy())
     )
-    return pl.DataFrame(
-        [
-            pl.Series("episode_return", np.repeat(np.array(returns), lengths)),
-            pl.Series("episode_length", np.repeat(lengths, lengths).astype(np.int32)),
-            _nullable(
-                "episode_won",
-                np.repeat(any_won, lengths),
-                np.repeat(won_known, lengths),
-            ),
-            state.alias("state_hash"),
-            action.alias("action_hash"),
-            *(
-                _nullable(f"history_hash_{k}", history[k], exists[k])
-                for k in range(depth + 1)
-            ),
-            *(
-                _nullable(f"context_hash_{k}", context[k], context_exists[k])
-                for k in range(depth + 1)
-            ),
-            following.zip_with(last, state.shift(-1)).alias("next_state_hash"),
-        ]
+    values = {
+        "episode_return": np.repeat(np.array(returns), lengths),
+        "episode_length": np.repeat(lengths, lengths).astype(np.int32),
+        "episode_won": np.repeat(any_won, lengths),
+        "state_hash": state,
+        "action_hash": action,
+    }
+    # Where values exist, for the columns that do not have one in every row.
+    known = {"episode_won": np.repeat(won_known, lengths)}
+    for chain, hashes, defined in (
+        ("history", history, exists),
+        ("context", context, context_exists),
+    ):
+        for k in range(depth + 1):
+            values[f"{chain}_hash_{k}"] = hashes[k]
+            known[f"{chain}_hash_{k}"] = defined[k]
+    values["next_state_hash"] = following.zip_with(last, state.shift(-1))
+    table = pl.DataFrame(values)
+    return table.with_columns(
+        table[name].set(pl.Series(~mask), None)
+        for name, mask in known.items()
+        if not mask.all()
     )
-
-
-def _sum(rewards: list[float]) -> float:
-    """Return the exact sum, rounded once, so that the order of equal rewards does not matter; infinity if too large."""
-    try:
-        return math.fsum(rewards)
-    except (OverflowError, ValueError):
-        return math.inf
-
-
-def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the index of each trajectory's first row, and the trajectories' lengths in steps."""
-    starts = np.flatnonzero(first)
-    return starts, np.diff(np.append(starts, len(first)))
 
 
 def text_hashes(texts: pl.Series, of: Callable[[str], str] | None = None) -> pl.Series:
@@ -298,8 +262,3 @@ def _all_known_between(
         before[k:] = known[:-k]
         whole[k] &= whole[k - 1] & before
     return whole
-
-
-def _nullable(name: str, values: NDArray[Any], defined: NDArray[np.bool_]) -> pl.Series:
-    series = pl.Series(name, values)
-    return series if defined.all() else series.set(pl.Series(~defined), None)

@@ -117,7 +117,9 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
     """
     known = {column.name: column for column in columns(depth)}
     given = _by_column(rows)
-    check_names(given, known)
+    for name in given:
+        if name not in known:
+            raise InputError(unknown("step table column", name, known))
     lengths = {len(values) for values in given.values()}
     if len(lengths) > 1:
         raise InputError(f"expected columns of one length, received {sorted(lengths)}")
@@ -180,13 +182,6 @@ def _by_column(rows: Rows) -> Mapping[str, Any]:
             )
     names = dict.fromkeys(itertools.chain.from_iterable(mappings))
     return {name: [row.get(name) for row in mappings] for name in names}
-
-
-def check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
-    """Raise InputError for a name that is no column."""
-    for name in names:
-        if name not in known:
-            raise InputError(unknown("step table column", name, known))
 
 
 def series_of(

@@ -9,7 +9,7 @@ The folder of the shards contains nothing but complete shards, at any time. All 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -44,19 +44,48 @@ class ShardFolder:
         self._descriptor = -1
         self._lock = None
         self.is_open = False
-        try:
-            atomic.make_folder(folder)
-            self._lock = atomic.FolderLock(folder, "writing a run")
-            atomic.remove_abandoned(folder)
-            self._open(header)
-            self.is_open = True
-        except BaseException as error:
-            self.close()
-            if isinstance(error, FileExistsError | NotADirectoryError):
+        path = folder / manifest.NAME
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            # 1. Lock the folder, and open the manifest, or create it.
+            try:
+                atomic.make_folder(folder)
+                self._lock = atomic.FolderLock(folder, "writing a run")
+                atomic.remove_abandoned(folder)
+                atomic.refuse_link(self.steps)
+                if not os.path.lexists(path):
+                    atomic.write_file(path, manifest.encode_line(header, "")[0])
+                self._descriptor = atomic.open_inside(path, os.O_APPEND)
+                self._read()
+                atomic.make_folder(self.steps)
+            except (FileExistsError, NotADirectoryError) as error:
                 raise InputError(
                     f"expected a folder, received the file {error.filename}; use another path"
                 ) from error
-            raise
+            # 2. Check the files that it lists.
+            for name, shard in self.manifest.shards.items():
+                file = self.steps / name
+                if not file.is_file() or file.stat().st_size != shard.bytes:
+                    raise InputError(
+                        f"{file} is missing or damaged; run `hgpo verify {folder}` for details"
+                    )
+            # 3. Remove a file that it does not list, because its writer was killed before.
+            file = self.steps / self.manifest.next_file
+            if os.path.lexists(file):
+                shards.file_size(file)
+                own = shards.metadata_of(self.header).items()
+                try:
+                    is_own = own <= pl.read_parquet_metadata(file).items()
+                except shards.POLARS_ERRORS:
+                    is_own = False
+                if not is_own:
+                    raise InputError(
+                        f"{file} is damaged or belongs to another run; move it elsewhere"
+                    )
+                file.unlink()
+            self._remove_replaced()
+            self.is_open = True
+            on_failure.pop_all()
 
     def check_free(self) -> None:
         """Raise InputError if the folder was moved or replaced, or another program created the next file."""
@@ -113,37 +142,6 @@ class ShardFolder:
             os.close(descriptor)
         if self._lock is not None:
             self._lock.release()
-
-    def _open(self, header: Header) -> None:
-        """Open the manifest, or create it. Check the listed files, and remove one that was not committed."""
-        path = self._folder / manifest.NAME
-        atomic.refuse_link(self.steps)
-        if not os.path.lexists(path):
-            atomic.write_file(path, manifest.encode_line(header, "")[0])
-        self._descriptor = atomic.open_inside(path, os.O_APPEND)
-        self._read()
-        atomic.make_folder(self.steps)
-        for name, shard in self.manifest.shards.items():
-            file = self.steps / name
-            if not file.is_file() or file.stat().st_size != shard.bytes:
-                raise InputError(
-                    f"{file} is missing or damaged; run `hgpo verify {self._folder}` for details"
-                )
-        if os.path.lexists(path := self.steps / self.manifest.next_file):
-            shards.file_size(path)
-            try:
-                own = (
-                    shards.metadata_of(self.header).items()
-                    <= pl.read_parquet_metadata(path).items()
-                )
-            except shards.POLARS_ERRORS:
-                own = False
-            if not own:
-                raise InputError(
-                    f"{path} is damaged or belongs to another run; move it elsewhere"
-                )
-            path.unlink()  # its writer was killed before it listed the file
-        self._remove_replaced()
 
     def _read(self) -> Manifest:
         """Read the manifest. Remove an incomplete last line, which was never committed."""

@@ -17,19 +17,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import orjson
 import polars as pl
 
 from hgpo_datasets import manifest, rows, schema, shards
 from hgpo_datasets.branches import IS_FIRST
-from hgpo_datasets.derived_columns import TRAJECTORY_KEY, complete
+from hgpo_datasets.derived_columns import (
+    TRAJECTORY_KEY,
+    derived,
+    derived_faults,
+    first_rows,
+    order_faults,
+    value_faults,
+)
 from hgpo_datasets.manifest import Header, Shard
 from hgpo_datasets.rows import RowError, preview
 from hgpo_datasets.shard_folder import ShardFolder
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, check_known, unknown
 from hgpo_envs.files.secrets import redact, redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.hashing import DEFAULT_DEPTH
@@ -39,7 +48,6 @@ from hgpo_envs.unicode_text import clean_text
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection, KeysView
-    from collections.abc import Set as AbstractSet
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
@@ -55,7 +63,7 @@ class GroupKey(NamedTuple):
     group: int
 
 
-class StepWriter:
+class StepWriter(AbstractContextManager["StepWriter"]):
     """A writer of a run. A run has at most one open writer.
 
     Use it as a context manager: leaving the block commits every accepted group. After an OSError (for example a full
@@ -77,6 +85,9 @@ class StepWriter:
     Attributes:
         folder: The run's folder as an absolute path.
         header: The manifest's description of the run.
+        committed: Keys of the committed groups, also of those that follow.
+        accepted: Keys of the groups that were added, committed or not, also of those that follow.
+        trajectories: Identifiers of the committed trajectories, also of those that follow.
 
     Raises:
         InputError: An argument is invalid, another writer has the run open, or the folder contains a different run or
@@ -112,8 +123,8 @@ class StepWriter:
         )
         if defaults:
             known = {column.name: column for column in schema.columns(depth)}
-            rows.check_names(defaults, known)
             for name, value in defaults.items():
+                check_known("step table column", name, known)
                 rows.series_of([value], known[name])
         self._dropped = _columns_to_drop(without, depth)
         self._limits = (shard_rows, shard_bytes)
@@ -143,14 +154,12 @@ class StepWriter:
         self._files = {
             GroupKey(*key): Path(path).name for *key, path in groups.iter_rows()
         }
-        self._trajectories = set(starts["trajectory"])
+        self.committed: KeysView[GroupKey] = self._files.keys()
+        self.trajectories = set(starts["trajectory"])
         # Both committed and accepted ones count: none may come a second time.
-        self._known_groups = set(self._files)
-        self._known_trajectories = set(self._trajectories)
-        self._defaults = {
-            **(defaults or {}),
-            "run": self.header.run,
-        }
+        self.accepted = set(self._files)
+        self._accepted_trajectories = set(self.trajectories)
+        self._defaults = {**(defaults or {}), "run": self.header.run}
 
     def add_group(self, steps: rows.Rows, *, checked: bool = False) -> None:
         """Add one or more complete groups of rollouts. Either all rows of a call are added, or none.
@@ -169,18 +178,19 @@ class StepWriter:
             OSError: The rows were added, and the shard that they completed could not be written. Call `commit` to try
                 again.
         """
-        self._check_open()
         frame = self.completed(steps, checked=checked)
         if frame.is_empty():
             return
         groups = _groups(frame)
-        if again := groups & self._known_groups:
+        if again := groups & self.accepted:
             name = preview(tuple(min(again)), 200)
-            raise InputError(f"group {name} (iteration, task, group) {self._already}")
-        trajectories = _trajectories(frame)
-        self._refuse_known(trajectories)
-        self._known_groups |= groups
-        self._known_trajectories |= trajectories
+            raise InputError(
+                f"group {name} (iteration, task, group) is already in run {self.header.run!r}"
+            )
+        trajectories = set(frame["trajectory"].unique())
+        self._refuse_accepted(trajectories)
+        self.accepted |= groups
+        self._accepted_trajectories |= trajectories
         self._ready.append(frame)
         shard_rows, shard_bytes = self._limits
         if (
@@ -205,9 +215,8 @@ class StepWriter:
             OSError: The disk cannot be written. Rollouts whose file was not written are not in the run.
         """
         self.commit()
-        self._check_open()
         frame = self.completed(steps, checked=False)
-        self._refuse_known(_trajectories(frame))
+        self._refuse_accepted(set(frame["trajectory"].unique()))
         keys = frame.select(schema.GROUP_KEY).iter_rows()
         new = frame.filter([key not in self.committed for key in keys])
         written = self._write_again(frame)
@@ -246,7 +255,6 @@ class StepWriter:
             OSError: The disk cannot be written. Files that were not replaced yet contain the old trajectories.
         """
         self.commit()
-        self._check_open()
         frame = self.completed(steps, checked=checked)
         missing = frame.filter(pl.col("parent").is_null()).select(TRAJECTORY_KEY)
         for shard in self._shards_of(frame):
@@ -264,7 +272,13 @@ class StepWriter:
         """Write each file with a group of these rows again, with them instead of its trajectories of these names."""
         written = []
         for shard in self._shards_of(frame):
-            stored = self._read(shard)
+            path = self._run.steps / shard.file
+            data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
+            if hashlib.sha256(data).hexdigest() != shard.sha256:
+                raise InputError(
+                    f"{path} is damaged; run `hgpo verify {path}` for details"
+                )
+            stored = pl.read_parquet(data)
             kept = stored.join(frame, on="trajectory", how="anti")
             new = frame.join(stored, on=schema.GROUP_KEY, how="semi")
             written.append(self._write_shard([kept, new], replaces=shard.file))
@@ -275,14 +289,6 @@ class StepWriter:
         files = {self._files[group] for group in _groups(frame) & self.committed}
         return [self._run.manifest.shards[file] for file in sorted(files)]
 
-    def _read(self, shard: Shard) -> pl.DataFrame:
-        """Read a committed shard."""
-        path = self._run.steps / shard.file
-        data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
-        if hashlib.sha256(data).hexdigest() != shard.sha256:
-            raise InputError(f"{path} is damaged; run `hgpo verify {path}` for details")
-        return pl.read_parquet(data)
-
     def close(self) -> None:
         """Commit the accepted groups and release the run's lock. After an OSError, groups not committed are lost."""
         if self._run.is_open:
@@ -291,35 +297,17 @@ class StepWriter:
             finally:
                 self._run.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Close the writer, also after an exception of the block, of which a failure to commit becomes a note."""
         try:
             self.close()
         except (Exception, pl.exceptions.PanicException) as failure:
-            lost = len(self._known_groups - self.committed)
+            lost = len(self.accepted - self.committed)
             note = f"{lost} finished groups could not be committed to {self.folder}"
             if error is None:
                 failure.add_note(note)
                 raise
             error.add_note(f"while leaving, {note}: {failure}")
-
-    @property
-    def committed(self) -> KeysView[GroupKey]:
-        """Keys of the committed groups, also of those that follow."""
-        return self._files.keys()
-
-    @property
-    def accepted(self) -> AbstractSet[GroupKey]:
-        """Keys of the groups that were added, committed or not, also of those that follow."""
-        return self._known_groups
-
-    @property
-    def trajectories(self) -> AbstractSet[str]:
-        """Identifiers of the committed trajectories, also of those that follow."""
-        return self._trajectories
 
     def scan(self, file: str | None = None) -> pl.LazyFrame:
         """Return the committed steps, with the path of each row's shard as the column `file` if it is given."""
@@ -330,15 +318,11 @@ class StepWriter:
         columns = schema.polars_schema(self.header.depth)
         return pl.LazyFrame(schema={**columns, **paths})
 
-    @property
-    def _already(self) -> str:
-        return f"is already in run {self.header.run!r}"
-
-    def _refuse_known(self, trajectories: set[str]) -> None:
-        if names := sorted(trajectories & self._known_trajectories):
+    def _refuse_accepted(self, trajectories: set[str]) -> None:
+        if names := sorted(trajectories & self._accepted_trajectories):
+            already = f"is already in run {self.header.run!r}"
             raise RowError(
-                (name, f"trajectory {preview(name, 200)} {self._already}")
-                for name in names
+                (name, f"trajectory {preview(name, 200)} {already}") for name in names
             )
 
     def _check_open(self) -> None:
@@ -353,22 +337,28 @@ class StepWriter:
         The arguments and the errors are those of `add_group`.
         """
         depth = self.header.depth
-        run = self.header.run
+        self._check_open()
+        # 1. The rows as a sorted frame with every column.
         if not (checked and isinstance(steps, pl.DataFrame)):
             steps = rows.frame(steps, depth, self._defaults)
-        frame = complete(steps, depth, checked=checked)
+        frame = steps.sort(schema.SORT_KEY, maintain_order=True)
+        if frame.is_empty():
+            return frame
+        # 2. The columns that are computed. Supplied ones are compared with them, but for the hashes of states.
+        first = first_rows(frame)
         if not checked:
-            other_run = frame["run"] != run
-            rows.refuse(
-                frame,
-                [
-                    (
-                        "run",
-                        f"expected run {run!r}; drop the column to copy rows",
-                        other_run,
-                    )
-                ],
-            )
+            rows.refuse(frame, order_faults(frame, first))
+            rows.refuse(frame, value_faults(frame, first))
+        computed = derived(frame, first, depth)
+        if not checked:
+            rows.refuse(frame, derived_faults(frame, computed))
+            run = self.header.run
+            expected = f"expected run {run!r}; drop the column to copy rows"
+            rows.refuse(frame, [("run", expected, frame["run"] != run)])
+        last = pl.lit(pl.Series(np.append(first[1:], True)))
+        frame = frame.with_columns(*computed, pl.when(last).then("next_state"))
+        frame = frame.select(column.name for column in schema.columns(depth))
+        # 3. What is not stored.
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
             errors = [text and redact(text) for text in frame["error"]]
@@ -414,11 +404,11 @@ class StepWriter:
         shard, frame, ready = self._writing
         if shard.file in self._run.manifest.shards or self._run.settle(shard):
             groups = _groups(frame)
-            trajectories = _trajectories(frame)
+            trajectories = set(frame["trajectory"].unique())
             self._files.update(dict.fromkeys(groups, shard.file))
-            self._trajectories |= trajectories
-            self._known_groups |= groups
-            self._known_trajectories |= trajectories
+            self.trajectories |= trajectories
+            self.accepted |= groups
+            self._accepted_trajectories |= trajectories
             del self._ready[:ready]
         self._writing = None
 
@@ -426,11 +416,6 @@ class StepWriter:
 def _groups(frame: pl.DataFrame) -> set[GroupKey]:
     """Return the groups of some rows."""
     return {GroupKey(*key) for key in frame.select(schema.GROUP_KEY).unique().rows()}
-
-
-def _trajectories(frame: pl.DataFrame) -> set[str]:
-    """Return the names of the trajectories of some rows."""
-    return set(frame["trajectory"].unique())
 
 
 def _header(run: object, depth: object, config: object) -> Header:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.alfworld.engine.grammar import WORDINGS
-from hgpo_envs.environment_spec import EnvironmentSpec, check_backend
+from hgpo_envs.environment_spec import BACKENDS, EnvironmentSpec
+from hgpo_envs.errors import check_known
 from hgpo_envs.responses import parse
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def open_source(
     Raises:
         InputError: If the backend is unknown, or the data cannot be used.
     """
-    check_backend(backend, data)
+    check_known("backend", backend, BACKENDS)
     if backend == "original":
         from hgpo_envs.alfworld.reference.original import OriginalSource
 

@@ -22,8 +22,8 @@ import secrets
 import shutil
 import socket
 import stat
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Self
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Final
 
 from filelock import lock_descriptor
 
@@ -40,12 +40,14 @@ LOCK: Final = ".lock"
 _CONTENT: Final = ".content"
 """New content in a scratch folder. Any other name there is that of a folder that is being replaced."""
 
-_SCRATCH: Final = re.compile(r"\.hgpo-[0-9a-f]{16}\.tmp")
+SCRATCH: Final = re.compile(r"\.hgpo-[0-9a-f]{16}\.tmp")
+"""The names of scratch folders, which readers must skip when they walk a tree."""
+
 _TRIES: Final = 20
 _LONGEST_NOTE: Final = 1 << 12
 
 
-class FolderLock:
+class FolderLock(AbstractContextManager["FolderLock"]):
     """An exclusive lock on a folder, held until `release` or until the process ends or is killed.
 
     The lock is advisory: it affects only processes that also take it. It works between processes of one machine, and on
@@ -70,10 +72,28 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, purpose: str) -> None:
-        self.folder = folder
         self._descriptor = open_inside(folder / LOCK, os.O_CREAT)
-        try:
-            self._take()
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, self._descriptor)
+            try:
+                locked = lock_descriptor(self._descriptor, blocking=False)
+            except OSError as error:
+                raise InputError(
+                    f"cannot lock {folder}: its file system does not support locks ({error.strerror}); use a local "
+                    "disk, or mount the network file system with locks"
+                ) from error
+            if not locked:
+                note = _note_of(folder)
+                holder = f"process {note.get('process')} on {note.get('host')} is {note.get('purpose')} there"
+                known = holder if note else "another process has locked it"
+                raise InputError(
+                    f"{folder} is in use: {known}; wait for it, or use another folder"
+                )
+            # the folder was removed before it was locked
+            if os.fstat(self._descriptor).st_nlink == 0:
+                raise FileNotFoundError(
+                    errno.ENOENT, os.strerror(errno.ENOENT), str(folder / LOCK)
+                )
             note = {
                 "purpose": purpose,
                 "process": os.getpid(),
@@ -81,30 +101,7 @@ class FolderLock:
             }
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, json.dumps(note).encode())
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-
-    def _take(self) -> None:
-        try:
-            locked = lock_descriptor(self._descriptor, blocking=False)
-        except OSError as error:
-            raise InputError(
-                f"cannot lock {self.folder}: its file system does not support locks ({error.strerror}); use a local "
-                "disk, or mount the network file system with locks"
-            ) from error
-        if not locked:
-            note = _note_of(self.folder)
-            holder = f"process {note.get('process')} on {note.get('host')} is {note.get('purpose')} there"
-            known = holder if note else "another process has locked it"
-            raise InputError(
-                f"{self.folder} is in use: {known}; wait for it, or use another folder"
-            )
-        # the folder was removed before it was locked
-        if os.fstat(self._descriptor).st_nlink == 0:
-            raise FileNotFoundError(
-                errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / LOCK)
-            )
+            on_failure.pop_all()
 
     def release(self) -> None:
         """Release the lock and empty its file. Further calls have no effect."""
@@ -114,9 +111,6 @@ class FolderLock:
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -189,25 +183,32 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path) -> list[Path]:
     """Create a folder and its missing parents, and flush their names to disk.
+
+    Returns:
+        What was created, the innermost first.
 
     Raises:
         OSError: If `path` exists and is not a folder, or a parent cannot be written. What was created is removed.
     """
-    with making_folder(path):
-        pass
-
-
-@contextmanager
-def making_folder(path: Path) -> Iterator[None]:
-    """Create a folder as `make_folder`. If the block fails, those that are new and empty are removed."""
     new = missing_folders(path)
     try:
         for folder in reversed(new):
             folder.mkdir(exist_ok=True)  # another process may have made it
             _sync(folder.parent)
         path.mkdir(exist_ok=True)  # an error if it is a file
+    except BaseException:
+        remove_unused(new)
+        raise
+    return new
+
+
+@contextmanager
+def making_folder(path: Path) -> Iterator[None]:
+    """Create a folder as `make_folder`. If the block fails, those that are new and empty are removed."""
+    new = make_folder(path)
+    try:
         yield
     except BaseException:
         remove_unused(new)
@@ -358,14 +359,9 @@ def check_writable(folder: Path) -> None:
     scratch.rmdir()
 
 
-def is_scratch(name: str) -> bool:
-    """Return whether a folder's name is that of a scratch folder, which readers must skip when they walk a tree."""
-    return _SCRATCH.fullmatch(name) is not None
-
-
 def scratch_folders(folder: Path) -> list[Path]:
     """Return the scratch folders in a folder, of dead and living processes. Links are none."""
-    named = (path for path in folder.iterdir() if is_scratch(path.name))
+    named = (path for path in folder.iterdir() if SCRATCH.fullmatch(path.name))
     return sorted(path for path in named if path.is_dir() and not path.is_symlink())
 
 
@@ -428,7 +424,7 @@ def _scratch_folder(path: Path, parent: Path) -> Iterator[Path]:
     except OSError as error:
         # `os.write` and `os.fsync` name no file, other functions the scratch folder, which is none of the user's.
         named = str(error.filename or "")
-        if error.errno is not None and (not named or _SCRATCH.search(named)):
+        if error.errno is not None and (not named or SCRATCH.search(named)):
             error.filename = str(path)
         raise
 

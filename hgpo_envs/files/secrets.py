@@ -45,25 +45,20 @@ _PATTERNS: Final = (
     ),
 )
 
-_registered: tuple[str, ...] = ()
-"""The values to replace, longest first."""
+registered: tuple[str, ...] = ()
+"""The values that `redact` replaces, longest first: the same object until another one is registered."""
 
 
 def register(value: str) -> None:
     """Make `redact` replace a value, with and without the white space around it."""
-    global _registered  # noqa: PLW0603 (the registry of the process)
-    values = {*_registered, value, value.strip()}
-    _registered = tuple(
+    global registered  # noqa: PLW0603 (the registry of the process)
+    values = {*registered, value, value.strip()}
+    registered = tuple(
         sorted(
             (each for each in values if len(each) >= SHORTEST),
             key=lambda each: (-len(each), each),
         )
     )
-
-
-def registered() -> tuple[str, ...]:
-    """Return the values that `redact` replaces, longest first: the same object until another one is registered."""
-    return _registered
 
 
 def register_url(url: str) -> None:
@@ -113,7 +108,7 @@ def redact(text: str, *, patterns: bool = True) -> str:
     >>> redact("GET http://me:hunter2@example.com/v1?api_key=abc&n=1 failed")
     'GET http://***@example.com/v1?api_key=***&n=1 failed'
     """
-    for value in _registered:
+    for value in registered:
         text = text.replace(value, MARK)
     if patterns:
         for pattern, replacement in _PATTERNS:
@@ -123,7 +118,7 @@ def redact(text: str, *, patterns: bool = True) -> str:
 
 def has_secret(written: str) -> bool:
     """Return whether texts of written JSON contain a registered value. Numbers and names may look like one, too."""
-    return any(_as_json(value) in written for value in _registered)
+    return any(_as_json(value) in written for value in registered)
 
 
 @lru_cache(maxsize=1024)

@@ -8,8 +8,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.environment_spec import EnvironmentSpec, check_backend
-from hgpo_envs.errors import InputError
+from hgpo_envs.environment_spec import BACKENDS, EnvironmentSpec
+from hgpo_envs.errors import InputError, check_known
 from hgpo_envs.responses import parse
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def open_source(
     Raises:
         InputError: If an argument is unknown or for the other backend, or the data cannot be used.
     """
-    check_backend(backend, data)
+    check_known("backend", backend, BACKENDS)
     common: Any = (goals, observation_mode, show_attributes, price_seed, shuffle_seed)
     native: dict[str, Any] = {
         "option_colours": option_colours,

@@ -111,7 +111,7 @@ def synth_alfworld(
         _check_pack(out, overwrite=overwrite)
     store = GeneratedStore(games, seed)
     with ProgressBars() as bars:
-        ids = bars.track(store.ids(), description="generating")
+        ids = bars.track(store.ids, description="generating")
         if out.suffix:
             count = write_pack(
                 out,

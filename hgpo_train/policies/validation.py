@@ -24,7 +24,8 @@ import orjson
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.secrets import has_secret, redact, registered
+from hgpo_envs.files import secrets
+from hgpo_envs.files.secrets import has_secret, redact
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.policies.base import Failure, Reply
 
@@ -116,7 +117,7 @@ def _is_valid_text(value: object) -> bool:
 def _are_valid_actions(actions: object) -> bool:
     """Return whether a state's actions are a tuple of valid texts. Engines return the same tuple many times."""
     known = _VALID_ACTIONS.get(id(actions))
-    if known is not None and known[0] is actions and known[1] is registered():
+    if known is not None and known[0] is actions and known[1] is secrets.registered:
         return True
     if (
         type(actions) is not tuple
@@ -125,7 +126,7 @@ def _are_valid_actions(actions: object) -> bool:
         return False
     if len(_VALID_ACTIONS) >= _KEPT_ACTIONS:
         _VALID_ACTIONS.clear()
-    _VALID_ACTIONS[id(actions)] = actions, registered()
+    _VALID_ACTIONS[id(actions)] = actions, secrets.registered
     return True
 
 

@@ -152,7 +152,7 @@ class Collector:
             finally:
                 self._slots.close()
                 for seat in self._seats:
-                    seat.episode.shared.remove_user(seat.episode)
+                    seat.episode.shared.close(seat.episode)
 
     def _fill(self) -> bool:
         """Start rollouts in free slots. Return False if no rollout is running."""

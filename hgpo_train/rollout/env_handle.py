@@ -47,7 +47,7 @@ class EnvHandle:
 
     def close(self) -> None:
         """Close the task source if nobody else uses it (`hgpo_envs.sources.SharedSource`)."""
-        self.shared.remove_user(self)
+        self.shared.close(self)
 
     def identity(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a run stores of its environment, and compares when it is resumed.

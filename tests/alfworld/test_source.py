@@ -162,7 +162,7 @@ def pack(tmp_path_factory):
 
 def content(path):
     store = PackStore(path)
-    return [(task, store.read(task), store.trajectory(task)) for task in store.ids()]
+    return [(task, store.read(task), store.trajectory(task)) for task in store.ids]
 
 
 def refusal(path):
@@ -187,11 +187,11 @@ def test_games_are_unchanged(pack):
 def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack, tmp_path):
     assert write_folder(PackStore(pack), PACKED, tmp_path) == 6
     folder = FolderStore(tmp_path)
-    assert folder.ids() == sorted(PACKED)
+    assert folder.ids == sorted(PACKED)
     again = tmp_path / "again.pack"
     write_pack(
         again,
-        ((task, folder.read(task), folder.trajectory(task)) for task in folder.ids()),
+        ((task, folder.read(task), folder.trajectory(task)) for task in folder.ids),
     )
     assert again.read_bytes() == pack.read_bytes()
 
@@ -238,7 +238,7 @@ def test_error_lines(pack, tmp_path):
         (flipped, f"x.pack is damaged: {first}: "),
         (
             rewritten(pack, path, texts=b"{}"),
-            "x.pack is damaged: Object missing required field `domains`",
+            "x.pack is damaged: texts: Object missing required field `domains`",
         ),
         (
             rewritten(pack, path, texts=b'{"domains":[],"grammars":[]}'),
@@ -284,6 +284,6 @@ def test_task_ids_never_lead_out_of_the_folder(tmp_path, name):
     path = tmp_path / "x.pack"
     write_pack(path, [(name, GAMES[0][1], None)])
     with refused("leads out of the folder"):
-        write_folder(PackStore(path), PackStore(path).ids(), tmp_path / "a/b/out")
+        write_folder(PackStore(path), PackStore(path).ids, tmp_path / "a/b/out")
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
     assert not Path("/tmp/hgpo-outside").exists()

@@ -74,7 +74,7 @@ def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id):
 @pytest.mark.slow
 def test_data_in_its_usual_place_is_found_with_its_size(tmp_path, monkeypatch):
     store = GeneratedStore(36, 0)
-    write_folder(store, store.ids(), tmp_path / "official")
+    write_folder(store, store.ids, tmp_path / "official")
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "official"))
     found = listed()["HGPO/ALFWorld-v0"]["data"]
     assert found[1]["path"] == str(tmp_path / "official")

@@ -13,7 +13,6 @@ from hgpo_datasets import scan_steps, verify
 from hgpo_datasets.interchange.rollouts import import_rollouts
 from hgpo_datasets.reader import StepTableWarning
 from hgpo_envs import hashing
-from hgpo_envs.memory import Pair, as_text
 
 OPENINGS = {
     "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
@@ -38,10 +37,14 @@ def prompt(benchmark, task, past, state, actions):
     )
     listed = listed if shop else listed.replace("\n", "\n ")
     told = f" Your task is to: {task}{dot}\n" if shop or past else "\n"
-    pairs = [Pair(number, *pair) for number, pair in enumerate(past, 1)][-LENGTH:]
+    pairs = [
+        f"[Observation {number}: '{observation}', Action {number}: '{action}']"
+        for number, (observation, action) in enumerate(past, 1)
+    ][-LENGTH:]
+    history = "\n".join(pairs)
     later = (
         f"Prior to this step, you have already taken {len(past)} step(s). Below are the most recent "
-        f"{len(pairs)} observations and the corresponding actions you took: {as_text(pairs)}\n"
+        f"{len(pairs)} observations and the corresponding actions you took: {history}\n"
         f"You are now at step {len(past) + 1} and your current observation is: {state}{dot}\n"
     )
     now = later if past else f"Your current observation is: {state}{dot}\n"

@@ -12,7 +12,7 @@ from refusals import refused
 import hgpo_envs
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.episode import ACTION_FORMATS
-from hgpo_envs.memory import Pair, as_text
+from hgpo_envs.memory import Pair
 from hgpo_envs.plugins import check_code_in_file
 from hgpo_envs.prompts import PromptTemplate, bundled_templates, load_template
 from hgpo_envs.registration import code_of
@@ -41,7 +41,8 @@ def test_the_packages_templates_show_every_field(benchmark):
         "cool the mug.",
         "You see a fridge 1.",
         "'go to fridge 1'",
-        as_text(pairs),
+        "[Observation 1: 'A door.', Action 1: 'open door 1']",
+        "[Observation 2: 'A room.', Action 2: 'look']",
         "Step 3",
         "<think>",
     ):
@@ -82,7 +83,10 @@ def plain_jinja(template, fields):
     pairs = fields["pairs"]
     steps = fields["steps_taken"]
     derived = {
-        "history": as_text(pairs),
+        "history": "\n".join(
+            f"[Observation {pair.number}: '{pair.observation}', Action {pair.number}: '{pair.action}']"
+            for pair in pairs
+        ),
         "history_length": len(pairs),
         "step": steps + 1,
     }

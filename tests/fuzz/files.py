@@ -1,6 +1,7 @@
 """Targets that read environment data and notes: packs, games, catalogues, raw products, notes of the viewer."""
 
 import hashlib
+import io
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -29,7 +30,7 @@ def read_pack(data: bytes, folder: Path) -> None:
     path = folder / "g.pack"
     path.write_bytes(data)
     store = PackStore(path)
-    for task_id in store.ids():
+    for task_id in store.ids:
         store.read(task_id)
         store.trajectory(task_id)
 
@@ -40,7 +41,7 @@ def content_seeds(folder: Path) -> Sequence[bytes]:
     from hgpo_envs.alfworld.data.pack import PackStore
 
     store = PackStore(folder / "g.pack")
-    return [store._content(member) for member in store._members.values()]
+    return [store._archive.read(member) for member in store._members.values()]
 
 
 def read_content(data: bytes, folder: Path) -> None:
@@ -50,8 +51,10 @@ def read_content(data: bytes, folder: Path) -> None:
     pack_seeds(folder)
     store = PackStore(folder / "g.pack")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_content", lambda _: data)
-        store.read(store.ids()[0])
+        patch.setattr(store._archive, "open", lambda _: io.BytesIO(data))
+        member = store._members[store.ids[0]]
+        member.file_size = len(data)
+        store.read(store.ids[0])
 
 
 def game_seeds(_: Path) -> Sequence[bytes]:

@@ -353,7 +353,7 @@ def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_chara
 
 
 def test_actions_are_checked_again_for_a_secret_that_is_registered_later(monkeypatch):
-    monkeypatch.setattr(secrets, "_registered", ())
+    monkeypatch.setattr(secrets, "registered", ())
     actions = ("open door", "say swordfish")
     for _ in range(2):
         assert checked(State, State("", actions)).actions is actions

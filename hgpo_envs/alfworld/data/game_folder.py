@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.alfworld.engine.game import LONGEST_FILE, read_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import is_scratch, new_folder
+from hgpo_envs.files.atomic import SCRATCH, new_folder
 from hgpo_envs.files.untrusted_files import (
     open_regular,
     parse_json,
@@ -33,11 +33,13 @@ TRAJECTORY_FILE: Final = "traj_data.json"
 
 
 class GameStore(Protocol):
-    """A collection of game files."""
+    """A collection of game files.
 
-    def ids(self) -> Sequence[str]:
-        """Return all task ids, sorted."""
-        ...
+    Attributes:
+        ids: All task ids, sorted.
+    """
+
+    ids: Sequence[str]
 
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of a game file. Raises KeyError for an unknown id."""
@@ -56,6 +58,9 @@ class FolderStore:
 
     Args:
         folder: `json_2.1.1`, a folder that contains it, one of its subfolders, or the folder of a single game.
+
+    Attributes:
+        ids: All task ids, sorted.
 
     Raises:
         InputError: If there is no playable game, a game file is truncated, or a game occurs twice.
@@ -85,11 +90,7 @@ class FolderStore:
                 f"no playable game in {folder}: expected {'|'.join(SPLITS)}/<task folder>/<trial folder>/{GAME_FILE} "
                 f"marked solvable, received {found}"
             )
-        self._ids = sorted(self._folders)
-
-    def ids(self) -> Sequence[str]:
-        """Return all task ids, sorted."""
-        return self._ids
+        self.ids: Sequence[str] = sorted(self._folders)
 
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of a game file. Raises KeyError for an unknown id."""
@@ -114,7 +115,7 @@ class FolderStore:
 def _game_folders(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder, onerror=_unreadable):
         # incomplete folders
-        folders[:] = [name for name in folders if not is_scratch(name)]
+        folders[:] = [name for name in folders if not SCRATCH.fullmatch(name)]
         if GAME_FILE in files:
             yield Path(place)
 

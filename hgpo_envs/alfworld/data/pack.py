@@ -10,8 +10,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -23,12 +22,14 @@ from hgpo_envs.files.unpack import BROKEN, open_zip
 from hgpo_envs.files.untrusted_files import open_regular, read_bytes, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     PackedGame = tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
     """Task id, JSON object of the game file, JSON object of its `traj_data.json` or None."""
 
+
+_T = TypeVar("_T")
 
 COMMENT: Final = b"HGPO pack of ALFWorld games, format 2"
 """The archive's comment, which ends the file."""
@@ -62,6 +63,9 @@ class PackStore:
     Args:
         path: The file.
 
+    Attributes:
+        ids: All task ids, sorted.
+
     Raises:
         InputError: If the file is not a pack, is truncated or damaged.
     """
@@ -73,68 +77,62 @@ class PackStore:
             raise InputError(
                 f"{path} is not a complete pack of ALFWorld games; expected a file from `hgpo data build alfworld`"
             )
-        with self._readable():
+        try:
             # In memory, because processes that were forked would share the position in an open file.
             self._archive = open_zip(io.BytesIO(data))
-            members = self._archive.infolist()
-            self._members = {
-                member.filename.removesuffix(".json"): member for member in members
-            }
-            if (
-                len(self._members) < len(members)
-                or _TEXTS not in self._archive.namelist()
-            ):
-                raise InputError(f"a game occurs twice, or {_TEXTS} is missing")
-            texts = self._members.pop(_TEXTS.removesuffix(".json"))
-            self._texts = msgspec.json.decode(self._content(texts), type=_Texts)
+        except (InputError, *BROKEN) as error:
+            raise self._damaged(error) from None
+        members = self._archive.infolist()
+        self._members = {
+            member.filename.removesuffix(".json"): member for member in members
+        }
+        if len(self._members) < len(members) or _TEXTS not in self._archive.namelist():
+            raise self._damaged(f"a game occurs twice, or {_TEXTS} is missing")
+        texts = _TEXTS.removesuffix(".json")
+        self._texts = self._decoded(texts, _Texts)
+        del self._members[texts]
+        self.ids: Sequence[str] = sorted(self._members)
 
-    @contextmanager
-    def _readable(self, what: str = "") -> Iterator[None]:
-        """Convert errors of the block, and add the pack's path and the damaged part."""
+    def _decoded(self, name: str, kind: type[_T]) -> _T:
+        """Return the content of a member. Raises KeyError for an unknown one."""
+        member = self._members[name]
         try:
-            yield
-        except (InputError, msgspec.DecodeError, RecursionError, *BROKEN) as error:
-            raise InputError(
-                f"{self.path} is damaged: {one_line(f'{what}{error}', 300)}; copy or build it again"
-            ) from None
+            if member.file_size <= LONGEST_FILE:
+                with self._archive.open(member) as file:
+                    # without a number, more than the declared bytes could be unpacked
+                    return msgspec.json.decode(file.read(member.file_size), type=kind)
+        except (msgspec.DecodeError, RecursionError, *BROKEN) as error:
+            raise self._damaged(f"{name}: {error}") from None
+        raise self._damaged(
+            f"{name}: expected at most {LONGEST_FILE:,} bytes, received {member.file_size:,}"
+        )
 
-    def _content(self, member: zipfile.ZipInfo) -> bytes:
-        if member.file_size > LONGEST_FILE:
-            raise InputError(
-                f"expected at most {LONGEST_FILE:,} bytes, received {member.file_size:,}"
-            )
-        with self._archive.open(member) as file:
-            # without a number, more than the declared bytes could be unpacked
-            return file.read(member.file_size)
+    def _damaged(self, reason: object) -> InputError:
+        return InputError(
+            f"{self.path} is damaged: {one_line(reason, 300)}; copy or build it again"
+        )
 
     def __reduce__(self) -> tuple[type[PackStore], tuple[Path]]:
         return PackStore, (self.path,)
 
-    def ids(self) -> Sequence[str]:
-        """Return all task ids, sorted."""
-        return sorted(self._members)
-
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of a game file. Raises KeyError for an unknown id."""
-        entry = self._entry(task_id)
-        with self._readable(f"{task_id}: "):
-            domains = self._texts.domains
-            grammars = self._texts.grammars
-            if entry.domain >= len(domains) or entry.grammar >= len(grammars):
-                raise InputError("its domain or grammar is not in the pack")
+        entry = self._decoded(task_id, _Entry)
+        domains = self._texts.domains
+        grammars = self._texts.grammars
+        if entry.domain >= len(domains) or entry.grammar >= len(grammars):
+            raise self._damaged(f"{task_id}: its domain or grammar is not in the pack")
+        try:
             grammar = join_task(grammars[entry.grammar], entry.task)
             return checked(
                 entry.game | {"pddl_domain": domains[entry.domain], "grammar": grammar}
             )
+        except InputError as error:
+            raise self._damaged(f"{task_id}: {error}") from None
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """Return the stored fields of the game's `traj_data.json`, or None if it had none."""
-        return self._entry(task_id).trajectory
-
-    def _entry(self, task_id: str) -> _Entry:
-        member = self._members[task_id]
-        with self._readable(f"{task_id}: "):
-            return msgspec.json.decode(self._content(member), type=_Entry)
+        return self._decoded(task_id, _Entry).trajectory
 
 
 def write_pack(path: Path, games: Iterable[PackedGame]) -> int:

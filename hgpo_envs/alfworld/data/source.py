@@ -69,7 +69,7 @@ class ALFWorldSource:
         check_known("split", split, [*SPLITS, "all"])
         return [
             task_id
-            for task_id in self.store.ids()
+            for task_id in self.store.ids
             if split == "all" or task_id.startswith(f"{split}/")
         ]
 
@@ -94,7 +94,7 @@ class ALFWorldSource:
             file = self.store.read(task_id)
         except KeyError:
             raise UnknownTask(
-                unknown("ALFWorld task", task_id, self.store.ids(), limit=2)
+                unknown("ALFWorld task", task_id, self.store.ids, limit=2)
             ) from None
         return file if self._grammar is None else convert(file, self._grammar)
 

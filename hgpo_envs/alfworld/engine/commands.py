@@ -138,7 +138,13 @@ class Commands:
             go = self._elsewhere[game_state.location] = tuple(
                 text for text in self._anywhere if text not in here
             )
-        return (*_unique(first), *go, *_unique(heat), *self._last, *_unique(rest))
+        return (
+            *sorted(set(first)),
+            *go,
+            *sorted(set(heat)),
+            *self._last,
+            *sorted(set(rest)),
+        )
 
     def _text(self, verb: str, first: int = NOTHING, second: int = NOTHING) -> str:
         meaning = (verb, first, second)
@@ -163,15 +169,3 @@ class Commands:
             text = self._texts[meaning] = sys.intern(phrase)
             self.meaning[text] = meaning
         return text
-
-
-def commands_of(game: Game) -> Commands:
-    """Return the game's commands, which are created once and shared by all engines that play it."""
-    commands = game.cache.get("commands")
-    if not isinstance(commands, Commands):
-        commands = game.cache["commands"] = Commands(game)
-    return commands
-
-
-def _unique(commands: list[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(commands)) if len(commands) > 1 else commands)

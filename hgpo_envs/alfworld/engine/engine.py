@@ -8,13 +8,12 @@ from operator import ne
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hgpo_envs.alfworld.engine import observations, rules
-from hgpo_envs.alfworld.engine.commands import commands_of
+from hgpo_envs.alfworld.engine.commands import Commands
 from hgpo_envs.engine import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from hgpo_envs.alfworld.engine.commands import Commands
     from hgpo_envs.alfworld.engine.game import Game
     from hgpo_envs.alfworld.engine.state import GameState
 
@@ -54,7 +53,11 @@ class ALFWorldEngine:
         """Start a compiled game."""
         self.game = game
         self.game_state = game.start.copy()
-        self._commands = commands_of(game)
+        # All engines that play the game share its commands.
+        commands = game.cache.get("commands")
+        if commands is None:
+            commands = game.cache["commands"] = Commands(game)
+        self._commands = commands
         self._deciding = (
             rules.DECIDES_LIGHT if game.goal.lamp_type else rules.DECIDES_PLACE
         )

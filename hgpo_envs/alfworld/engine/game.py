@@ -172,31 +172,14 @@ def compile_problem(
     Raises:
         InputError: If the rules engine does not support the problem.
     """
-    text = problem.lower()
-    try:
-        _, rest = text.split("(:objects", 1)
-        objects, rest = rest.split("(:init", 1)
-        initial, wish = rest.split("(:goal", 1)
-    except ValueError:
-        raise InputError(
-            "expected a problem with :objects, :init and :goal, in this order"
-        ) from None
-    facts = _facts(initial)
-    entities = _entities(objects, facts)
-    names = display_names(
-        [*entities["object"], *entities["receptacle"], *entities["location"]]
-    )
-    object_index = {name: index for index, name in enumerate(entities["object"])}
-    receptacle_index = {
-        name: index for index, name in enumerate(entities["receptacle"])
-    }
-    location_index = {name: index for index, name in enumerate(entities["location"])}
-    receptacles = entities["receptacle"]
+    facts, indices, wish = _parsed(problem)
+    objects = indices["object"]
+    receptacles = indices["receptacle"]
+    locations = indices["location"]
+    names = display_names([*objects, *receptacles, *locations])
     located = _values(facts["receptacleatlocation"], receptacles, "locations")
-    places = tuple(
-        location_index[location] if location else NOTHING for location in located
-    )
-    kinds = _values(facts["objecttype"], entities["object"], "types")
+    places = tuple(locations[location] if location else NOTHING for location in located)
+    kinds = _values(facts["objecttype"], objects, "types")
     object_types = tuple(sys.intern(kind.removesuffix("type")) for kind in kinds)
     kinds = _values(facts["receptacletype"], receptacles, "types")
     receptacle_types = tuple(sys.intern(kind.removesuffix("type")) for kind in kinds)
@@ -209,33 +192,46 @@ def compile_problem(
     openable = {name for (name,) in facts["openable"]}
     nested = defaultdict(list)
     for inner, outer in sorted(set(facts["inreceptacleobject"])):
-        nested[object_index[outer]].append(object_index[inner])
-    abilities = tuple(_flags(facts, _ABILITY_FACTS, object_index))
+        nested[objects[outer]].append(objects[inner])
+    abilities = [0] * len(objects)
+    traits = [0] * len(objects)
+    for values, flags in ((abilities, _ABILITY_FACTS), (traits, _TRAIT_FACTS)):
+        for predicate, flag in flags.items():
+            for (name,) in facts[predicate]:
+                values[objects[name]] |= flag.value
     goal = parse_goal(wish)
     return Game(
-        object_ids=entities["object"],
-        object_names=tuple(names[name] for name in entities["object"]),
+        object_ids=tuple(objects),
+        object_names=tuple(names[name] for name in objects),
         object_types=object_types,
-        abilities=abilities,
+        abilities=tuple(abilities),
         nested={outer: tuple(inner) for outer, inner in nested.items()},
-        receptacle_ids=entities["receptacle"],
-        receptacle_names=tuple(names[name] for name in entities["receptacle"]),
+        receptacle_ids=tuple(receptacles),
+        receptacle_names=tuple(names[name] for name in receptacles),
         receptacle_types=receptacle_types,
-        openable=tuple(name in openable for name in entities["receptacle"]),
+        openable=tuple(name in openable for name in receptacles),
         places=places,
         accepts=tuple(frozen.get(name, frozenset()) for name in receptacle_types),
-        location_names=tuple(names[name] for name in entities["location"]),
+        location_names=tuple(names[name] for name in locations),
         receptacles_at=tuple(
             tuple(r for r, place in enumerate(places) if place == location)
-            for location in range(len(location_index))
+            for location in range(len(locations))
         ),
-        start=_start(facts, object_index, receptacle_index, location_index),
+        start=_start(facts, indices, traits),
         goal=goal,
-        wanted=_matching(object_types, goal.object_type, abilities, goal.ability),
+        wanted=frozenset(
+            o
+            for o, kind in enumerate(object_types)
+            if kind == goal.object_type and abilities[o] & goal.ability == goal.ability
+        ),
         targets=tuple(
             r for r, kind in enumerate(receptacle_types) if kind == goal.receptacle_type
         ),
-        lamps=_matching(object_types, goal.lamp_type, abilities, Ability.TOGGLEABLE),
+        lamps=frozenset(
+            o
+            for o, kind in enumerate(object_types)
+            if kind == goal.lamp_type and abilities[o] & Ability.TOGGLEABLE
+        ),
         task=task,
         grammar=grammar,
         walkthrough=None if walkthrough is None else tuple(walkthrough),
@@ -276,8 +272,23 @@ _KNOWN: Final = {
 """The predicates of initial facts and their numbers of arguments."""
 
 
-def _facts(initial: str) -> Facts:
-    """Return the initial facts by predicate."""
+def _parsed(problem: str) -> tuple[Facts, dict[str, dict[str, int]], str]:
+    """Parse a planning problem.
+
+    Returns:
+        The initial facts by predicate; the sorted names in them with their indices, by declared type; and the text of
+        the goal. Names that are only declared are ignored.
+    """
+    text = problem.lower()
+    try:
+        _, rest = text.split("(:objects", 1)
+        objects, rest = rest.split("(:init", 1)
+        initial, goal = rest.split("(:goal", 1)
+    except ValueError:
+        raise InputError(
+            "expected a problem with :objects, :init and :goal, in this order"
+        ) from None
+    # 1. The facts.
     if "(not" in initial or "(=" in initial:
         raise InputError(
             "the problem's :init contains a negation or a number, which the engine does not support"
@@ -293,11 +304,7 @@ def _facts(initial: str) -> Facts:
             raise InputError(
                 f"the problem's :init contains an unsupported fact: {predicate}{rows[0]}"
             )
-    return facts
-
-
-def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
-    """Return the names in the initial facts by declared type, sorted. Names that are only declared are ignored."""
+    # 2. The types, each of which follows the names that it is declared for.
     kinds: dict[str, str] = {}
     waiting: list[str] = []
     words = iter(objects.replace(")", " ").split())
@@ -308,21 +315,24 @@ def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
             waiting.clear()
         else:
             waiting.append(word)
+    # 3. The names.
     mentioned = sorted(
         {name for rows in facts.values() for row in rows for name in row}
     )
+    indices: dict[str, dict[str, int]] = {
+        "object": {},
+        "receptacle": {},
+        "location": {},
+    }
     for name in mentioned:
         if name not in kinds:
             raise InputError(f"the problem uses {name!r} without declaring it")
-    return {
-        kind: tuple(n for n in mentioned if kinds[n] == kind)
-        for kind in ("object", "receptacle", "location")
-    }
+        of_kind = indices.get(kinds[name], {})  # agents need none
+        of_kind[name] = len(of_kind)
+    return facts, indices, goal
 
 
-def _values(
-    rows: list[tuple[str, ...]], names: tuple[str, ...], noun: str
-) -> list[str]:
+def _values(rows: list[tuple[str, ...]], names: Iterable[str], noun: str) -> list[str]:
     """Return the value that facts of a name and a value have for each name; empty if there is none."""
     values: dict[str, str] = {}
     for name, value in rows:
@@ -351,52 +361,30 @@ _TRAIT_FACTS: Final = {
 }
 
 
-def _flags(
-    facts: Facts,
-    flags: Mapping[str, Ability] | Mapping[str, Trait],
-    objects: Mapping[str, int],
-) -> list[int]:
-    values = [0] * len(objects)
-    for predicate, flag in flags.items():
-        for (name,) in facts.get(predicate, ()):
-            values[objects[name]] |= flag.value
-    return values
-
-
 def _start(
-    facts: Facts,
-    objects: Mapping[str, int],
-    receptacles: Mapping[str, int],
-    locations: Mapping[str, int],
+    facts: Facts, indices: Mapping[str, Mapping[str, int]], traits: list[int]
 ) -> GameState:
     at = {location for _, location in facts["atlocation"]}
     if len(at) != 1:
         raise InputError(
             f"expected one initial location of the agent, received {len(at)}"
         )
+    objects = indices["object"]
+    receptacles = indices["receptacle"]
+    locations = indices["location"]
     contents: list[set[int]] = [set() for _ in receptacles]
     for name, receptacle in facts["inreceptacle"]:
         contents[receptacles[receptacle]].add(objects[name])
     spots: list[set[int]] = [set() for _ in objects]
     for name, location in facts["objectatlocation"]:
         spots[objects[name]].add(locations[location])
-    opened = {name for (name,) in facts.get("opened", ())}
+    opened = {name for (name,) in facts["opened"]}
     return GameState(
         location=locations[at.pop()],
         held=NOTHING,
         contents=[tuple(sorted(inside)) for inside in contents],
         opened=[name in opened for name in receptacles],
         spots=[frozenset(spot) for spot in spots],
-        traits=_flags(facts, _TRAIT_FACTS, objects),
+        traits=traits,
         emptied=set(),
-    )
-
-
-def _matching(
-    types: tuple[str, ...], kind: str, abilities: tuple[int, ...], ability: int
-) -> frozenset[int]:
-    return frozenset(
-        o
-        for o, found in enumerate(types)
-        if found == kind and abilities[o] & ability == ability
     )

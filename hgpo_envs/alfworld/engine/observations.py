@@ -17,13 +17,9 @@ _MIDDLE: Final = (
 )
 
 
-def listing(names: Iterable[str]) -> str:
+def listing(names: Iterable[str], article: str = "a ") -> str:
     """Join names with articles: "nothing", "a mug 1", "a mug 2, and a mug 1"."""
-    return enumeration([f"a {name}" for name in names])
-
-
-def enumeration(parts: list[str]) -> str:
-    """Join parts with commas and ", and " before the last."""
+    parts = [f"{article}{name}" for name in names]
     if not parts:
         return "nothing"
     if len(parts) == 1:
@@ -56,7 +52,7 @@ def look(game: Game, game_state: GameState, *_: int) -> str:
         for o, r in game_state.emptied
         if r in here and game_state.location in game_state.spots[o]
     )
-    facing = enumeration([game.receptacle_names[r] for r in here])
+    facing = listing([game.receptacle_names[r] for r in here], article="")
     return f"You are facing the {facing}. Next to it, you see {listing(game.object_names[o] for o, _ in moved)}."
 
 

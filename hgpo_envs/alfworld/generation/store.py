@@ -45,6 +45,9 @@ class GeneratedStore:
         games: The number of games in all splits, at least `MIN_GAMES`. Each split cycles through the task types.
         seed: Any integer. The same seed gives the same games, byte for byte.
 
+    Attributes:
+        ids: All task ids, sorted.
+
     Raises:
         InputError: If there are fewer than `MIN_GAMES` games.
     """
@@ -56,10 +59,7 @@ class GeneratedStore:
             for split, size in split_sizes(games).items()
             for index in range(size)
         }
-
-    def ids(self) -> Sequence[str]:
-        """Return all task ids, sorted."""
-        return sorted(self._numbers)
+        self.ids: Sequence[str] = sorted(self._numbers)
 
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the content of `game.tw-pddl` with a walkthrough. Raises KeyError for an unknown id."""

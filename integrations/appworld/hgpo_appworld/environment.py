@@ -72,9 +72,8 @@ def open_source(
     ):
         if value not in known:
             raise InputError(unknown(name, value, map(str, known)))
-    for name, place in (("data", data), ("python", python)):
-        if place is not None and not isinstance(place, str):
-            raise InputError(f"{name}: expected a path, received {place!r}")
+    if python is not None and not isinstance(python, str):
+        raise InputError(f"python: expected a path, received {python!r}")
     numbers: dict[str, Any] = {
         "max_output": max_output,
         "program_seconds": program_seconds,

@@ -243,7 +243,7 @@ def test_a_log_probability_that_is_unknown_loses_no_call(unknown):
     ],
 )
 def test_a_key_that_the_server_repeats_is_in_no_column(monkeypatch, message):
-    monkeypatch.setattr(secrets, "_registered", ('sk-"1234',))
+    monkeypatch.setattr(secrets, "registered", ('sk-"1234',))
     body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
     answer = read_answer("chat/completions", body.encode())
     written = [answer.action, answer.reply.response, answer.reply.message]
