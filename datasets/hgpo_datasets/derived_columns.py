@@ -192,11 +192,16 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     won = frame["won"]
     any_won = np.logical_or.reduceat(won.fill_null(value=False).to_numpy(), starts)
     won_known = any_won | won.is_not_null().to_numpy()[ends - 1]
-    # The chains of states and, with actions mixed in, of contexts.
-    state = _with_hashes(frame["state_hash"], frame["state"])
+    # Hashes of states that are not supplied are those of the texts.
+    of_states = {}
+    for name in ("state", "next_state"):
+        supplied = frame[f"{name}_hash"]
+        others = frame[name].set(supplied.is_not_null(), None)
+        of_states[name] = supplied.fill_null(text_hashes(others))
+    state = of_states["state"]
     action = text_hashes(frame["action"]).fill_null(frame["action_hash"])
-    following = _with_hashes(frame["next_state_hash"], frame["next_state"])
     last = pl.Series(np.append(first[1:], True))
+    # The chains of states and, with actions mixed in, of contexts.
     history, exists = hashing.chain_columns(
         state.to_numpy(),
         first,
@@ -229,7 +234,7 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
         for k in range(depth + 1):
             values[f"{chain}_hash_{k}"] = hashes[k]
             known[f"{chain}_hash_{k}"] = defined[k]
-    values["next_state_hash"] = following.zip_with(last, state.shift(-1))
+    values["next_state_hash"] = of_states["next_state"].zip_with(last, state.shift(-1))
     table = pl.DataFrame(values)
     return table.with_columns(
         table[name].set(pl.Series(~mask), None)
@@ -244,11 +249,6 @@ def text_hashes(texts: pl.Series, of: Callable[[str], str] | None = None) -> pl.
     keys = distinct if of is None else [of(text) for text in distinct]
     codes = pl.Series([hashing.text_hash(key) for key in keys], dtype=pl.Int64)
     return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
-
-
-def _with_hashes(hashes: pl.Series, texts: pl.Series) -> pl.Series:
-    """Return supplied hashes, and those of the texts where there are none."""
-    return hashes.fill_null(text_hashes(texts.set(hashes.is_not_null(), None)))
 
 
 def _all_known_between(
