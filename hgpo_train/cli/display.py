@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -50,7 +51,7 @@ def terminal(*, stderr: bool = False, **options: Any) -> Console:
     """
     stream: Any = sys.stderr if stderr else sys.stdout
     if isinstance(stream, RedactedStream):
-        stream = stream.styled()
+        stream = replace(stream, styled=True)
     return _CleanConsole(file=stream, **options)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +62,9 @@ def live_progress(
         TimeRemainingColumn(),
     )
     # The stream of the command line cleans texts of others; these columns contain none.
-    stream = sys.stderr.styled() if hasattr(sys.stderr, "styled") else sys.stderr
+    stream: Any = sys.stderr
+    if hasattr(stream, "styled"):
+        stream = replace(stream, styled=True)
     with Progress(*columns, console=Console(file=stream), transient=True) as bar:
         line = bar.add_task("", total=max(0, expected), summary="")
         yield lambda tally: bar.update(
