@@ -38,6 +38,7 @@ _NUMBERS: Final = (int, float, np.integer, np.floating)
 _PLAIN_JSON: Final = orjson.OPT_PASSTHROUGH_SUBCLASS
 
 _FLAGS: Final = (bool, NoneType)
+_PLAIN_REASONS: Final = ("stop", "length", None)
 _KEPT_ACTIONS: Final = 4096
 _VALID_ACTIONS: Final[dict[int, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
 """Tuples of actions that were valid, by id, which is theirs as long as they are kept; and the secrets at that time."""
@@ -79,9 +80,13 @@ def checked(kind: type[T], value: object) -> T | Failure:
 def _is_plain(kind: type, value: Any) -> bool:  # noqa: ANN401 (of that kind)
     """Return whether a reply is nothing but a valid text, or all fields of a state are valid as they are."""
     if kind is Reply:
+        text = value.response
+        reason = value.finish_reason
         return (
-            _is_valid_text(value.response)
-            and (value.finish_reason is None or _is_valid_text(value.finish_reason))
+            type(text) is str
+            and checked_text("", text) == text
+            and type(reason) in (str, NoneType)
+            and reason in _PLAIN_REASONS
             and value.message is None
             and value.prompt is None
             and value.prompt_token_ids is None
@@ -93,9 +98,12 @@ def _is_plain(kind: type, value: Any) -> bool:  # noqa: ANN401 (of that kind)
             and value.response_tokens is None
         )
     if kind is State:
+        text = value.text
         return (
-            _is_valid_text(value.text)
-            and _are_valid_actions(value.actions)
+            type(text) is str
+            and checked_text("", text) == text
+            and type(value.actions) is tuple
+            and _actions("admissible actions", value.actions) is value.actions
             and type(value.valid) in _FLAGS
             and type(value.won) in _FLAGS
             and type(value.terminated) is bool
@@ -107,26 +115,6 @@ def _is_plain(kind: type, value: Any) -> bool:  # noqa: ANN401 (of that kind)
             and 0 <= value.score <= 1
         )
     return False
-
-
-def _is_valid_text(value: object) -> bool:
-    return type(value) is str and checked_text("", value) == value
-
-
-def _are_valid_actions(actions: object) -> bool:
-    """Return whether a state's actions are a tuple of valid texts. Engines return the same tuple many times."""
-    known = _VALID_ACTIONS.get(id(actions))
-    if known is not None and known[0] is actions and known[1] is registered():
-        return True
-    if (
-        type(actions) is not tuple
-        or _texts("admissible actions", actions) is not actions
-    ):
-        return False
-    if len(_VALID_ACTIONS) >= _KEPT_ACTIONS:
-        _VALID_ACTIONS.clear()
-    _VALID_ACTIONS[id(actions)] = actions, registered()
-    return True
 
 
 def _plain(kind: type[T], expected: str, checks: Sequence[Check], value: Any) -> T:  # noqa: ANN401 (any value)
@@ -223,7 +211,11 @@ def preview(value: object) -> str:
     return f"{type_name}{redact(written)[:_SHOWN]}".strip()
 
 
-def _texts(name: str, values: object) -> tuple[str, ...]:
+def _actions(name: str, values: object) -> tuple[str, ...]:
+    """Return a state's admissible actions as a tuple of valid texts. Engines return the same tuple many times."""
+    known = _VALID_ACTIONS.get(id(values))
+    if known is not None and known[0] is values and known[1] is registered():
+        return known[0]
     texts: tuple[Any, ...]
     if type(values) is tuple:
         texts = values
@@ -234,11 +226,14 @@ def _texts(name: str, values: object) -> tuple[str, ...]:
             f"{name}: expected a list of texts, received {preview(values)}"
         )
     # A state has dozens of actions, nearly always valid: one check of the joined text instead of one for each.
-    if set(map(type, texts)) <= {str}:
-        joined = "".join(texts)
-        if checked_text(name, joined) == joined:
-            return texts
-    return tuple([checked_text(name, text) for text in texts])
+    joined = "".join(texts) if set(map(type, texts)) <= {str} else None
+    if joined is None or checked_text(name, joined) != joined:
+        return tuple([checked_text(name, text) for text in texts])
+    if texts is values:  # not a list, which can change
+        if len(_VALID_ACTIONS) >= _KEPT_ACTIONS:
+            _VALID_ACTIONS.clear()
+        _VALID_ACTIONS[id(texts)] = texts, registered()
+    return texts
 
 
 def _flag(name: str, value: object) -> bool:
@@ -302,7 +297,7 @@ _NOTHING: Final = (NoneType,)
 
 _STATE: Final[Sequence[Check]] = (
     ("text", "state text", checked_text, ()),
-    ("actions", "admissible actions", _texts, ()),
+    ("actions", "admissible actions", _actions, ()),
     ("valid", "valid", _flag, _FLAGS),
     ("terminated", "terminated", _flag, (bool,)),
     ("won", "won", _flag, _FLAGS),
