@@ -47,7 +47,6 @@ from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import (
     MAX_FAILED,
-    FailureSummary,
     RolloutError,
     allowed_in_a_row,
     failures_of,
@@ -115,11 +114,6 @@ class CollectedRun:
     def success(self) -> Success:
         """The share of solved tasks, and its bounds if rollouts failed."""
         return success(self.rollouts)
-
-    @property
-    def failures(self) -> FailureSummary:
-        """The numbers of rollouts and of failed ones, with the reasons."""
-        return failures_of(self.rollouts)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -323,7 +317,7 @@ def collect(
     run = CollectedRun(folder, tally, trajectories)
     try:
         raise_if_too_many(
-            run.failures,
+            failures_of(run.rollouts),
             max_failed,
             "Run it again with the same arguments to retry them.",
         )

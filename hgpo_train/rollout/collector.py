@@ -131,7 +131,12 @@ class Collector:
                 wait = 0 if self._asked else _WAIT_S
                 while arrivals := self._slots.collect(wait):
                     for slot, outcome, seconds in arrivals:
-                        self._arrived(self._seats[slot], outcome, seconds)
+                        seat = self._seats[slot]
+                        failure = attempt(
+                            "EnvironmentFailed", self._advance, seat, outcome, seconds
+                        )
+                        if failure is not None or seat.episode.done:
+                            self._end(seat, failure)
                     self._fill()
                     wait = 0
                 # 3. The policy receives the requests, and those that it has answered become commands.
@@ -140,8 +145,8 @@ class Collector:
                 if isinstance(replies, Failure):
                     replies = [(request_id, replies) for request_id in self._asked]
                 for request_id, reply in replies:
-                    if seat := self._asked.pop(request_id, None):
-                        self._replied(seat, reply)
+                    if asked := self._asked.pop(request_id, None):
+                        self._replied(asked, reply)
                 # 4. The counts are reported.
                 self.tally.seconds = perf_counter() - began
                 progress(self.tally)
@@ -205,7 +210,8 @@ class Collector:
             )
         return replies
 
-    def _arrived(self, seat: _Seat, outcome: object, seconds: float) -> None:
+    def _advance(self, seat: _Seat, outcome: object, seconds: float) -> Failure | None:
+        """Add a state to the episode and request the next action, unless the episode is done."""
         trajectory = seat.trajectory
         assert trajectory is not None
         # Where an action of the policy can end its world, a failure counts as lost: otherwise a policy could raise its
@@ -221,16 +227,6 @@ class Collector:
                 terminated=True,
                 info={"lost": str(outcome)},
             )
-        failure = attempt(
-            "EnvironmentFailed", self._advance, seat, trajectory, outcome, seconds
-        )
-        if failure is not None or seat.episode.done:
-            self._end(seat, trajectory, failure)
-
-    def _advance(
-        self, seat: _Seat, trajectory: Trajectory, outcome: object, seconds: float
-    ) -> Failure | None:
-        """Add a state to the episode and request the next action, unless the episode is done."""
         state = checked(State, outcome)
         if isinstance(state, Failure):
             return state
@@ -265,20 +261,19 @@ class Collector:
     def _replied(self, seat: _Seat, reply: Reply | Failure) -> None:
         trajectory = seat.trajectory
         assert trajectory is not None
-        if not isinstance(reply, Failure):
-            # it parses the response
-            failure = attempt("EnvironmentFailed", self._act, seat, trajectory, reply)
-        elif not (self._raises_bugs and is_bug(reply)):
-            failure = reply
-        else:
-            self._raise_bug(trajectory, reply)
-        if failure is not None:
-            self._end(seat, trajectory, failure)
-
-    def _act(self, seat: _Seat, trajectory: Trajectory, reply: Reply) -> None:
-        command = trajectory.add_reply(
-            reply, perf_counter() - seat.asked_at, self._version
+        if isinstance(reply, Failure):
+            if self._raises_bugs and is_bug(reply):
+                self._raise_bug(trajectory, reply)
+            self._end(seat, reply)
+            return
+        # The response is parsed here.
+        seconds = perf_counter() - seat.asked_at
+        command = attempt(
+            "EnvironmentFailed", trajectory.add_reply, reply, seconds, self._version
         )
+        if isinstance(command, Failure):
+            self._end(seat, command)
+            return
         prompt_tokens = reply.prompt_tokens
         if prompt_tokens is None and reply.prompt_token_ids is not None:
             prompt_tokens = len(reply.prompt_token_ids)
@@ -308,9 +303,9 @@ class Collector:
             )
         raise error
 
-    def _end(
-        self, seat: _Seat, trajectory: Trajectory, failure: Failure | None
-    ) -> None:
+    def _end(self, seat: _Seat, failure: Failure | None) -> None:
+        trajectory = seat.trajectory
+        assert trajectory is not None
         tally = self.tally
         tally.trajectories += 1
         if failure is None:
