@@ -125,7 +125,18 @@ class Collector:
         try:
             # 1. Free slots start the next rollouts.
             while self._fill() and not should_stop():
-                self._stop_if_all_fail()
+                # The run stops if two rollouts for each slot, of three tasks, fail in a row: not for a task that always
+                # fails, for a few requests that fail faster than others succeed, or for one broken connection.
+                failing = self.tally.failing
+                allowed = self._failures_allowed
+                if len(failing) >= max(allowed, 2 * len(self._seats)) and (
+                    len(set(failing)) >= min(_FAILING_TASKS, allowed)
+                ):
+                    raise RolloutError(
+                        f"stopped after {len(failing)} failures in a row: {self.tally.failures.describe()}. Finished "
+                        "groups are committed; when the cause is fixed, run the same command again to resume and to "
+                        "retry them."
+                    )
                 # 2. States that have arrived become requests. A start may arrive at once, so this is repeated, without
                 # waiting: the policy, which has requests, should not wait for environments either.
                 wait = 0 if self._asked else _WAIT_S
@@ -321,23 +332,6 @@ class Collector:
         seat.trajectory = None
         self._free.append(seat)
         self._groups.finish(trajectory)
-
-    def _stop_if_all_fail(self) -> None:
-        """Raise if rollouts fail one after the other: at least two for each slot, and of three tasks.
-
-        A task that always fails, a few requests that fail faster than others succeed, or one broken connection of all
-        slots does not stop a run.
-        """
-        failing = self.tally.failing
-        allowed = self._failures_allowed
-        if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(
-            _FAILING_TASKS, allowed
-        ):
-            return
-        raise RolloutError(
-            f"stopped after {len(failing)} failures in a row: {self.tally.failures.describe()}. Finished groups are "
-            "committed; when the cause is fixed, run the same command again to resume and to retry them."
-        )
 
 
 def play_groups(

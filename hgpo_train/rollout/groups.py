@@ -7,35 +7,20 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from hgpo_train.rollout.outcomes import OUTCOMES, group_table
-from hgpo_train.rollout.plan import FailedGroup
+from hgpo_train.rollout.outcomes import OUTCOMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from hgpo_datasets import StepWriter
-    from hgpo_train.rollout.plan import ExecutionOptions, Key, PlannedGroup, RolloutSpec
+    from hgpo_train.rollout.plan import (
+        ExecutionOptions,
+        FailedGroup,
+        Key,
+        PlannedGroup,
+        RolloutSpec,
+    )
     from hgpo_train.rollout.row import Row
     from hgpo_train.rollout.trajectory import Trajectory
-
-
-def collected_groups(
-    writer: StepWriter, outcome: str, *, retry_failed: bool
-) -> tuple[dict[Key, bool], dict[Key, FailedGroup]]:
-    """Return the groups of a run that are not played again, with whether each is informative, and those to retry."""
-    done: dict[Key, bool] = {}
-    failed: dict[Key, FailedGroup] = {}
-    if not writer.committed:
-        return done, failed
-    groups = group_table(writer.scan(), outcome).collect()
-    for iteration, task_id, group, trajectories, ends in groups.iter_rows():
-        if trajectories and retry_failed:
-            failed[iteration, task_id, group] = FailedGroup(
-                frozenset(trajectories), ends
-            )
-        else:
-            done[iteration, task_id, group] = len(set(ends)) > 1
-    return done, failed
 
 
 @dataclass
