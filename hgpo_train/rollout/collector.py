@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
@@ -26,7 +25,7 @@ from hgpo_train.rollout.slots import Slots, ThreadSlots
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hgpo_train.policies.base import Policy, Request
     from hgpo_train.rollout.env_handle import EnvHandle
@@ -349,7 +348,7 @@ def play_groups(
 
     The other arguments and the errors are those of `hgpo_train.rollout.run.collect_groups`.
     """
-    # More slots than rollouts would only cost memory.
+    # 1. The engines. More slots than rollouts would only cost memory.
     count = min(execution.slots_for(policy), spec.rollouts)
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
     slots: Slots
@@ -364,22 +363,10 @@ def play_groups(
         )
     else:
         slots = Slots([handle.shared.source.engine() for _ in range(count)])
-    with _fast_interpreter():
-        Collector(handle, slots, policy, groups, spec, execution, tally).run(
-            progress, should_stop
-        )
-
-
-@contextmanager
-def _fast_interpreter() -> Iterator[None]:
-    """Let Python look for garbage less often, and let threads take turns more often.
-
-    Nearly all of a step's objects end without the garbage collector, and looking at the others again and again takes a
-    tenth of the time of a scripted policy's step. A commit in its thread waits for its turn after each of hundreds of
-    calls of Polars; with Python's five milliseconds a turn, the play would wait for commits in the end.
-
-    Of collections in several threads, the first one changes the settings of the process, the last one restores them.
-    """
+    # 2. Python looks for garbage less often: nearly all of a step's objects end without the garbage collector, and
+    # looking at the others again and again takes a tenth of the time of a scripted policy's step. Threads take turns
+    # more often: a commit in its thread waits for its turn after each of hundreds of calls of Polars, and with Python's
+    # five milliseconds a turn, the play would wait for commits in the end.
     with _SETTINGS_LOCK:
         thresholds = gc.get_threshold()
         turn_s = sys.getswitchinterval()
@@ -389,11 +376,13 @@ def _fast_interpreter() -> Iterator[None]:
             gc.set_threshold(max(young, _GARBAGE), *older)
         sys.setswitchinterval(min(turn_s, _TURN_S))
     try:
-        yield
+        Collector(handle, slots, policy, groups, spec, execution, tally).run(
+            progress, should_stop
+        )
     finally:
+        # Of collections in several threads, the last one restores what the first one has found.
         with _SETTINGS_LOCK:
             thresholds, turn_s = _SETTINGS.pop()
-            # what is left last is what the first one found
             if not _SETTINGS:
                 gc.set_threshold(*thresholds)
                 sys.setswitchinterval(turn_s)
