@@ -6,6 +6,7 @@ import contextlib
 import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from operator import methodcaller
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,23 +34,22 @@ class SlotResult(NamedTuple):
     seconds: float
 
 
+@dataclass(eq=False)
 class Slots:
     """A fixed number of engines, each playing one task at a time; here in the collector's thread.
 
     Subclasses call them in threads, or in processes (`hgpo_train.rollout.workers.WorkerSlots`).
-
-    Args:
-        engines: The engines.
 
     Attributes:
         engines: The engine of each slot, for experts that inspect it between calls; None if it runs in another process.
         busy: Number of calls that are under way; 0 here, where a call has ended when it returns.
     """
 
-    def __init__(self, engines: Sequence[Engine | None]) -> None:
-        self.engines = list(engines)
-        self.busy = 0
-        self._ready: queue.SimpleQueue[SlotResult] = queue.SimpleQueue()
+    engines: list[Engine | None]
+    busy: int = field(default=0, init=False)
+    _ready: queue.SimpleQueue[SlotResult] = field(
+        default_factory=queue.SimpleQueue, init=False
+    )
 
     def call(self, slot: int, method: str, argument: str | BranchPoint) -> None:
         """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command.
@@ -90,7 +90,7 @@ class ThreadSlots(Slots):
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        super().__init__(engines)
+        super().__init__(list(engines))
         self._threads = ThreadPoolExecutor(
             len(engines),
             "hgpo-engine",
