@@ -14,8 +14,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -300,7 +298,7 @@ def collect(
                 sum(spec.tasks for spec in specs) - len(writer.committed)
             ) * group_size
             with (
-                played(writer, earlier, session, tally) as should_stop,
+                record_session(writer, earlier, session, tally) as should_stop,
                 live_progress(expected, progress) as show,
             ):
                 for spec in specs:
@@ -422,42 +420,6 @@ def _changes(folder: Path, last: Session, session: Session, name: str) -> list[s
             "folder to collect all of them with the new code."
         )
     return texts
-
-
-@contextmanager
-def played(
-    writer: StepWriter, earlier: Sequence[Session], session: Session, tally: Tally
-) -> Iterator[Callable[[], bool]]:
-    """Record a session of a run while the block plays, and yield a function that returns whether to stop.
-
-    It does after Ctrl-C, so that finished groups can be committed. A second Ctrl-C interrupts at once.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed within the block. The message says what is kept.
-    """
-    presses: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        if presses:
-            raise KeyboardInterrupt
-        presses.append(number)
-
-    session.groups_before = len(writer.committed)
-    with ExitStack() as opened:
-        # Only the main thread receives Ctrl-C.
-        if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGINT, note)
-            opened.callback(signal.signal, signal.SIGINT, before)
-        opened.enter_context(record_session(writer.folder, earlier, session, tally))
-        yield lambda: bool(presses)
-        if presses:
-            groups = len(writer.committed)
-            if not groups:
-                raise KeyboardInterrupt("Nothing was kept, because no group had ended.")
-            are = "group is" if groups == 1 else "groups are"
-            raise KeyboardInterrupt(
-                f"{groups:,} finished {are} kept in {writer.folder}; run the same command again to resume."
-            )
 
 
 @contextmanager
