@@ -114,5 +114,6 @@ def collect_groups(
                 should_stop=should_stop,
             )
     finally:
-        kept.write()
+        if spec.branch is not None:  # what ended without its branches
+            kept.write()
     return tally
