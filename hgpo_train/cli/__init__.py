@@ -6,9 +6,12 @@ Gymnasium or torch, and so nothing of `hgpo_envs` (tests/cli/test_imports.py).
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from typing import Any
 
-from hgpo_train.cli.redaction import RedactedStream, flush_streams, open_streams
+from hgpo_train.cli.redaction import RedactedStream, flush_streams
 
 
 def main() -> None:
@@ -17,7 +20,14 @@ def main() -> None:
     All output has secrets removed: standard error from the start, because errors may repeat what the user typed, and
     standard output from the start of a command.
     """
-    open_streams()
+    # Both standard streams become usable: a closed one discards its text, others print what they can encode. They
+    # print each line at once, also into a pipe: a program that starts `hgpo view` waits for its address.
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:  # `>&-`; a file that is opened later must not take its place
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for the whole process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace", line_buffering=True)
     plain = sys.stderr
     sys.stderr = RedactedStream(plain)
     is_reported = False

@@ -31,7 +31,7 @@ from hgpo_train.cli.new import new
 from hgpo_train.cli.play import play
 from hgpo_train.cli.protocols import protocols
 from hgpo_train.cli.quickstart import quickstart
-from hgpo_train.cli.redaction import redact_output
+from hgpo_train.cli.redaction import RedactedStream
 from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.score import score
 from hgpo_train.cli.sft import sft
@@ -263,31 +263,7 @@ def run(words: Sequence[str]) -> None:
             set.
         cyclopts.CycloptsError: The command line is wrong.
     """
-    check_empty_words(words)
-    app = application()
-    # finding the others takes 60 ms
-    if not words or words[0] not in COMMANDS.keys() - GROUPS.keys():
-        add_plugins(app, words)
-    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
-    # help and versions, without the imports of redaction
-    if isinstance(getattr(command, "__self__", None), App):
-        command(*bound.args, **bound.kwargs)
-        return
-    redact_output()
-    # URLs are not checked
-    for name in ("out", "plot"):
-        path = bound.arguments.get(name)
-        if path is not None and "://" not in str(path):
-            check_output_path(Path(path), f"--{name}")
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: print(
-            f"warning: {message}", file=sys.stderr
-        )
-        command(*bound.args, **bound.kwargs)
-
-
-def check_empty_words(words: Sequence[str]) -> None:
-    """Refuse empty texts: a path that is empty would be the working directory."""
+    # 1. Empty texts are refused: a path that is empty would be the working directory.
     for before, word in pairwise(("", *words)):
         name, equals, value = word.partition("=")
         if word and not (equals and not value and name.startswith("-")):
@@ -299,6 +275,33 @@ def check_empty_words(words: Sequence[str]) -> None:
         raise InputError(
             f"{option}: expected a value, received an empty text; use . for the working directory"
         )
+    # 2. The command, of this distribution or of another one.
+    app = application()
+    # finding the others takes 60 ms
+    if not words or words[0] not in COMMANDS.keys() - GROUPS.keys():
+        add_plugins(app, words)
+    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+    # help and versions, without the imports of redaction
+    if isinstance(getattr(command, "__self__", None), App):
+        command(*bound.args, **bound.kwargs)
+        return
+    # 3. All output of a command is cleaned, with that of logging.
+    from hgpo_envs.files.secrets import redact_logging
+
+    for name in ("stdout", "stderr"):
+        if not isinstance(stream := getattr(sys, name), RedactedStream):
+            setattr(sys, name, RedactedStream(stream))
+    redact_logging()
+    # 4. The paths that it will write; URLs are not checked.
+    for name in ("out", "plot"):
+        path = bound.arguments.get(name)
+        if path is not None and "://" not in str(path):
+            check_output_path(Path(path), f"--{name}")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"warning: {message}", file=sys.stderr
+        )
+        command(*bound.args, **bound.kwargs)
 
 
 def every_command(app: App) -> Iterator[tuple[tuple[str, ...], App]]:

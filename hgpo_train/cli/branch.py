@@ -85,6 +85,7 @@ def branch(
 def _report(run: CollectedRun, *, fresh: bool) -> None:
     from hgpo_train.cli.display import print_table, terminal
     from hgpo_train.rollout.branching import BranchedRun
+    from hgpo_train.rollout.outcomes import success
 
     assert isinstance(run, BranchedRun)
     tally = run.tally
@@ -100,7 +101,7 @@ def _report(run: CollectedRun, *, fresh: bool) -> None:
             f"{tally.steps:,} of the environment and of the policy ({rate:,.0f}/s)",
         ),
         ("replayed", f"{run.replayed:,} stored actions, to rebuild states"),
-        ("solved, without branches", run.success.describe()),
+        ("solved, without branches", success(run.rollouts).describe()),
     ]
     console = terminal(stderr=True, highlight=False)
     print_table(["", ""], rows, texts=2, console=console)

@@ -116,7 +116,7 @@ def play_and_report(
         RolloutError: Too many rollouts failed.
     """
     from hgpo_train.rollout.collection import CollectedRun
-    from hgpo_train.rollout.failures import RolloutError
+    from hgpo_train.rollout.failures import RolloutError, failures_of
 
     try:
         with resumable(
@@ -128,9 +128,10 @@ def play_and_report(
             report(error.run)
         raise
     report(run)
-    if run.failures.failed:
+    failures = failures_of(run.rollouts)
+    if failures.failed:
         print(
-            f"{run.failures.describe()}. Run the same command again to retry them.",
+            f"{failures.describe()}. Run the same command again to retry them.",
             file=sys.stderr,
         )
 

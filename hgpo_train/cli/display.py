@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -15,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hgpo_train.cli.redaction import CONTROL, RedactedStream, printable
-from hgpo_train.rollout.progress_line import spaced
+from hgpo_train.rollout.progress_line import INTERVAL_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +52,7 @@ def terminal(*, stderr: bool = False, **options: Any) -> Console:
     """
     stream: Any = sys.stderr if stderr else sys.stdout
     if isinstance(stream, RedactedStream):
-        stream = stream.styled()
+        stream = replace(stream, styled=True)
     return _CleanConsole(file=stream, **options)
 
 
@@ -144,14 +146,15 @@ class ProgressBars(Progress):
             *columns, console=console, transient=True, disable=not console.is_terminal
         )
         self._bars: dict[str, TaskID] = {}
-        self._print_line = spaced()
+        self._printed_at = monotonic()
 
     def show(self, stage: str, done: int, total: int | None = None) -> None:
         """Show how much of a stage is done, such as a download."""
         if self.disable:
-            self._print_line(
-                lambda: f"{stage}: {done:,}" + (f" of {total:,}" if total else "")
-            )
+            if monotonic() - self._printed_at >= INTERVAL_S:
+                self._printed_at = monotonic()
+                of = f" of {total:,}" if total else ""
+                print(f"{stage}: {done:,}{of}", file=sys.stderr, flush=True)
             return
         if stage not in self._bars:
             self._bars[stage] = self.add_task(stage)

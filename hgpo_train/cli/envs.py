@@ -50,6 +50,8 @@ def _document(listed: ListedEnvironment) -> dict[str, Any]:
 
 
 def _show(listed: ListedEnvironment) -> None:
+    from inspect import Parameter
+
     from hgpo_train.cli.display import print_table
 
     rows = [("error", listed.error)] if listed.error else []
@@ -61,10 +63,8 @@ def _show(listed: ListedEnvironment) -> None:
     ]:
         rows.append(("data", f"nothing at {', '.join(absent)}"))
     arguments = [
-        f"{argument['name']}={argument['default']!r}"
-        if "default" in argument
-        else f"{argument['name']} (required)"
-        for argument in _document(listed)["arguments"]
+        f"{name} (required)" if default is Parameter.empty else f"{name}={default!r}"
+        for name, default in listed.arguments.items()
     ]
     rows += [("arguments", ", ".join(arguments))] if arguments else []
     print_table(

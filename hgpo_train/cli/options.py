@@ -167,11 +167,9 @@ class RolloutOptions:
         from hgpo_train.policies.registry import find_policy
         from hgpo_train.settings import read_assignments
 
-        given = read_assignments(
-            "--policy-option",
-            self.policy_option or (),
-            find_policy(policy)[0].option_types,
-        )
+        texts = self.policy_option or ()
+        types = find_policy(policy)[0].option_types if texts else {}
+        given = read_assignments("--policy-option", texts, types)
         return {
             "policy_options": options | given,
             "slots": self.slots if self.workers is None else self.workers,

@@ -145,7 +145,11 @@ class Person:
             elif text == "p":
                 self._show("prompt", request.prompt)
             elif text == "t" and request.tools:
-                self._schemas(request.tools)
+                schemas = [
+                    json.dumps(tool, ensure_ascii=False, indent=2)
+                    for tool in request.tools
+                ]
+                self._show("schemas", "\n".join(schemas))
             elif text.startswith("/"):
                 self._list(actions, text[1:].strip(), len(actions))
             elif action := self._chosen(text, request):
@@ -204,14 +208,6 @@ class Person:
         first = tools[0]["function"]["name"]
         self._note(
             f'Type a call as {first} {{"ARGUMENT": VALUE, …}}; h: help, t: schemas'
-        )
-
-    def _schemas(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._show(
-            "schemas",
-            "\n".join(
-                [json.dumps(tool, ensure_ascii=False, indent=2) for tool in tools]
-            ),
         )
 
     def _ask(self) -> str:

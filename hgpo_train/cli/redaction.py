@@ -8,10 +8,11 @@ imports.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
+from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, Final
 
 CONTROL: Final = re.compile(
@@ -21,29 +22,6 @@ CONTROL: Final = re.compile(
 
 _BAR: Final = re.compile(rf"\r(?:(?!{CONTROL.pattern}).)*|\n*(?:\x1b\[A)*")
 """What progress bars of other libraries write: a line over the present one, and moves to the lines above."""
-
-
-def redact_output() -> None:
-    """Clean both standard streams and redact all logging of this process; further calls change nothing."""
-    from hgpo_envs.files.secrets import redact_logging
-
-    for name in ("stdout", "stderr"):
-        if not isinstance(stream := getattr(sys, name), RedactedStream):
-            setattr(sys, name, RedactedStream(stream))
-    redact_logging()
-
-
-def open_streams() -> None:
-    """Make both standard streams usable: a closed one discards its text, and others print what they can encode.
-
-    They print each line at once, also into a pipe: a program that starts `hgpo view` waits for its address.
-    """
-    for name in ("stdout", "stderr"):
-        stream: Any = getattr(sys, name)
-        if stream is None:  # `>&-`; a file that is opened later must not take its place
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for the whole process
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace", line_buffering=True)
 
 
 def flush_streams() -> OSError | None:
@@ -62,34 +40,29 @@ def flush_streams() -> OSError | None:
     return failed
 
 
-def printable(text: str) -> str:
-    """Replace control characters by U+FFFD.
-
-    >>> printable("a" + chr(27) + "[2Jb")
-    'a�[2Jb'
-    """
-    return CONTROL.sub("�", text)
+printable: Final = partial(CONTROL.sub, "\ufffd")
+"""Replaces control characters of a text by U+FFFD."""
 
 
+@dataclass(eq=False)
 class RedactedStream:
     """A text stream that cleans each text written to it. Other attributes are those of the wrapped stream.
 
-    Args:
+    Attributes:
         stream: The stream.
         styled: Whether control characters are kept, because the text contains only those of rich.
     """
 
-    def __init__(self, stream: IO[str], *, styled: bool = False) -> None:
-        self._stream = stream
-        self._styled = styled
+    stream: IO[str]
+    styled: bool = False
 
     def write(self, text: str) -> int:
         """Write the cleaned text. Returns the length of the text before, as callers expect."""
         from hgpo_envs.files.secrets import redact
 
         shown = redact(text)
-        self._stream.write(
-            shown if self._styled or _BAR.fullmatch(shown) else printable(shown)
+        self.stream.write(
+            shown if self.styled or _BAR.fullmatch(shown) else printable(shown)
         )
         return len(text)
 
@@ -98,9 +71,5 @@ class RedactedStream:
         for line in lines:
             self.write(line)
 
-    def styled(self) -> RedactedStream:
-        """Return the same stream for rich."""
-        return RedactedStream(self._stream, styled=True)
-
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (any attribute of the stream)
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)

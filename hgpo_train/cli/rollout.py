@@ -75,6 +75,7 @@ def rollout(
 def _report(run: CollectedRun) -> None:
     # slow to import: rollouts begin before
     from hgpo_train.cli.display import print_table, shown, terminal
+    from hgpo_train.rollout.outcomes import success
 
     console = terminal(stderr=True, highlight=False)
     summary = run.summary
@@ -87,7 +88,7 @@ def _report(run: CollectedRun) -> None:
         ("groups", f"{summary['groups']}"),
         ("rollouts", f"{run.rollouts.height:,}, {tally.trajectories:,} of them new"),
         ("steps", f"{steps:,}, {tally.steps:,} of them new ({rate:,.0f}/s)"),
-        ("solved", run.success.describe()),
+        ("solved", success(run.rollouts).describe()),
         ("mean return", shown(summary["mean_return"], ".3f")),
         ("well-formed actions", shown(summary["valid"], ".1%")),
         ("admissible actions", shown(summary["admissible"], ".1%", "unknown")),

@@ -19,7 +19,8 @@ from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
-from hgpo_train.rollout.failures import failures_of_steps
+from hgpo_train.rollout.failures import failures_of
+from hgpo_train.rollout.outcomes import rollout_table
 from hgpo_train.rollout.sessions import Session, read_sessions
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def write_summary(run: Path) -> None:
     except InputError:
         return
     config = {} if header is None else dict(header.config)
-    failures = failures_of_steps(scan_steps(run))
+    failures = failures_of(rollout_table(scan_steps(run)).collect())
     sessions = read_sessions(run)
 
     summary = {

@@ -265,13 +265,13 @@ class OwnBatchPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """See `BatchPolicy`."""
-        respond = self._respond_to or self._one_by_one
-        replies: Sequence[Answer] = respond(requests)
+        replies: Sequence[Answer] = (
+            self._respond_to(requests)
+            if self._respond_to
+            else [self._own(request) for request in requests]
+        )
         self.version = getattr(self._own, "version", 0)
         return replies
-
-    def _one_by_one(self, requests: Sequence[Request]) -> Sequence[Answer]:
-        return [self._own(request) for request in requests]
 
 
 class OwnAsyncPolicy(AsyncPolicy):

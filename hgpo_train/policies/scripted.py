@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -72,14 +73,16 @@ class ActionPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
-        return [self._reply(request) for request in requests]
-
-    def _reply(self, request: Request) -> Reply | Failure:
-        action = self.choose(request)
-        if isinstance(action, Failure):
-            return action
-        actions = request.state.actions
-        return Reply(format_action(action, self._action_format, actions, self._spec))
+        form = self._action_format
+        replies: list[Reply | Failure] = []
+        for request in requests:
+            action = self.choose(request)
+            if isinstance(action, Failure):
+                replies.append(action)
+                continue
+            text = format_action(action, form, request.state.actions, self._spec)
+            replies.append(Reply(text))
+        return replies
 
 
 class RandomPolicy(ActionPolicy):
@@ -90,23 +93,19 @@ class RandomPolicy(ActionPolicy):
     """
 
     name = "random"
+    _drawn = "action"  # what is drawn, of which each draw has its own random numbers
 
     def choose(self, request: Request) -> str | Failure:
         """See `ActionPolicy`."""
-        if request.tools and not request.state.actions:
+        actions = request.state.actions
+        if request.tools and not actions:
             return random_call(
                 request.tools, request.rng, instruction_words(request.task.instruction)
             )
-        return self._draw(request, "action", request.state.actions)
-
-    def _draw(
-        self, request: Request, purpose: str, actions: Sequence[str]
-    ) -> str | Failure:
-        """Return a random action, with words of the instruction in an open query."""
         if not actions:
             message = f"{self.name} draws from the admissible actions, and the state lists none"
             return Failure("PolicyFailed", message)
-        action = actions[_seeded_choice(request.seed, purpose, len(actions))]
+        action = actions[_seeded_choice(request.seed, self._drawn, len(actions))]
         if OPEN_QUERY not in action:
             return action
         words = instruction_words(request.task.instruction)
@@ -127,6 +126,7 @@ class OutdatedActionPolicy(RandomPolicy):
     """
 
     name = "outdated"
+    _drawn = "stale action"
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
         super().__init__(action_format, benchmark)
@@ -140,7 +140,8 @@ class OutdatedActionPolicy(RandomPolicy):
         now = request.state.actions
         outdated = [action for action in seen if action not in now]
         seen.update(dict.fromkeys(now))
-        return self._draw(request, "stale action", outdated or now)
+        state = replace(request.state, actions=outdated or now)
+        return super().choose(replace(request, state=state))
 
 
 class ScriptedPolicy(ActionPolicy):

@@ -39,6 +39,7 @@ _NUMBERS: Final = (int, float, np.integer, np.floating)
 _PLAIN_JSON: Final = orjson.OPT_PASSTHROUGH_SUBCLASS
 
 _FLAGS: Final = (bool, NoneType)
+_PLAIN_REASONS: Final = ("stop", "length", None)
 _KEPT_ACTIONS: Final = 4096
 _VALID_ACTIONS: Final[dict[int, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
 """Tuples of actions that were valid, by id, which is theirs as long as they are kept; and the secrets at that time."""
@@ -66,68 +67,52 @@ def checked(kind: type[T], value: object) -> T | Failure:
     if isinstance(value, Failure):
         return value
     category, expected, checks = _KINDS[kind]
+    given: Any = value
+    is_kind = type(value) is kind
+    is_plain = False
     try:
-        # Nearly every value is a plain one, for which one look at all fields takes a third of the time of their checks.
-        if type(value) is kind and _is_plain(kind, value):
-            return value
-        return _plain(kind, expected, checks, value)
+        # Nearly every value is a plain one, for which one look at all fields takes a third of the time of their checks:
+        # a reply that is nothing but a valid text, or a state whose fields are valid as they are.
+        if kind is Reply and is_kind:
+            text = given.response
+            reason = given.finish_reason
+            is_plain = (
+                type(text) is str
+                and checked_text("", text) == text
+                and type(reason) in (str, NoneType)
+                and reason in _PLAIN_REASONS
+                and given.message is None
+                and given.prompt is None
+                and given.prompt_token_ids is None
+                and given.response_token_ids is None
+                and given.response_logprobs is None
+                and given.cut_pairs is None
+                and given.cut_tokens is None
+                and given.prompt_tokens is None
+                and given.response_tokens is None
+            )
+        elif kind is State and is_kind:
+            text = given.text
+            is_plain = (
+                type(text) is str
+                and checked_text("", text) == text
+                and type(given.actions) is tuple
+                and _actions("admissible actions", given.actions) is given.actions
+                and type(given.valid) in _FLAGS
+                and type(given.won) in _FLAGS
+                and type(given.terminated) is bool
+                and type(given.truncated) is bool
+                and given.key is None
+                and type(given.reward) is float
+                and -LARGEST <= given.reward <= LARGEST
+                and type(given.score) is float
+                and 0 <= given.score <= 1
+            )
+        return given if is_plain else _plain(kind, expected, checks, given)
     except BadValueError as error:
         return Failure(category, str(error), error)
     except Exception as error:  # noqa: BLE001 - a value may be of any type, and its methods may raise
         return Failure.of(category, error)
-
-
-def _is_plain(kind: type, value: Any) -> bool:  # noqa: ANN401 (of that kind)
-    """Return whether a reply is nothing but a valid text, or all fields of a state are valid as they are."""
-    if kind is Reply:
-        return (
-            _is_valid_text(value.response)
-            and (value.finish_reason is None or _is_valid_text(value.finish_reason))
-            and value.message is None
-            and value.prompt is None
-            and value.prompt_token_ids is None
-            and value.response_token_ids is None
-            and value.response_logprobs is None
-            and value.cut_pairs is None
-            and value.cut_tokens is None
-            and value.prompt_tokens is None
-            and value.response_tokens is None
-        )
-    if kind is State:
-        return (
-            _is_valid_text(value.text)
-            and _are_valid_actions(value.actions)
-            and type(value.valid) in _FLAGS
-            and type(value.won) in _FLAGS
-            and type(value.terminated) is bool
-            and type(value.truncated) is bool
-            and value.key is None
-            and type(value.reward) is float
-            and -LARGEST <= value.reward <= LARGEST
-            and type(value.score) is float
-            and 0 <= value.score <= 1
-        )
-    return False
-
-
-def _is_valid_text(value: object) -> bool:
-    return type(value) is str and checked_text("", value) == value
-
-
-def _are_valid_actions(actions: object) -> bool:
-    """Return whether a state's actions are a tuple of valid texts. Engines return the same tuple many times."""
-    known = _VALID_ACTIONS.get(id(actions))
-    if known is not None and known[0] is actions and known[1] is secrets.registered:
-        return True
-    if (
-        type(actions) is not tuple
-        or _texts("admissible actions", actions) is not actions
-    ):
-        return False
-    if len(_VALID_ACTIONS) >= _KEPT_ACTIONS:
-        _VALID_ACTIONS.clear()
-    _VALID_ACTIONS[id(actions)] = actions, secrets.registered
-    return True
 
 
 def _plain(kind: type[T], expected: str, checks: Sequence[Check], value: Any) -> T:  # noqa: ANN401 (any value)
@@ -224,7 +209,11 @@ def preview(value: object) -> str:
     return f"{type_name}{redact(written)[:_SHOWN]}".strip()
 
 
-def _texts(name: str, values: object) -> tuple[str, ...]:
+def _actions(name: str, values: object) -> tuple[str, ...]:
+    """Return a state's admissible actions as a tuple of valid texts. Engines return the same tuple many times."""
+    known = _VALID_ACTIONS.get(id(values))
+    if known is not None and known[0] is values and known[1] is secrets.registered:
+        return known[0]
     texts: tuple[Any, ...]
     if type(values) is tuple:
         texts = values
@@ -235,11 +224,14 @@ def _texts(name: str, values: object) -> tuple[str, ...]:
             f"{name}: expected a list of texts, received {preview(values)}"
         )
     # A state has dozens of actions, nearly always valid: one check of the joined text instead of one for each.
-    if set(map(type, texts)) <= {str}:
-        joined = "".join(texts)
-        if checked_text(name, joined) == joined:
-            return texts
-    return tuple([checked_text(name, text) for text in texts])
+    joined = "".join(texts) if set(map(type, texts)) <= {str} else None
+    if joined is None or checked_text(name, joined) != joined:
+        return tuple([checked_text(name, text) for text in texts])
+    if texts is values:  # not a list, which can change
+        if len(_VALID_ACTIONS) >= _KEPT_ACTIONS:
+            _VALID_ACTIONS.clear()
+        _VALID_ACTIONS[id(texts)] = texts, secrets.registered
+    return texts
 
 
 def _flag(name: str, value: object) -> bool:
@@ -303,7 +295,7 @@ _NOTHING: Final = (NoneType,)
 
 _STATE: Final[Sequence[Check]] = (
     ("text", "state text", checked_text, ()),
-    ("actions", "admissible actions", _texts, ()),
+    ("actions", "admissible actions", _actions, ()),
     ("valid", "valid", _flag, _FLAGS),
     ("terminated", "terminated", _flag, (bool,)),
     ("won", "won", _flag, _FLAGS),

@@ -17,18 +17,16 @@ import polars as pl
 from hgpo_datasets.branches import roots, with_prefixes
 from hgpo_datasets.partitions import partitions
 from hgpo_datasets.rows import frame as frame_of
-from hgpo_envs.hashing import text_hash
 from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.branch_points import replayed_points
 from hgpo_train.rollout.collector import play_groups
 from hgpo_train.rollout.failures import (
     failures_of,
-    failures_of_steps,
     raise_if_too_many,
 )
 from hgpo_train.rollout.groups import GroupScheduler
 from hgpo_train.rollout.outcomes import GROUP, rollout_table
-from hgpo_train.rollout.plan import PlannedGroup, RolloutSpec
+from hgpo_train.rollout.plan import PlannedGroup, RolloutSpec, independent_rollouts
 from hgpo_train.rollout.row import Row, columns_of
 
 if TYPE_CHECKING:
@@ -71,29 +69,6 @@ _TURN: Final = (
 """Columns of a parent that its branches need, and those of conversations."""
 
 
-@dataclass(frozen=True, slots=True)
-class BranchedGroup(PlannedGroup):
-    """The branches of a stored group that are to be played; they are its members.
-
-    Attributes:
-        branches: The name of each branch, and its point.
-    """
-
-    branches: Sequence[tuple[str, BranchPoint]] = ()
-
-    def trajectory(self, member: int) -> str:
-        """See `PlannedGroup`."""
-        return self.branches[member][0]
-
-    def point(self, member: int) -> BranchPoint:
-        """See `PlannedGroup`."""
-        return self.branches[member][1]
-
-    def seed(self, run_seed: int, member: int) -> int:
-        """See `PlannedGroup`. It depends on the branch alone, so that further points change no other branch."""
-        return text_hash(f"{run_seed}/{self.trajectory(member)}") % (1 << 63)
-
-
 def branch_rollouts(
     handle: EnvHandle,
     policy: Policy,
@@ -119,18 +94,19 @@ def branch_rollouts(
     parts += [frame.lazy() for frame in kept]
     rollouts = pl.concat(parts)
     raise_if_too_many(
-        failures_of_steps(rollouts),
+        failures_of(rollout_table(rollouts).collect()),
         execution.max_failed,
         "Resume the run to repeat them.",
     )
     steps = rollouts.select(branch_rules.READ).collect()
+    size = independent_rollouts(spec.group_size, spec.branch)
     branches = Branches(
         handle,
         writer,
         steps,
         branch_rules.get(spec.branch),
         width=spec.width,
-        budget=steps.height * (spec.group_size - spec.roots) // spec.roots,
+        budget=steps.height * (spec.group_size - size) // size,
         seed=spec.seed,
         retry_failed=retry_failed,
     )
@@ -275,7 +251,7 @@ class Branches:
             rollouts.filter("branch").select("trajectory", "aborted", "error").collect()
         )
 
-    def _groups(self, parts: Iterable[pl.LazyFrame]) -> Iterator[BranchedGroup]:
+    def _groups(self, parts: Iterable[pl.LazyFrame]) -> Iterator[PlannedGroup]:
         """Yield the groups whose branches are to be played. Groups without branches are copied on the way."""
         positions = count()
         for part in parts:
@@ -288,7 +264,7 @@ class Branches:
                     branches = self._replayed(self.missing[key], parents)
                     iteration, task_id, number = key
                     size = len(branches)
-                    yield BranchedGroup(
+                    yield PlannedGroup(
                         next(positions), iteration, task_id, number, size, branches
                     )
                 elif key not in self.writer.committed:
@@ -334,8 +310,9 @@ class Branches:
         for some, store in ((old, self.writer.replace), (new, self.writer.add_group)):
             if not some:
                 continue
-            defaults = {"run": self.writer.header.run, "env_id": self.handle.env_id}
-            branches = frame_of(columns_of(some), self.writer.header.depth, defaults)
+            columns = columns_of(some, self.handle.env_id)
+            header = self.writer.header
+            branches = frame_of(columns, header.depth, {"run": header.run})
             keys = dict.fromkeys(row.group_key for row in some)
             stored = [self._stored.pop(key) for key in keys]
             # in one piece, because sorting many takes half as long again

@@ -31,7 +31,6 @@ from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.branch_groups import ROWS, Branches
 from hgpo_train.rollout.collection import (
     CollectedRun,
-    played,
     player_of,
     removed_if_unused,
 )
@@ -40,7 +39,7 @@ from hgpo_train.rollout.failures import MAX_FAILED, allowed_in_a_row
 from hgpo_train.rollout.outcomes import rollout_table
 from hgpo_train.rollout.plan import ExecutionOptions
 from hgpo_train.rollout.progress_line import live_progress
-from hgpo_train.rollout.sessions import Session, read_sessions
+from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 from hgpo_train.rollout.tally import Tally
 from hgpo_train.scores.tables import with_scores
 
@@ -182,12 +181,13 @@ def branch_run(
                 raise InputError(
                     f"{source}: the rule {at} found no step to branch at; use another rule, or more rollouts"
                 )
+            earlier = read_sessions(folder)
             allowed = allowed_in_a_row(points * width, max_failed)
             execution = ExecutionOptions(
                 slots, max_failed=max_failed, max_consecutive_failures=allowed
             )
             with (
-                played(writer, read_sessions(folder), session, tally) as should_stop,
+                record_session(writer, earlier, session, tally) as should_stop,
                 live_progress(branches.expected, progress) as show,
             ):
                 parts = (part.scan() for part in partitions(source, ROWS))

@@ -47,16 +47,15 @@ from hgpo_train.rollout import branch_rules
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import (
     MAX_FAILED,
-    FailureSummary,
     RolloutError,
     allowed_in_a_row,
     failures_of,
     raise_if_too_many,
 )
-from hgpo_train.rollout.outcomes import GROUP, Success, rollout_table, success
+from hgpo_train.rollout.outcomes import GROUP, rollout_table
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.progress_line import live_progress
-from hgpo_train.rollout.run import collect_groups, stop_on_interrupt
+from hgpo_train.rollout.run import collect_groups
 from hgpo_train.rollout.sessions import NAME as SESSIONS
 from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 from hgpo_train.rollout.tally import Tally
@@ -110,16 +109,6 @@ class CollectedRun:
     def rollouts(self) -> pl.DataFrame:
         """The trajectories without branches, which are no independent rollouts."""
         return self.trajectories.filter(~pl.col("branch")).drop("branch")
-
-    @cached_property
-    def success(self) -> Success:
-        """The share of solved tasks, and its bounds if rollouts failed."""
-        return success(self.rollouts)
-
-    @property
-    def failures(self) -> FailureSummary:
-        """The numbers of rollouts and of failed ones, with the reasons."""
-        return failures_of(self.rollouts)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -232,13 +221,21 @@ def collect(
     # 1. The policy's specification and the environment, whose default of `action_format` depends on it.
     maker, argument = find_policy(policy)
     handle, stored_options = _open(env, env_options, maker.action_format)
-    handle, count = _select(handle, tasks)
+    size = len(handle.tasks)
+    if tasks is None and size > SORTED:
+        raise InputError(
+            f"tasks: expected a number, because the split has {size:,} tasks; received none"
+        )
+    if isinstance(tasks, Sequence):
+        chosen = Split(handle.shared, handle.tasks.name, tasks)
+        handle = replace(handle, tasks=chosen)
+        tasks = len(chosen)
     # 2. What is played, once for each seed.
     several_seeds = isinstance(seed, Iterable)
     seeds = list(seed) if isinstance(seed, Iterable) else [seed]
     specs = [
         RolloutSpec(
-            tasks=count,
+            tasks=size if tasks is None else tasks,
             group_size=group_size,
             seed=number,
             order=order,
@@ -259,7 +256,6 @@ def collect(
     )
     player, identity = player_of(maker, argument, policy, context)
     name = identity["name"]
-    unstored = getattr(maker.options, "EXECUTION", ())
     # 4. The run's folder, in which everything is played. What the caller opened stays open.
     tally = Tally()
     with ExitStack() as opened:
@@ -274,7 +270,7 @@ def collect(
             if isinstance(policy, str | PolicySpec)
             else source_hash(policy),
             policy_options={
-                key: value for key, value in options.items() if key in unstored
+                key: value for key, value in options.items() if key not in identity
             },
             slots=execution.slots_for(player),
             workers=workers,
@@ -295,13 +291,14 @@ def collect(
             removed_if_unused(folder),
             StepWriter(folder, config=config, without=columns) as writer,
         ):
-            for text in _changes(folder, earlier, session, name):
+            changes = _changes(folder, earlier[-1], session, name) if earlier else []
+            for text in changes:
                 warnings.warn(text, stacklevel=2)  # names the line that calls `collect`
             expected = (
                 sum(spec.tasks for spec in specs) - len(writer.committed)
             ) * group_size
             with (
-                played(writer, earlier, session, tally) as should_stop,
+                record_session(writer, earlier, session, tally) as should_stop,
                 live_progress(expected, progress) as show,
             ):
                 for spec in specs:
@@ -323,7 +320,7 @@ def collect(
     run = CollectedRun(folder, tally, trajectories)
     try:
         raise_if_too_many(
-            run.failures,
+            failures_of(run.rollouts),
             max_failed,
             "Run it again with the same arguments to retry them.",
         )
@@ -407,28 +404,8 @@ def _open(
     }
 
 
-def _select(
-    handle: EnvHandle, tasks: int | Sequence[str] | None
-) -> tuple[EnvHandle, int]:
-    """Return the environment with the tasks that are chosen, and the number of tasks to play."""
-    if isinstance(tasks, Sequence):
-        chosen = Split(handle.shared, handle.tasks.name, tasks)
-        return replace(handle, tasks=chosen), len(chosen)
-    number = len(handle.tasks)
-    if tasks is None and number > SORTED:
-        raise InputError(
-            f"tasks: expected a number, because the split has {number:,} tasks; received none"
-        )
-    return handle, number if tasks is None else tasks
-
-
-def _changes(
-    folder: Path, earlier: Sequence[Session], session: Session, name: str
-) -> list[str]:
-    """Return warnings of what differs from the earlier sessions of a run without being part of its configuration."""
-    if not earlier:
-        return []
-    last = earlier[-1]
+def _changes(folder: Path, last: Session, session: Session, name: str) -> list[str]:
+    """Return warnings of what differs from the last session of a run without being part of its configuration."""
     texts = []
     if last.endpoint != session.endpoint:
         texts.append(
@@ -443,31 +420,6 @@ def _changes(
             "folder to collect all of them with the new code."
         )
     return texts
-
-
-@contextmanager
-def played(
-    writer: StepWriter, earlier: Sequence[Session], session: Session, tally: Tally
-) -> Iterator[Callable[[], bool]]:
-    """Record a session of a run while the block plays, and yield a function that returns whether to stop.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed within the block. The message says what is kept.
-    """
-    session.groups_before = len(writer.committed)
-    with (
-        stop_on_interrupt() as should_stop,
-        record_session(writer.folder, earlier, session, tally),
-    ):
-        yield should_stop
-        if should_stop():
-            groups = len(writer.committed)
-            if not groups:
-                raise KeyboardInterrupt("Nothing was kept, because no group had ended.")
-            are = "group is" if groups == 1 else "groups are"
-            raise KeyboardInterrupt(
-                f"{groups:,} finished {are} kept in {writer.folder}; run the same command again to resume."
-            )
 
 
 @contextmanager

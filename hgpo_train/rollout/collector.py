@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
@@ -26,7 +25,7 @@ from hgpo_train.rollout.slots import Slots, ThreadSlots
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hgpo_train.policies.base import Policy, Request
     from hgpo_train.rollout.env_handle import EnvHandle
@@ -125,13 +124,29 @@ class Collector:
         try:
             # 1. Free slots start the next rollouts.
             while self._fill() and not should_stop():
-                self._stop_if_all_fail()
+                # The run stops if two rollouts for each slot, of three tasks, fail in a row: not for a task that always
+                # fails, for a few requests that fail faster than others succeed, or for one broken connection.
+                failing = self.tally.failing
+                allowed = self._failures_allowed
+                if len(failing) >= max(allowed, 2 * len(self._seats)) and (
+                    len(set(failing)) >= min(_FAILING_TASKS, allowed)
+                ):
+                    raise RolloutError(
+                        f"stopped after {len(failing)} failures in a row: {self.tally.failures.describe()}. Finished "
+                        "groups are committed; when the cause is fixed, run the same command again to resume and to "
+                        "retry them."
+                    )
                 # 2. States that have arrived become requests. A start may arrive at once, so this is repeated, without
                 # waiting: the policy, which has requests, should not wait for environments either.
                 wait = 0 if self._asked else _WAIT_S
                 while arrivals := self._slots.collect(wait):
                     for slot, outcome, seconds in arrivals:
-                        self._arrived(self._seats[slot], outcome, seconds)
+                        seat = self._seats[slot]
+                        failure = attempt(
+                            "EnvironmentFailed", self._advance, seat, outcome, seconds
+                        )
+                        if failure is not None or seat.episode.done:
+                            self._end(seat, failure)
                     self._fill()
                     wait = 0
                 # 3. The policy receives the requests, and those that it has answered become commands.
@@ -140,8 +155,8 @@ class Collector:
                 if isinstance(replies, Failure):
                     replies = [(request_id, replies) for request_id in self._asked]
                 for request_id, reply in replies:
-                    if seat := self._asked.pop(request_id, None):
-                        self._replied(seat, reply)
+                    if asked := self._asked.pop(request_id, None):
+                        self._replied(asked, reply)
                 # 4. The counts are reported.
                 self.tally.seconds = perf_counter() - began
                 progress(self.tally)
@@ -205,7 +220,8 @@ class Collector:
             )
         return replies
 
-    def _arrived(self, seat: _Seat, outcome: object, seconds: float) -> None:
+    def _advance(self, seat: _Seat, outcome: object, seconds: float) -> Failure | None:
+        """Add a state to the episode and request the next action, unless the episode is done."""
         trajectory = seat.trajectory
         assert trajectory is not None
         # Where an action of the policy can end its world, a failure counts as lost: otherwise a policy could raise its
@@ -221,16 +237,6 @@ class Collector:
                 terminated=True,
                 info={"lost": str(outcome)},
             )
-        failure = attempt(
-            "EnvironmentFailed", self._advance, seat, trajectory, outcome, seconds
-        )
-        if failure is not None or seat.episode.done:
-            self._end(seat, trajectory, failure)
-
-    def _advance(
-        self, seat: _Seat, trajectory: Trajectory, outcome: object, seconds: float
-    ) -> Failure | None:
-        """Add a state to the episode and request the next action, unless the episode is done."""
         state = checked(State, outcome)
         if isinstance(state, Failure):
             return state
@@ -265,20 +271,19 @@ class Collector:
     def _replied(self, seat: _Seat, reply: Reply | Failure) -> None:
         trajectory = seat.trajectory
         assert trajectory is not None
-        if not isinstance(reply, Failure):
-            # it parses the response
-            failure = attempt("EnvironmentFailed", self._act, seat, trajectory, reply)
-        elif not (self._raises_bugs and is_bug(reply)):
-            failure = reply
-        else:
-            self._raise_bug(trajectory, reply)
-        if failure is not None:
-            self._end(seat, trajectory, failure)
-
-    def _act(self, seat: _Seat, trajectory: Trajectory, reply: Reply) -> None:
-        command = trajectory.add_reply(
-            reply, perf_counter() - seat.asked_at, self._version
+        if isinstance(reply, Failure):
+            if self._raises_bugs and is_bug(reply):
+                self._raise_bug(trajectory, reply)
+            self._end(seat, reply)
+            return
+        # The response is parsed here.
+        seconds = perf_counter() - seat.asked_at
+        command = attempt(
+            "EnvironmentFailed", trajectory.add_reply, reply, seconds, self._version
         )
+        if isinstance(command, Failure):
+            self._end(seat, command)
+            return
         prompt_tokens = reply.prompt_tokens
         if prompt_tokens is None and reply.prompt_token_ids is not None:
             prompt_tokens = len(reply.prompt_token_ids)
@@ -308,9 +313,9 @@ class Collector:
             )
         raise error
 
-    def _end(
-        self, seat: _Seat, trajectory: Trajectory, failure: Failure | None
-    ) -> None:
+    def _end(self, seat: _Seat, failure: Failure | None) -> None:
+        trajectory = seat.trajectory
+        assert trajectory is not None
         tally = self.tally
         tally.trajectories += 1
         if failure is None:
@@ -326,23 +331,6 @@ class Collector:
         seat.trajectory = None
         self._free.append(seat)
         self._groups.finish(trajectory)
-
-    def _stop_if_all_fail(self) -> None:
-        """Raise if rollouts fail one after the other: at least two for each slot, and of three tasks.
-
-        A task that always fails, a few requests that fail faster than others succeed, or one broken connection of all
-        slots does not stop a run.
-        """
-        failing = self.tally.failing
-        allowed = self._failures_allowed
-        if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(
-            _FAILING_TASKS, allowed
-        ):
-            return
-        raise RolloutError(
-            f"stopped after {len(failing)} failures in a row: {self.tally.failures.describe()}. Finished groups are "
-            "committed; when the cause is fixed, run the same command again to resume and to retry them."
-        )
 
 
 def play_groups(
@@ -360,7 +348,7 @@ def play_groups(
 
     The other arguments and the errors are those of `hgpo_train.rollout.run.collect_groups`.
     """
-    # More slots than rollouts would only cost memory.
+    # 1. The engines. More slots than rollouts would only cost memory.
     count = min(execution.slots_for(policy), spec.rollouts)
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
     slots: Slots
@@ -375,22 +363,10 @@ def play_groups(
         )
     else:
         slots = Slots([handle.shared.source.engine() for _ in range(count)])
-    with _fast_interpreter():
-        Collector(handle, slots, policy, groups, spec, execution, tally).run(
-            progress, should_stop
-        )
-
-
-@contextmanager
-def _fast_interpreter() -> Iterator[None]:
-    """Let Python look for garbage less often, and let threads take turns more often.
-
-    Nearly all of a step's objects end without the garbage collector, and looking at the others again and again takes a
-    tenth of the time of a scripted policy's step. A commit in its thread waits for its turn after each of hundreds of
-    calls of Polars; with Python's five milliseconds a turn, the play would wait for commits in the end.
-
-    Of collections in several threads, the first one changes the settings of the process, the last one restores them.
-    """
+    # 2. Python looks for garbage less often: nearly all of a step's objects end without the garbage collector, and
+    # looking at the others again and again takes a tenth of the time of a scripted policy's step. Threads take turns
+    # more often: a commit in its thread waits for its turn after each of hundreds of calls of Polars, and with Python's
+    # five milliseconds a turn, the play would wait for commits in the end.
     with _SETTINGS_LOCK:
         thresholds = gc.get_threshold()
         turn_s = sys.getswitchinterval()
@@ -400,11 +376,13 @@ def _fast_interpreter() -> Iterator[None]:
             gc.set_threshold(max(young, _GARBAGE), *older)
         sys.setswitchinterval(min(turn_s, _TURN_S))
     try:
-        yield
+        Collector(handle, slots, policy, groups, spec, execution, tally).run(
+            progress, should_stop
+        )
     finally:
+        # Of collections in several threads, the last one restores what the first one has found.
         with _SETTINGS_LOCK:
             thresholds, turn_s = _SETTINGS.pop()
-            # what is left last is what the first one found
             if not _SETTINGS:
                 gc.set_threshold(*thresholds)
                 sys.setswitchinterval(turn_s)

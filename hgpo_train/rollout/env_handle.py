@@ -108,12 +108,14 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
         )
     env_id = resolve_id(env_id)
     env: object = None
+    shared: SharedSource | None = None
     try:
         # the environment itself is not needed: its episodes are played here
         if env_id in environment_ids():
             common = (*_EPISODE_OPTIONS, "split")
-            return _handle(env_id, *open_source(env_id, options, common))
-        env = gymnasium.make(env_id, **options).unwrapped
+            shared, shell = open_source(env_id, options, common)
+        else:
+            env = gymnasium.make(env_id, **options).unwrapped
     except gymnasium.error.Error as error:
         is_unknown = isinstance(
             error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound
@@ -131,23 +133,19 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
         pass
     if isinstance(env, TextEnv):
         return EnvHandle(env_id, env.shared, env.episode.settings, env.tasks)
-    # options of episodes are applied here, all others are passed to the other package's environment
-    own = dict(options)
-    shell = {
-        name: own.pop(name) for name in (*_EPISODE_OPTIONS, "split") if name in own
-    }
-    shared = open_shared(
-        "hgpo_envs.gymnasium_source:GymnasiumSource",
-        env_id=env_id,
-        options=json.dumps(own),
-    )
-    return _handle(env_id, shared, shell)
-
-
-def _handle(env_id: str, shared: SharedSource, options: dict[str, Any]) -> EnvHandle:
-    """Return the handle of a task source, with the options of episodes and the split."""
-    split = options.pop("split", "train")
-    settings = settings_for(shared.source.name, **options)
+    if shared is None:
+        # options of episodes are applied here, all others are passed to the other package's environment
+        own = dict(options)
+        shell = {
+            name: own.pop(name) for name in (*_EPISODE_OPTIONS, "split") if name in own
+        }
+        shared = open_shared(
+            "hgpo_envs.gymnasium_source:GymnasiumSource",
+            env_id=env_id,
+            options=json.dumps(own),
+        )
+    split = shell.pop("split", "train")
+    settings = settings_for(shared.source.name, **shell)
     handle = EnvHandle(env_id, shared, settings, Split(shared, split))
     check_template(shared, settings, handle.tasks[0])
     return handle

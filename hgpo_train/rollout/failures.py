@@ -43,22 +43,36 @@ class FailureSummary:
     Attributes:
         rollouts: Number of rollouts.
         failed: Number of failed rollouts.
-        reasons: Each reason with the number of rollouts that failed for it, the most frequent first.
+        errors: Number of rollouts that failed, by error.
 
-    >>> FailureSummary(102, 12, (("timed out", 9), ("HTTP 500", 3))).describe()
+    >>> FailureSummary(102, 12, {"timed out": 9, "HTTP 500": 3}).describe()
     '12 of 102 rollouts failed (12%): 9 × timed out; 3 × HTTP 500'
     """
 
     rollouts: int
     failed: int
-    reasons: tuple[tuple[str, int], ...] = ()
+    errors: Mapping[str, int]
+
+    @property
+    def reasons(self) -> tuple[tuple[str, int], ...]:
+        """Each reason with its count, the most frequent first. Errors that differ only in numbers are the first one.
+
+        >>> FailureSummary(9, 4, {"no disk": 1, "no answer within 3 s": 1, "no answer within 20 s": 2}).reasons
+        (('no answer within 3 s', 3), ('no disk', 1))
+        """
+        merged: dict[str, tuple[str, int]] = {}
+        for error, times in self.errors.items():
+            shown, before = merged.get(_NUMBER.sub("0", error), (error, 0))
+            merged[_NUMBER.sub("0", error)] = (shown, before + times)
+        return tuple(sorted(merged.values(), key=lambda counted: -counted[1]))
 
     def describe(self) -> str:
         """Return the counts and the most frequent reasons in one line."""
+        reasons = self.reasons
         shown = [
-            f"{times} × {reason.rstrip('.')}" for reason, times in self.reasons[:_SHOWN]
+            f"{times} × {reason.rstrip('.')}" for reason, times in reasons[:_SHOWN]
         ]
-        if others := sum(times for _, times in self.reasons[_SHOWN:]):
+        if others := sum(times for _, times in reasons[_SHOWN:]):
             shown.append(f"{others} × other reasons")
         share = self.failed / self.rollouts if self.rollouts else 0.0
         return f"{self.failed} of {self.rollouts} rollouts failed ({share:.0%}): {'; '.join(shown)}"
@@ -76,26 +90,6 @@ def allowed_in_a_row(rollouts: int, most: float = MAX_FAILED) -> int:
     return min(64, max(3, int(rollouts * most) + 1))
 
 
-def merged_reasons(reasons: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Return each reason with its count, the most frequent first. Those that differ only in numbers are the first one.
-
-    >>> merged_reasons({"no disk": 1, "no answer within 3 s": 1, "no answer within 20 s": 2})
-    (('no answer within 3 s', 3), ('no disk', 1))
-    """
-    merged: dict[str, tuple[str, int]] = {}
-    for reason, times in reasons.items():
-        shown, before = merged.get(_NUMBER.sub("0", reason), (reason, 0))
-        merged[_NUMBER.sub("0", reason)] = (shown, before + times)
-    return tuple(sorted(merged.values(), key=lambda counted: -counted[1]))
-
-
-def failures_of_steps(steps: pl.LazyFrame) -> FailureSummary:
-    """Summarize the failures in a step table."""
-    from hgpo_train.rollout.outcomes import rollout_table
-
-    return failures_of(rollout_table(steps).select("aborted", "error").collect())
-
-
 def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
     """Summarize the failures in a table of rollouts, of which the columns `aborted` and `error` are read."""
     failed = rollouts.filter("aborted")
@@ -105,11 +99,7 @@ def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
         .value_counts(name="times")
         .sort("times", "error")[::-1]
     )
-    return FailureSummary(
-        len(rollouts),
-        len(failed),
-        merged_reasons(dict(counts.iter_rows())),
-    )
+    return FailureSummary(len(rollouts), len(failed), dict(counts.iter_rows()))
 
 
 def raise_if_too_many(

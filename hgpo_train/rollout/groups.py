@@ -7,35 +7,20 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from hgpo_train.rollout.outcomes import OUTCOMES, group_table
-from hgpo_train.rollout.plan import FailedGroup
+from hgpo_train.rollout.outcomes import OUTCOMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from hgpo_datasets import StepWriter
-    from hgpo_train.rollout.plan import ExecutionOptions, Key, PlannedGroup, RolloutSpec
+    from hgpo_train.rollout.plan import (
+        ExecutionOptions,
+        FailedGroup,
+        Key,
+        PlannedGroup,
+        RolloutSpec,
+    )
     from hgpo_train.rollout.row import Row
     from hgpo_train.rollout.trajectory import Trajectory
-
-
-def collected_groups(
-    writer: StepWriter, outcome: str, *, retry_failed: bool
-) -> tuple[dict[Key, bool], dict[Key, FailedGroup]]:
-    """Return the groups of a run that are not played again, with whether each is informative, and those to retry."""
-    done: dict[Key, bool] = {}
-    failed: dict[Key, FailedGroup] = {}
-    if not writer.committed:
-        return done, failed
-    groups = group_table(writer.scan(), outcome).collect()
-    for iteration, task_id, group, trajectories, ends in groups.iter_rows():
-        if trajectories and retry_failed:
-            failed[iteration, task_id, group] = FailedGroup(
-                frozenset(trajectories), ends
-            )
-        else:
-            done[iteration, task_id, group] = len(set(ends)) > 1
-    return done, failed
 
 
 @dataclass
@@ -45,14 +30,14 @@ class _ActiveGroup:
     Attributes:
         missing: Number of members that have not finished.
         outcomes: The known outcomes of the others.
+        is_retried: Whether they replace failed members of a committed group.
         rows: Their rows, which the writer sorts.
-        characters: Number of characters in the prompts and responses of these rows.
     """
 
     missing: int
     outcomes: list[float | bool]
+    is_retried: bool = False
     rows: list[Row] = field(default_factory=list)
-    characters: int = 0
 
 
 class GroupScheduler:
@@ -116,9 +101,10 @@ class GroupScheduler:
             if not wanted and (self._active or not self._to_retry):
                 break
             group = next(self._plan)
+            key = (group.iteration, group.task_id, group.group)
             self.begun += 1
             # 1. A committed group with failed rollouts: only those are played again, whether it is wanted or not.
-            failed = self._failed.get(group.key)
+            failed = self._failed.get(key)
             if failed is not None:
                 self._to_retry -= 1
                 members = [
@@ -127,14 +113,14 @@ class GroupScheduler:
                     if group.trajectory(n) in failed.trajectories
                 ]
                 self._active[group.position] = _ActiveGroup(
-                    len(members), list(failed.outcomes)
+                    len(members), list(failed.outcomes), is_retried=True
                 )
                 return group, members
             # 2. A new group. 3. Otherwise it is committed or not wanted, and counts if it is known to be informative.
-            if wanted and group.key not in self._done:
+            if wanted and key not in self._done:
                 self._active[group.position] = _ActiveGroup(group.size, [])
                 return group, range(group.size)
-            self.informative += self._done.get(group.key, False)
+            self.informative += self._done.get(key, False)
         return None
 
     def finish(self, trajectory: Trajectory) -> None:
@@ -143,7 +129,6 @@ class GroupScheduler:
         active = self._active[group.position]
         active.rows += trajectory.rows
         active.missing -= 1
-        active.characters += trajectory.characters
         if (
             not trajectory.aborted
             and (outcome := self._outcome(trajectory.rows)) is not None
@@ -154,9 +139,11 @@ class GroupScheduler:
         # The group is complete: its members are committed together.
         del self._active[group.position]
         self.informative += len(set(active.outcomes)) > 1
-        self._characters += active.characters
-        rows = self._again if group.key in self._failed else self._new
+        rows = self._again if active.is_retried else self._new
         rows += active.rows
+        self._characters += sum(
+            len(row.prompt or "") + len(row.response or "") for row in active.rows
+        )
         self._finished += 1
         limits = self._execution
         is_late = (
@@ -189,7 +176,8 @@ class GroupScheduler:
         # One at a time, so that at most the rows of two are in memory. A failure ends the collection; the writer
         # receives these rows all the same, and commits them when it is closed.
         try:
-            self._wait()
+            if self._committing is not None:
+                self._committing.result()
         finally:
             self._committing = self._thread.submit(self._commit, new, again)
 
@@ -199,17 +187,9 @@ class GroupScheduler:
         Raises:
             Exception: A commit has failed.
         """
-        try:
-            self.flush()
-        finally:
+        with self._thread:
             try:
-                self._wait()
+                self.flush()
             finally:
-                self._thread.shutdown()
-
-    def _wait(self) -> None:
-        """Wait for the commit in the thread, and raise its failure."""
-        committing = self._committing
-        self._committing = None
-        if committing is not None:
-            committing.result()
+                if self._committing is not None:
+                    self._committing.result()

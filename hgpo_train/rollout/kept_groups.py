@@ -14,8 +14,6 @@ from hgpo_datasets.schema import GROUP_KEY
 from hgpo_train.rollout.row import columns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import polars as pl
 
     from hgpo_datasets import StepWriter
@@ -42,22 +40,21 @@ class KeptGroups:
     keeps: bool
     longest_s: float | None
     frames: list[pl.DataFrame] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._written_at = monotonic()
+    _written_at: float = field(default_factory=monotonic, init=False)
 
     def commit(self, new: list[Row], again: list[Row]) -> None:
         """Commit the rows that replace failed rollouts, and commit or keep those of new groups."""
         # The values were checked when they arrived (`hgpo_train.policies.validation`).
         if again:
-            self.writer.replace(self._columns(again), checked=True)
+            self.writer.replace(columns_of(again, self.env_id), checked=True)
         if not self.keeps:
             if new:
-                self.writer.add_group(self._columns(new), checked=True)
+                self.writer.add_group(columns_of(new, self.env_id), checked=True)
             self.writer.commit()
             return
         if new:
-            self.frames.append(self.writer.completed(self._columns(new), checked=True))
+            columns = columns_of(new, self.env_id)
+            self.frames.append(self.writer.completed(columns, checked=True))
         size = sum(frame.estimated_size() for frame in self.frames)
         seconds = monotonic() - self._written_at
         is_late = self.longest_s is not None and seconds >= self.longest_s
@@ -77,6 +74,3 @@ class KeptGroups:
             )
             del self.frames[0]
             self.writer.commit()
-
-    def _columns(self, rows: Sequence[Row]) -> dict[str, Sequence[object]]:
-        return {"env_id": [self.env_id] * len(rows), **columns_of(rows)}

@@ -86,14 +86,10 @@ class RolloutSpec(Settings):
             branch_rules.check_in_rollouts(self.branch, self.group_size)
 
     @property
-    def roots(self) -> int:
-        """The number of rollouts per group that begin with the task."""
-        return independent_rollouts(self.group_size, self.branch)
-
-    @property
     def rollouts(self) -> int:
         """The largest number of rollouts, without branches."""
-        return (self.dynamic or self.tasks) * self.roots
+        size = independent_rollouts(self.group_size, self.branch)
+        return (self.dynamic or self.tasks) * size
 
 
 @dataclass(frozen=True)
@@ -129,9 +125,6 @@ class ExecutionOptions(Settings):
     max_failed: float = MAX_FAILED
     max_consecutive_failures: PositiveInt | None = None
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def slots_for(self, policy: Policy) -> int:
         """Return the number of concurrent environments: by default one per processor with `workers`, else 256."""
         if self.slots is not None:
@@ -147,7 +140,7 @@ Key = tuple[int, str, int]
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """A group of G rollouts of one task.
+    """A group of G rollouts of one task, or the branches of a stored group that are to be played.
 
     Attributes:
         position: Position in the plan, from 0.
@@ -155,6 +148,7 @@ class PlannedGroup:
         task_id: Id of the task.
         group: Number of the group among those of this task in this iteration, from 0.
         size: G, the number of rollouts.
+        branches: The name of each branch, and the point at which it starts; empty if the rollouts start the task.
     """
 
     position: int
@@ -163,24 +157,23 @@ class PlannedGroup:
     group: int
     size: int
 
-    @property
-    def key(self) -> Key:
-        """The key of the group in a step table."""
-        return self.iteration, self.task_id, self.group
+    branches: Sequence[tuple[str, BranchPoint]] = ()
 
     def trajectory(self, member: int) -> str:
         """Return the id of a member's trajectory. Ids are unique in a run and sort in the plan's order."""
+        if self.branches:
+            return self.branches[member][0]
         return f"{self.iteration:05d}-{self.position:07d}-{member:04d}"
 
     def seed(self, run_seed: int, member: int) -> int:
-        """Return a member's seed in [0, 2⁶³). It does not depend on other groups or on timing."""
-        return text_hash(
-            f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}"
-        ) % (1 << 63)
+        """Return a member's seed in [0, 2⁶³). It does not depend on other groups or on timing.
 
-    def point(self, _: int) -> BranchPoint | None:
-        """Return the point at which a member starts, if it is a branch; None if it starts the task."""
-        return None
+        That of a branch depends on the branch alone, so that further points change no other branch.
+        """
+        name = f"{self.iteration}/{self.task_id}/{self.group}/{member}"
+        if self.branches:
+            name, _ = self.branches[member]
+        return text_hash(f"{run_seed}/{name}") % (1 << 63)
 
 
 def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]:
@@ -192,6 +185,7 @@ def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]
     # Orders with replacement draw a task several times: each time it is another group.
     times: dict[str, int] = {}
     stream = TASK_SAMPLINGS[spec.order](ids, spec.seed)
+    size = independent_rollouts(spec.group_size, spec.branch)
     for position, task_id in enumerate(islice(stream, spec.skip, None)):
         value: object = task_id
         if not isinstance(value, str) or clean_text(value) != value:
@@ -200,7 +194,7 @@ def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]
             )
         group = times.get(task_id, 0)
         times[task_id] = group + 1
-        yield PlannedGroup(position, spec.iteration, task_id, group, spec.roots)
+        yield PlannedGroup(position, spec.iteration, task_id, group, size)
 
 
 class FailedGroup(NamedTuple):

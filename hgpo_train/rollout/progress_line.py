@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,12 +37,20 @@ def live_progress(
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        print_line = spaced()
-        yield lambda tally: print_line(
-            lambda: (
-                f"{tally.trajectories:,} of {max(expected, tally.trajectories):,} rollouts, {tally.describe()}"
-            )
-        )
+        printed_at = monotonic()
+
+        def print_line(tally: Tally) -> None:
+            nonlocal printed_at
+            if monotonic() - printed_at >= INTERVAL_S:
+                printed_at = monotonic()
+                done = tally.trajectories
+                print(
+                    f"{done:,} of {max(expected, done):,} rollouts, {tally.describe()}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+        yield print_line
         return
     from rich.console import Console  # slow to import
     from rich.progress import (
@@ -61,7 +70,9 @@ def live_progress(
         TimeRemainingColumn(),
     )
     # The stream of the command line cleans texts of others; these columns contain none.
-    stream = sys.stderr.styled() if hasattr(sys.stderr, "styled") else sys.stderr
+    stream: Any = sys.stderr
+    if hasattr(stream, "styled"):
+        stream = replace(stream, styled=True)
     with Progress(*columns, console=Console(file=stream), transient=True) as bar:
         line = bar.add_task("", total=max(0, expected), summary="")
         yield lambda tally: bar.update(
@@ -70,16 +81,3 @@ def live_progress(
             total=max(expected, tally.trajectories),
             summary=tally.describe(),
         )
-
-
-def spaced() -> Callable[[Callable[[], str]], None]:
-    """Return a function that prints a line to standard error, unless the last one is less than `INTERVAL_S` ago."""
-    last = monotonic()
-
-    def print_line(text: Callable[[], str]) -> None:
-        nonlocal last
-        if monotonic() - last >= INTERVAL_S:
-            last = monotonic()
-            print(text(), file=sys.stderr, flush=True)
-
-    return print_line

@@ -71,14 +71,24 @@ class Row(Struct, gc=False):
         }
 
 
-def columns_of(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
-    """Return the columns of rows by name, as `hgpo_datasets.StepWriter.add_group` takes them."""
+def columns_of(
+    rows: Sequence[Row], env_id: str | None = None
+) -> dict[str, Sequence[Any]]:
+    """Return the columns of rows by name, as `hgpo_datasets.StepWriter.add_group` takes them.
+
+    Args:
+        rows: The rows.
+        env_id: Their environment, which is a column, too; None without one.
+    """
     columns = zip(
         Row.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True
     )
     # most columns have a value in the first row, or in none
-    return {
+    known: dict[str, Sequence[Any]] = {
         name: values
         for name, values in columns
         if values[0] is not None or values.count(None) < len(values)
     }
+    if env_id is not None:
+        known["env_id"] = [env_id] * len(rows)
+    return known

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -14,18 +11,19 @@ import hgpo_envs
 from hgpo_datasets.branches import has_branches
 from hgpo_train.rollout.branch_groups import branch_rollouts
 from hgpo_train.rollout.collector import play_groups
-from hgpo_train.rollout.groups import GroupScheduler, collected_groups
+from hgpo_train.rollout.groups import GroupScheduler
 from hgpo_train.rollout.kept_groups import KeptGroups
-from hgpo_train.rollout.plan import ExecutionOptions, plan_groups
+from hgpo_train.rollout.outcomes import group_table
+from hgpo_train.rollout.plan import ExecutionOptions, FailedGroup, plan_groups
 from hgpo_train.rollout.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hgpo_datasets import StepWriter
     from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.plan import RolloutSpec
+    from hgpo_train.rollout.plan import Key, RolloutSpec
 
 gymnasium.register_envs(hgpo_envs)
 
@@ -70,7 +68,18 @@ def collect_groups(
         # Points were chosen among the rollouts as they were: others would have other branches.
         here = pl.col("iteration") == spec.iteration
         replayed &= not has_branches(writer.scan().filter(here))
-    done, failed = collected_groups(writer, spec.outcome, retry_failed=replayed)
+    # Groups of the run are not played again, but for failed rollouts; it counts whether they are informative.
+    done: dict[Key, bool] = {}
+    failed: dict[Key, FailedGroup] = {}
+    if writer.committed:
+        stored = group_table(writer.scan(), spec.outcome).collect()
+        for iteration, task_id, group, trajectories, ends in stored.iter_rows():
+            if trajectories and replayed:
+                failed[iteration, task_id, group] = FailedGroup(
+                    frozenset(trajectories), ends
+                )
+            else:
+                done[iteration, task_id, group] = len(set(ends)) > 1
 
     kept = KeptGroups(
         writer,
@@ -105,28 +114,6 @@ def collect_groups(
                 should_stop=should_stop,
             )
     finally:
-        kept.write()
+        if spec.branch is not None:  # what ended without its branches
+            kept.write()
     return tally
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed within the block. A second Ctrl-C interrupts.
-
-    Finished groups can thus be committed. Only the main thread receives Ctrl-C.
-    """
-    stops: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-
-    def note(number: int, _: object) -> None:
-        if stops:
-            raise KeyboardInterrupt
-        stops.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(stops)
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import platform
-from contextlib import contextmanager, nullcontext, suppress
+import signal
+import threading
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,9 +29,10 @@ from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.plugins import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from hgpo_datasets import StepWriter
     from hgpo_train.rollout.tally import Tally
 
 NAME: Final = "sessions.json"
@@ -119,40 +122,65 @@ def read_sessions(run: Path) -> list[Session]:
 
 @contextmanager
 def record_session(
-    run: Path, before: Sequence[Session], session: Session, tally: Tally
-) -> Iterator[None]:
-    """Record a session while the block runs.
+    writer: StepWriter, before: Sequence[Session], session: Session, tally: Tally
+) -> Iterator[Callable[[], bool]]:
+    """Record a session of a run while the block plays, and yield a function that returns whether to stop.
+
+    It does after Ctrl-C, so that finished groups can be committed. A second Ctrl-C interrupts at once.
 
     Args:
-        run: The run's folder.
+        writer: The writer of the run.
         before: The earlier sessions.
         session: The new session; its counts and `ended` are updated.
         tally: The counts at the end of the block.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed within the block. The message says what is kept.
     """
+    presses: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if presses:
+            raise KeyboardInterrupt
+        presses.append(number)
 
     def write() -> None:
         values = redact_json(msgspec.to_builtins(_Record(FORMAT, [*before, session])))
-        write_file(
-            run / NAME, seal(msgspec.json.format(msgspec.json.encode(values), indent=1))
-        )
+        data = msgspec.json.format(msgspec.json.encode(values), indent=1)
+        write_file(writer.folder / NAME, seal(data))
 
-    # The first write says "killed": it stays if the process is.
-    write()
-    ended = "complete"
-    try:
-        yield
-    except BaseException as error:
-        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        raise
-    finally:
-        session.ended = ended
-        session.seconds = round(tally.seconds, 3)
-        session.rollouts = tally.trajectories
-        session.failed = tally.aborted
-        session.steps = tally.steps
-        if not tally.uncounted:
-            session.prompt_tokens = tally.prompt_tokens
-            session.response_tokens = tally.tokens
-        # the error of the block is more important
-        with suppress(OSError) if ended == "failed" else nullcontext():
-            write()
+    session.groups_before = len(writer.committed)
+    with ExitStack() as opened:
+        # Only the main thread receives Ctrl-C.
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.signal(signal.SIGINT, note)
+            opened.callback(signal.signal, signal.SIGINT, handler)
+        # The first write says "killed": it stays if the process is.
+        write()
+        ended = "failed"
+        try:
+            yield lambda: bool(presses)
+            ended = "interrupted" if presses else "complete"
+        except KeyboardInterrupt:
+            ended = "interrupted"
+            raise
+        finally:
+            session.ended = ended
+            session.seconds = round(tally.seconds, 3)
+            session.rollouts = tally.trajectories
+            session.failed = tally.aborted
+            session.steps = tally.steps
+            if not tally.uncounted:
+                session.prompt_tokens = tally.prompt_tokens
+                session.response_tokens = tally.tokens
+            # the error of the block is more important
+            with suppress(OSError) if ended == "failed" else nullcontext():
+                write()
+    if presses:
+        groups = len(writer.committed)
+        if not groups:
+            raise KeyboardInterrupt("Nothing was kept, because no group had ended.")
+        are = "group is" if groups == 1 else "groups are"
+        raise KeyboardInterrupt(
+            f"{groups:,} finished {are} kept in {writer.folder}; run the same command again to resume."
+        )

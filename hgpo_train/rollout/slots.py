@@ -6,6 +6,7 @@ import contextlib
 import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from operator import methodcaller
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,46 +34,28 @@ class SlotResult(NamedTuple):
     seconds: float
 
 
+@dataclass(eq=False)
 class Slots:
     """A fixed number of engines, each playing one task at a time; here in the collector's thread.
 
     Subclasses call them in threads, or in processes (`hgpo_train.rollout.workers.WorkerSlots`).
 
-    Args:
-        engines: The engines.
-
     Attributes:
         engines: The engine of each slot, for experts that inspect it between calls; None if it runs in another process.
-        busy: Number of calls whose results have not been collected.
+        busy: Number of calls that are under way; 0 here, where a call has ended when it returns.
     """
 
-    def __init__(self, engines: Sequence[Engine | None]) -> None:
-        self.engines = list(engines)
-        self.busy = 0
-        self._results: list[SlotResult] = []
+    engines: list[Engine | None]
+    busy: int = field(default=0, init=False)
+    _ready: queue.SimpleQueue[SlotResult] = field(
+        default_factory=queue.SimpleQueue, init=False
+    )
 
     def call(self, slot: int, method: str, argument: str | BranchPoint) -> None:
         """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command.
 
         ``start`` with a branch's point continues in its state.
         """
-        self.busy += 1
-        self._results.append(self._result(slot, method, argument))
-
-    def collect(self, timeout: float) -> Sequence[SlotResult]:
-        """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
-        del timeout
-        results = self._results
-        self._results = []
-        self.busy = 0
-        return results
-
-    def close(self) -> None:
-        """Release the resources of all slots, and end the calls that are under way."""
-
-    def _result(
-        self, slot: int, method: str, argument: str | BranchPoint
-    ) -> SlotResult:
         began = perf_counter()
         engine: Any = self.engines[slot]
         outcome: Any
@@ -84,7 +67,20 @@ class Slots:
             outcome = attempt("EnvironmentFailed", argument.begin, engine)
             if not isinstance(outcome, Failure):
                 self.engines[slot], outcome = outcome
-        return SlotResult(slot, outcome, perf_counter() - began)
+        self._ready.put(SlotResult(slot, outcome, perf_counter() - began))
+
+    def collect(self, timeout: float) -> Sequence[SlotResult]:
+        """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
+        results: list[SlotResult] = []
+        with contextlib.suppress(queue.Empty):
+            if timeout > 0 and self.busy:
+                results.append(self._ready.get(timeout=timeout))
+            while True:
+                results.append(self._ready.get_nowait())
+        return results
+
+    def close(self) -> None:
+        """Release the resources of all slots, and end the calls that are under way."""
 
 
 class ThreadSlots(Slots):
@@ -94,30 +90,21 @@ class ThreadSlots(Slots):
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        super().__init__(engines)
+        super().__init__(list(engines))
         self._threads = ThreadPoolExecutor(
             len(engines),
             "hgpo-engine",
             initializer=_leave_interrupts_to_the_main_thread,
         )
-        self._ready: queue.SimpleQueue[SlotResult] = queue.SimpleQueue()
 
     def call(self, slot: int, method: str, argument: str | BranchPoint) -> None:
         """See `Slots`."""
         self.busy += 1
-        self._threads.submit(
-            lambda: self._ready.put(self._result(slot, method, argument))
-        )
+        self._threads.submit(super().call, slot, method, argument)
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
-        results: list[SlotResult] = []
-        # Wait for the first result only; the others are taken if they are ready.
-        with contextlib.suppress(queue.Empty):
-            if timeout > 0 and self.busy:
-                results.append(self._ready.get(timeout=timeout))
-            while True:
-                results.append(self._ready.get_nowait())
+        results = super().collect(timeout)
         self.busy -= len(results)
         return results
 

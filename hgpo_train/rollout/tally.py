@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hgpo_train.rollout.failures import FailureSummary, merged_reasons
+from hgpo_train.rollout.failures import FailureSummary
 
 
 @dataclass
@@ -41,9 +41,7 @@ class Tally:
     @property
     def failures(self) -> FailureSummary:
         """The numbers of rollouts and of failed ones, with the reasons."""
-        return FailureSummary(
-            self.trajectories, self.aborted, merged_reasons(self.reasons)
-        )
+        return FailureSummary(self.trajectories, self.aborted, self.reasons)
 
     def describe(self) -> str:
         """Return steps and tokens per second, and how many finished rollouts won, as one line.

@@ -31,7 +31,6 @@ class Trajectory:
 
     Attributes:
         rows: One row per finished step.
-        characters: Number of characters in the prompts and responses of these rows.
         point: Where it starts, if it is a branch; None if it starts its task.
         aborted: Whether the rollout failed.
         action: The command that the environment executes, and whether the response was well formed; None between steps.
@@ -50,9 +49,8 @@ class Trajectory:
         self.member = member
         self.seed = seed
         self.episode = episode
-        self.point = group.point(member)
+        self.point = group.branches[member][1] if group.branches else None
         self.rows: list[Row] = []
-        self.characters = 0
         self.aborted = False
         self.action: tuple[str, bool | None] | None = None
         self._clocked = clocked
@@ -198,7 +196,8 @@ class Trajectory:
             row.error = str(Failure("Lost", str(lost)))
         if self._clocked:
             row.environment_s = seconds
-        self._add(row)
+        self.rows.append(row)
+        self._row = None
 
     def abort(self, failure: Failure) -> None:
         """End the rollout because of a failure. Its rows are kept, and the last one is marked as aborted."""
@@ -209,15 +208,10 @@ class Trajectory:
             row.next_state_hash = self._key_hash()
         else:
             row = self._row or self._blank  # the latter before the first step
-            self._add(row)
+            self.rows.append(row)
+            self._row = None
         row.aborted = True
         row.error = str(failure)
-
-    def _add(self, row: Row) -> None:
-        """Add the row of the step that has begun."""
-        self.rows.append(row)
-        self.characters += len(row.prompt or "") + len(row.response or "")
-        self._row = None
 
     def _key_hash(self) -> int | None:
         """Return the hash of the state's key; None if texts are compared, whose hashes the writer computes."""

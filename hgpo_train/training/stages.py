@@ -30,11 +30,11 @@ from hgpo_train.advantages import compute
 from hgpo_train.advantages.input_columns import row_keys
 from hgpo_train.models.hf import vocabulary_size
 from hgpo_train.rollout.failures import (
-    failures_of_steps,
+    failures_of,
     raise_if_too_long,
     raise_if_too_many,
 )
-from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
+from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes, rollout_table
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.run import collect_groups
 from hgpo_train.scores import tables as scores
@@ -210,7 +210,8 @@ def _play(
     if rollout.overflow == "error":
         raise_if_too_long(steps)
     advice = f"Repeat them with: hgpo train --resume --out {run.folder}"
-    raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, advice)
+    rollouts = rollout_table(steps.lazy()).collect()
+    raise_if_too_many(failures_of(rollouts), rollout.max_failed, advice)
     return steps
 
 

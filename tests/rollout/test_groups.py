@@ -31,7 +31,6 @@ class Played:
     member: int
     end: float
     aborted: bool
-    characters: int = 0
 
     @property
     def rows(self) -> list["PlayedRow"]:
@@ -42,6 +41,8 @@ class PlayedRow(NamedTuple):
     at: tuple[int, int]
     reward: float
     aborted: bool
+    prompt: str | None = None
+    response: str | None = None
 
 
 @dataclass
@@ -71,12 +72,12 @@ class Table:
     def earlier(self) -> tuple[dict[Key, bool], dict[Key, FailedGroup]]:
         hurt = {position for position, _ in self.failed()}
         done = {
-            group(position).key: self.says(position)
+            key(position): self.says(position)
             for position in self.ends
             if position not in hurt
         }
         failed = {
-            group(position).key: FailedGroup(
+            key(position): FailedGroup(
                 frozenset(
                     group(position).trajectory(member)
                     for at, member in self.failed()
@@ -87,6 +88,10 @@ class Table:
             for position in hurt
         }
         return done, failed
+
+
+def key(position):
+    return 0, f"task {position}", 0
 
 
 def group(position):

@@ -13,9 +13,10 @@ from hgpo_train.rollout.failures import (
     MAX_FAILED,
     FailureSummary,
     RolloutError,
-    failures_of_steps,
+    failures_of,
     raise_if_too_many,
 )
+from hgpo_train.rollout.outcomes import rollout_table
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 
 MACHINE = ExecutionOptions(slots=7, groups_per_shard=3, max_consecutive_failures=64)
@@ -80,7 +81,7 @@ def test_the_share_of_failures_from_which_a_run_fails():
         (10, 1, MAX_FAILED),
         (10, 9, 1.0),
     ):
-        raise_if_too_many(FailureSummary(rollouts, failed, (("x.", failed),)), most)
+        raise_if_too_many(FailureSummary(rollouts, failed, {"x.": failed}), most)
     # all is always too much
     for rollouts, failed, most in (
         (10, 2, MAX_FAILED),
@@ -90,13 +91,14 @@ def test_the_share_of_failures_from_which_a_run_fails():
         line = rf"^{failed} of {rollouts} rollouts failed \(.*%\): {failed} × x\. A"
         with pytest.raises(RolloutError, match=line):
             raise_if_too_many(
-                FailureSummary(rollouts, failed, (("x.", failed),)), most, "Advice."
+                FailureSummary(rollouts, failed, {"x.": failed}), most, "Advice."
             )
 
 
 def test_failures_of_a_table_and_of_a_tally(runs):
     tally = runs.collect("run", Failing(a_fifth), **ASKED)
-    told = failures_of_steps(scan_steps(runs.folder / "run"))
+    steps = scan_steps(runs.folder / "run")
+    told = failures_of(rollout_table(steps).collect())
     ((reason, times),) = told.reasons
     assert (told.rollouts, told.failed, times) == (40, tally.aborted, tally.aborted)
     assert reason.startswith("PolicyFailed: no answer to request ")

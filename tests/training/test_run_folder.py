@@ -203,14 +203,17 @@ def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
     """An incomplete last line of the metrics is no damage."""
     run = tmp_path / "run"
     config = Config()
-    open_run(run, config, {}).close()
+    session = Session(slots=1, workers=1)
+    with (
+        open_run(run, config, {}) as table,
+        record_session(table, [], session, Tally()),
+    ):
+        pass
     write_config(run, config)
     trackers = Trackers(replace(config, tracking={"tensorboard": False}), run, 0)
     for iteration in range(2):
         trackers.log({"loss": 0.5}, iteration)
     trackers.close()
-    with record_session(run, [], Session(slots=1, workers=1), Tally()):
-        pass
     for name in ("summary.json", "certificate.json"):
         (run / name).write_bytes(seal(b'{\n "episodes": 3\n}'))
     (report,) = verify_run(run, None)  # of its files and of its step table

@@ -12,10 +12,11 @@ from verl.trainer.ppo.v1 import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from hgpo_train.rollout.failures import (
-    failures_of_steps,
+    failures_of,
     raise_if_too_long,
     raise_if_too_many,
 )
+from hgpo_train.rollout.outcomes import rollout_table
 from hgpo_train.training.metrics import episode_metrics
 from hgpo_verl.run_settings import read_settings
 from hgpo_verl.step_rows import StepTable, advantages
@@ -120,9 +121,8 @@ class HgpoTrainer(PPOTrainerSync):
         rollout = self.settings.config.rollout
         if rollout.overflow == "error":
             raise_if_too_long(steps)
-        raise_if_too_many(
-            failures_of_steps(steps.lazy()), rollout.max_failed, "Resuming repeats them"
-        )
+        failures = failures_of(rollout_table(steps.lazy()).collect())
+        raise_if_too_many(failures, rollout.max_failed, "Resuming repeats them")
 
 
 def _rows(batch: KVBatchMeta) -> dict[str, dict[str, Any]]:
