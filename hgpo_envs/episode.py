@@ -193,21 +193,21 @@ class Episode:
         return self._engine
 
     @property
-    def state_key(self) -> str | None:
-        """What is compared instead of the state's text when steps are grouped; None if it is the text."""
+    def key_hash(self) -> int | None:
+        """The hash of what is compared instead of the state's text when steps are grouped; None if it is the text."""
         key = self.state.key
         function = self.settings.state_key
-        if key is not None or function is None:
-            return key
-        return answer_of("state key", function, self.state.text, str)
+        if key is None:
+            if function is None:
+                return None
+            key = answer_of("state key", function, self.state.text, str)
+        return text_hash(key)
 
     @property
     def state_hash(self) -> int:
         """The hash of the state's key, or of its text (`hgpo_envs.hashing`)."""
-        state = self.state
-        if state.key is None and self.settings.state_key is None:
-            return text_hash(state.text)
-        return text_hash(self.state_key or "")
+        of_key = self.key_hash
+        return text_hash(self.state.text) if of_key is None else of_key
 
     def start(self, task_id: str) -> None:
         """Start a task. Raises KeyError (`hgpo_envs.errors.UnknownTask`) if the source does not have it."""

@@ -16,7 +16,6 @@ import polars as pl
 from hgpo_datasets.branches import (
     COLUMNS,
     branch_faults,
-    has_branches,
     with_prefixes,
 )
 from hgpo_datasets.schema import GROUP_KEY, SORT_KEY
@@ -172,7 +171,7 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     hash of an action is that of its text, and the supplied one only where the text is null. The rows must be sorted;
     `first` is the mask of `first_rows`. Returns, lengths, results and hashes of a branch include its parents' steps.
     """
-    if has_branches(frame):
+    if "parent" in frame.columns and frame["parent"].null_count() < len(frame):
         # The steps that a branch shares with its parents count in its sums and chains, and are rows of theirs.
         whole = with_prefixes(frame.select(_READ)).sort(SORT_KEY)
         computed = derived(whole.drop(COLUMNS), first_rows(whole), depth)

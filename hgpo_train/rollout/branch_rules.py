@@ -117,10 +117,8 @@ def check_in_rollouts(name: str, group_size: int) -> BranchRule:
     return rule
 
 
-def identity(name: str | None, width: int) -> dict[str, Any]:
-    """Return what a run stores of the rule by which its rollouts branch; nothing without one."""
-    if name is None:
-        return {}
+def identity(name: str, width: int) -> dict[str, Any]:
+    """Return what a run stores of the rule by which its rollouts branch."""
     return {"branches": {"at": name, "outcomes": get(name).outcomes, "width": width}}
 
 

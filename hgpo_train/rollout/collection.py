@@ -283,7 +283,7 @@ def collect(
             **({"evaluation": True} if several_seeds else {"seed": seed}),
             "order": order,
             "dynamic": dynamic is not None,
-            **branch_rules.identity(branch, width),
+            **(branch_rules.identity(branch, width) if branch else {}),
             **metadata,
         }
         columns = [without] if isinstance(without, str) else list(without)

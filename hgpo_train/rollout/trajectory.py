@@ -106,7 +106,7 @@ class Trajectory:
             state=state.text,
             prompt=prompt,
             admissible_actions=tuple(state.actions),
-            state_hash=self._key_hash(),
+            state_hash=episode.key_hash,  # the writer computes those of texts
         )
         turns: list[Turn] = []
         if settings.prompt_style == "chat":
@@ -182,7 +182,7 @@ class Trajectory:
         episode = self.episode
         episode.observe(*action, state)
         # first: it may fail, and then the step is aborted
-        next_hash = self._key_hash() if episode.done else None
+        next_hash = episode.key_hash if episode.done else None
         row.action_valid = episode.action_valid
         row.action_admissible = state.valid
         row.terminated = episode.terminated
@@ -205,15 +205,10 @@ class Trajectory:
         if self.rows and self._row is None:  # between two steps
             row = self.rows[-1]
             row.next_state = self.episode.state.text
-            row.next_state_hash = self._key_hash()
+            row.next_state_hash = self.episode.key_hash
         else:
             row = self._row or self._blank  # the latter before the first step
             self.rows.append(row)
             self._row = None
         row.aborted = True
         row.error = str(failure)
-
-    def _key_hash(self) -> int | None:
-        """Return the hash of the state's key; None if texts are compared, whose hashes the writer computes."""
-        key = self.episode.state_key
-        return None if key is None else text_hash(key)

@@ -120,8 +120,9 @@ class Trainer:
             inputs = {
                 **env.identity(env_options(config, config.environment.split)),
                 "model": stored_model(config.model.path),
-                **branch_rules.identity(rollout.branch, rollout.branch_width),
             }
+            if rule:
+                inputs |= branch_rules.identity(rule, rollout.branch_width)
             if rollout.chat_template:
                 inputs["chat_template"] = tokenizer.chat_template
             self._table = resources.enter_context(open_run(folder, config, inputs))
