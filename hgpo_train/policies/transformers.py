@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.token_sampling import SamplingOptions
+    from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,6 @@ class TransformersPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `BatchPolicy`."""
-        from hgpo_train.policies.token_sampling import sample_responses
-
         # 1. The prompts that fit, and a response to each.
         prompts = fit_prompts(self.tokenizer, requests, self.options)
         tokens: list[list[int]] = []
@@ -93,12 +91,10 @@ class TransformersPolicy(BatchPolicy):
             if not isinstance(prompt, Failure):
                 tokens.append(prompt.tokens)
                 seeds.append(request.seed)
-        with self.autocast():
-            sampled = sample_responses(self.model, tokens, seeds, self.sampling())
+        responses = iter(self.sampled(tokens, seeds))
 
         # 2. Their replies.
         replies: list[Reply | Failure] = []
-        responses = iter(sampled)
         for prompt in prompts:
             if isinstance(prompt, Failure):
                 replies.append(prompt)
@@ -113,6 +109,15 @@ class TransformersPolicy(BatchPolicy):
             )
             replies.append(reply)
         return replies
+
+    def sampled(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+    ) -> list[SampledResponse]:
+        """Sample a response to each prompt, of token ids, with a seed each."""
+        from hgpo_train.policies.token_sampling import sample_responses
+
+        with self.autocast():
+            return sample_responses(self.model, prompts, seeds, self.sampling())
 
     def sampling(self) -> SamplingOptions:
         """Return the options of sampling."""

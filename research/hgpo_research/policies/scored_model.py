@@ -19,7 +19,6 @@ from hgpo_research.policies.response_scoring import score_responses
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.generation import FittedPrompt, fit_prompts
 from hgpo_train.policies.scripted import OPEN_QUERY
-from hgpo_train.policies.token_sampling import sample_responses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -113,10 +112,7 @@ class ScoredModel(KnownPolicy):
             text_hash(f"{prompt}/{n % QUERY_SAMPLES}") % (1 << 63)
             for n, prompt in enumerate(prompts)
         ]
-        with self._policy.autocast():
-            drawn = sample_responses(
-                self._policy.model, prompts, seeds, self._policy.sampling()
-            )
+        drawn = self._policy.sampled(prompts, seeds)
         return {
             key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES]
             for place, key in enumerate(open_)
