@@ -48,6 +48,7 @@ from hgpo_envs.unicode_text import clean_text
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection, KeysView
+    from collections.abc import Set as AbstractSet
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
@@ -155,9 +156,9 @@ class StepWriter(AbstractContextManager["StepWriter"]):
             GroupKey(*key): Path(path).name for *key, path in groups.iter_rows()
         }
         self.committed: KeysView[GroupKey] = self._files.keys()
-        self.trajectories = set(starts["trajectory"])
+        self.trajectories: AbstractSet[str] = set(starts["trajectory"])
         # Both committed and accepted ones count: none may come a second time.
-        self.accepted = set(self._files)
+        self.accepted: AbstractSet[GroupKey] = set(self._files)
         self._accepted_trajectories = set(self.trajectories)
         self._defaults = {**(defaults or {}), "run": self.header.run}
 
