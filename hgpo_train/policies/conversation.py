@@ -194,7 +194,7 @@ def encode_chats(
 
     Args:
         tokenizer: A tokenizer with a chat template.
-        chats: The messages of each prompt.
+        chats: The messages of each prompt, of the same roles.
         chat_template_options: Further arguments of the chat template.
         tools: The tools that a response may call, as JSON schemas, which the chat template renders.
 
@@ -202,7 +202,7 @@ def encode_chats(
         One list of token ids per prompt.
 
     Raises:
-        InputError: There are tools, and the chat template does not render them.
+        InputError: There are tools, and the chat template does not render them; or it leaves out a message.
     """
     arguments = dict(chat_template_options or {})
     if tools:
@@ -212,6 +212,18 @@ def encode_chats(
         tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
     )
     texts = render(lists, **arguments)
+
+    # Some templates skip the system's message, or read only contents that are lists of parts, without an error.
+    for message in lists[0] if lists else ():
+        marked = [
+            {**each, "content": RESPONSE * (each is message)} for each in lists[0]
+        ]
+        (marked_text,) = render([marked], **arguments)
+        if RESPONSE not in marked_text:
+            raise InputError(
+                f"the model's chat template leaves out the {message['role']} message; use the option chat_template "
+                "with a template that renders it"
+            )
     if tools and texts:
         (bare,) = render(lists[:1], **{**arguments, "tools": None})
         missing = [
