@@ -213,17 +213,8 @@ def encode_chats(
     )
     texts = render(lists, **arguments)
 
-    # Some templates skip the system's message, or read only contents that are lists of parts, without an error.
     for message in lists[0] if lists else ():
-        marked = [
-            {**each, "content": RESPONSE * (each is message)} for each in lists[0]
-        ]
-        (marked_text,) = render([marked], **arguments)
-        if RESPONSE not in marked_text:
-            raise InputError(
-                f"the model's chat template leaves out the {message['role']} message; use the option chat_template "
-                "with a template that renders it"
-            )
+        _check_rendered(render, lists[0], message, arguments)
     if tools and texts:
         (bare,) = render(lists[:1], **{**arguments, "tools": None})
         missing = [
@@ -239,6 +230,26 @@ def encode_chats(
             )
     tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return tokens
+
+
+def _check_rendered(
+    render: Callable[..., Any],
+    chat: Sequence[Mapping[str, Any]],
+    message: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+) -> None:
+    """Raise `InputError` if a template leaves out a message of a chat.
+
+    Some skip messages of the system or of tools, or read only contents that are lists of parts, without an error.
+    """
+    marked = [
+        {**each, "content": RESPONSE if each is message else "?"} for each in chat
+    ]
+    if RESPONSE not in render(marked, **arguments):
+        raise InputError(
+            f"the model's chat template leaves out the {message['role']} message; use the option chat_template "
+            "with a template that renders it"
+        )
 
 
 def _shows(function: Mapping[str, Any], text: str, bare: str) -> bool:
@@ -332,17 +343,18 @@ def _after_response(
         {"role": "assistant", "content": RESPONSE},
         {"role": role, "content": message},
     ]
-    text = tokenizer.apply_chat_template(
-        chat,
-        add_generation_prompt=True,
-        tokenize=False,
-        **(chat_template_options or {}),
+    render = partial(
+        tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
     )
-    _, found, after = text.partition(RESPONSE)
+    arguments = chat_template_options or {}
+    _, found, after = render(chat, **arguments).partition(RESPONSE)
     if not found:
         raise InputError(
             "the model's chat template does not render earlier responses; use prompt_style = 'memory'"
         )
+    # nearly every message is in it as it is
+    if message.strip() not in after:
+        _check_rendered(render, chat, chat[-1], arguments)
     tokens: list[int] = tokenizer([after], add_special_tokens=False)["input_ids"][0]
     return tokens
 

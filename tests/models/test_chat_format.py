@@ -106,6 +106,16 @@ def test_a_template_that_leaves_out_a_message_is_refused(tokenizer):
     tokenizer.chat_template = skips
     assert len(encode_chats(tokenizer, [[user], [user]])) == 2
 
+    # the result of a call, in a conversation
+    written = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    turn = Turn("A hall.", written, [5], [6])
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    tokens = encode_conversation(tokenizer, "", [turn], "A <door>.", tools=tools)
+    assert tokenizer.decode(tokens[2:]) == "A &lt;door&gt;."
+    tokenizer.chat_template = skips.replace("system", "tool")
+    with refused("the model's chat template leaves out the tool message"):
+        encode_conversation(tokenizer, "", [turn], "A door.", tools=tools)
+
 
 @pytest.mark.parametrize("name", ["ChatML", "a space before it"])
 def test_a_conversation_has_each_end_once(tokenizer, name):
