@@ -4,8 +4,10 @@ Its observations must be text, or a dictionary with text under ``state``, ``text
 actions must be text. A task is a seed: ``reset(seed=int(task_id))``. These fields of its info are used if they are
 present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (``success``, ``is_success``,
 ``solved``, ``is_solved``; None if it is not known) and ``score``. Without ``action_valid``, an action is admissible if
-it is listed, and where nothing is listed, it is not known. The collector validates all values. The instruction is
-``instruction`` (or ``task``, ``mission``) of the info or the observation after the reset, if it is a text.
+it is listed, and where nothing is listed, it is not known; one that is outside of the action space, and that the
+environment refuses (by an assertion or `InvalidAction`), changes nothing. The collector validates all values. The
+instruction is ``instruction`` (or ``task``, ``mission``) of the info or the observation after the reset, if it is a
+text.
 
 Without a field for success, a task is solved if its episode ends with a return of at least the ``reward_threshold`` of
 the environment's `EnvSpec`. Without a threshold, it is solved if it terminates with a reward of at least 1; a warning
@@ -20,6 +22,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Final, SupportsFloat
 
@@ -65,9 +68,16 @@ class GymnasiumEngine:
             raise RuntimeError("start a task first")
         if not (self._last.terminated or self._last.truncated):
             listed = self._last.actions
+            try:
+                stepped = self._env.step(command)
+            except (AssertionError, gymnasium.error.InvalidAction):
+                # What is no action of the environment is a mistake of the policy, which changes nothing.
+                if command in self._env.action_space:
+                    raise
+                self._last = replace(self._last, valid=False, reward=0.0)
+                return self._last
             self._last = self._state(
-                *self._env.step(command),
-                admissible=command in listed if len(listed) else None,
+                *stepped, admissible=command in listed if len(listed) else None
             )
         return self._last
 

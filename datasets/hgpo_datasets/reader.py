@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, get_args
+from urllib.parse import unquote
 
 import polars as pl
 
@@ -88,7 +88,7 @@ def scan_steps(
             warns and reads the other files.
         plain: Whether to read Parquet files of other programs as well: local files outside of run folders, without the
             metadata of a step table. Their columns and the order of their rows are unchanged, but texts without the
-            UTF-8 mark become texts.
+            UTF-8 mark become texts, and folders such as `task=a` are columns of texts that the files lack.
 
     Raises:
         InputError: The source has no rows, or contains both runs and other Parquet files; a file is damaged, is no
@@ -254,10 +254,11 @@ def scan_files(files: Sequence[StepFile], depth: int | None) -> pl.LazyFrame:
             "extra_columns": "ignore",
         }
     runs = []
-    for run, of_run in itertools.groupby(files, key=attrgetter("run")):
+    for named, of_run in itertools.groupby(files, key=_named_by_folders):
         paths = [file.path for file in of_run]
         scanned = pl.scan_parquet(paths, glob=False, **schemas)
-        runs.append(scanned if run is None else scanned.with_columns(run=pl.lit(run)))
+        literals = {name: pl.lit(value) for name, value in named}
+        runs.append(scanned.with_columns(**literals))
     steps = pl.concat(runs)
     if any(file.header is not None for file in files):
         return steps
@@ -266,13 +267,23 @@ def scan_files(files: Sequence[StepFile], depth: int | None) -> pl.LazyFrame:
         pl.Binary(): schema.TEXT,
         pl.List(pl.Binary()): schema.TEXTS,
     }
+    with errors(files[0].path):
+        columns = steps.collect_schema()
     return steps.cast(
-        {
-            name: texts[dtype]
-            for name, dtype in steps.collect_schema().items()
-            if dtype in texts
-        }
+        {name: texts[dtype] for name, dtype in columns.items() if dtype in texts}
     )
+
+
+def _named_by_folders(file: StepFile) -> tuple[tuple[str, str], ...]:
+    """Return the columns of a file that its path tells: `run`, or of another program's, those of its partition."""
+    if file.run is not None:
+        return (("run", file.run),)
+    parts = [part for part in PurePath(file.path).parent.parts if "=" in part]
+    if file.header is not None or not parts or not is_plain(file.path):
+        return ()
+    present = _columns(file.path, versioned=False)
+    pairs = [unquote(part).partition("=") for part in parts]
+    return tuple((name, value) for name, _, value in pairs if name not in present)
 
 
 def is_plain(file: str) -> bool:

@@ -379,6 +379,10 @@ def _with_outcomes(
     added = steps["(added)"].to_numpy()
     if p.reward != "reward":
         is_last = np.append(first[1:], True)
+        if p.reward == "success":  # what is solved on the way is solved (`episode_won`)
+            most = np.repeat(np.fmax.reduceat(np.abs(rewards), starts), lengths)
+            solved = np.copysign(most, p.reward_scale)
+            rewards = np.where(most > 0, solved, rewards)
         rewards = np.where(is_last, rewards, 0.0)
 
     # 4. Rows that cannot be used: the expectation, the column that is shown, and where it is not met.

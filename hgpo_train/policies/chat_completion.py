@@ -7,7 +7,7 @@ with the status 200, as some gateways send it.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -20,6 +20,11 @@ from hgpo_train.policies.validation import INT32
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_INTERRUPTED: Final = frozenset(
+    {"error", "abort", "network_error", "insufficient_system_resource"}
+)
+"""The finish reasons of replies that the server did not finish: the last ones are Z.AI's and DeepSeek's."""
 
 
 def read_completion(answer: bytes) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def _fault(choice: Mapping[str, Any], message: object) -> object:
     fields = message if isinstance(message, dict) else {}
     reason = choice.get("finish_reason")
     reported = choice.get("error") or fields.get("error")
-    if reported or reason in ("error", "abort"):
+    if reported or str(reason).lower() in _INTERRUPTED:
         return reported or f"the choice ends with {reason!r}"
     if message is None:
         is_message = True

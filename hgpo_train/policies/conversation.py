@@ -194,7 +194,7 @@ def encode_chats(
 
     Args:
         tokenizer: A tokenizer with a chat template.
-        chats: The messages of each prompt.
+        chats: The messages of each prompt, of the same roles.
         chat_template_options: Further arguments of the chat template.
         tools: The tools that a response may call, as JSON schemas, which the chat template renders.
 
@@ -202,7 +202,7 @@ def encode_chats(
         One list of token ids per prompt.
 
     Raises:
-        InputError: There are tools, and the chat template does not render them.
+        InputError: There are tools, and the chat template does not render them; or it leaves out a message.
     """
     arguments = dict(chat_template_options or {})
     if tools:
@@ -212,6 +212,9 @@ def encode_chats(
         tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
     )
     texts = render(lists, **arguments)
+
+    for message in lists[0] if lists else ():
+        _check_rendered(render, lists[0], message, arguments)
     if tools and texts:
         (bare,) = render(lists[:1], **{**arguments, "tools": None})
         missing = [
@@ -227,6 +230,26 @@ def encode_chats(
             )
     tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return tokens
+
+
+def _check_rendered(
+    render: Callable[..., Any],
+    chat: Sequence[Mapping[str, Any]],
+    message: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+) -> None:
+    """Raise `InputError` if a template leaves out a message of a chat.
+
+    Some skip messages of the system or of tools, or read only contents that are lists of parts, without an error.
+    """
+    marked = [
+        {**each, "content": RESPONSE if each is message else "?"} for each in chat
+    ]
+    if RESPONSE not in render(marked, **arguments):
+        raise InputError(
+            f"the model's chat template leaves out the {message['role']} message; use the option chat_template "
+            "with a template that renders it"
+        )
 
 
 def _shows(function: Mapping[str, Any], text: str, bare: str) -> bool:
@@ -320,17 +343,18 @@ def _after_response(
         {"role": "assistant", "content": RESPONSE},
         {"role": role, "content": message},
     ]
-    text = tokenizer.apply_chat_template(
-        chat,
-        add_generation_prompt=True,
-        tokenize=False,
-        **(chat_template_options or {}),
+    render = partial(
+        tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
     )
-    _, found, after = text.partition(RESPONSE)
+    arguments = chat_template_options or {}
+    _, found, after = render(chat, **arguments).partition(RESPONSE)
     if not found:
         raise InputError(
             "the model's chat template does not render earlier responses; use prompt_style = 'memory'"
         )
+    # nearly every message is in it as it is
+    if message.strip() not in after:
+        _check_rendered(render, chat, chat[-1], arguments)
     tokens: list[int] = tokenizer([after], add_special_tokens=False)["input_ids"][0]
     return tokens
 

@@ -21,7 +21,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.secrets import (
     names_variable,
     redact,
@@ -201,12 +201,17 @@ class ServerPolicy(AsyncPolicy):
                     completion, with_logprobs="logprobs" in self._fields
                 )
                 self._check_room(reply, completion["choices"][0].get("finish_reason"))
+                self._note_ignored_limits(reply, messages)
             except RequestError as error:
                 if self._drop_refused_limit(error, body):
                     continue
+                reported = error.reported
+                if reported is not None and reported.malformed:
+                    reply = self._malformed(reported.message)
+                    break
                 # Only a prompt that is too long can be shortened, and only while there is history to leave out.
                 is_shortest = len(turns) == 1 or shown == 0
-                too_long = error.reported is not None and error.reported.too_long
+                too_long = reported is not None and reported.too_long
                 if self.options.overflow != "history" or is_shortest or not too_long:
                     return Failure("PolicyFailed", str(error))
                 if turns:  # a quarter at a time: each try sends the whole conversation
@@ -214,10 +219,21 @@ class ServerPolicy(AsyncPolicy):
                     shown = request.step - len(request.turns) + len(turns)
                 else:
                     shown, prompt = _shorten(request, shown, prompt)
-                continue
-            self._note_ignored_limits(reply, messages)
-            shorter = None if prompt == request.prompt else prompt
-            return replace(reply, prompt=shorter, cut_pairs=request.step - shown)
+            else:
+                break
+        shorter = None if prompt == request.prompt else prompt
+        return replace(reply, prompt=shorter, cut_pairs=request.step - shown)
+
+    def _malformed(self, report: str) -> Reply:
+        """Return a reply that the server cannot parse, as a malformed call of the model's; what it reports is the text.
+
+        Such a request is not sent again: the reply to it would be chosen for its form.
+        """
+        self._note(
+            "reply",
+            f"could not parse a reply, which counts as an invalid action ({one_line(report, 200)})",
+        )
+        return Reply(f"<tool_call>\n{report}\n</tool_call>", finish_reason=None)
 
     def _body(self, request: Request, messages: list[dict[str, Any]]) -> dict[str, Any]:
         body: dict[str, Any] = {"messages": messages}
@@ -267,14 +283,14 @@ class ServerPolicy(AsyncPolicy):
         if count > limit:
             self._note(
                 "response",
-                f"{count} tokens for a limit of {limit}: the server ignores max_response_tokens",
+                f"counted {count} tokens for a limit of {limit}: the server ignores max_response_tokens",
             )
         texts = [message.get("content") for message in messages]
         shown = sum(len(text) for text in texts if isinstance(text, str))
         least, characters = _CUT_PROMPT
         count = reply.prompt_tokens or 0
         if shown / characters > count >= least:
-            counts = f"{count} tokens for a prompt of {shown} characters"
+            counts = f"counted {count} tokens for a prompt of {shown} characters"
             self._note(
                 "prompt",
                 f"{counts}: the server probably cuts prompts; set a larger context in its options",
@@ -283,7 +299,7 @@ class ServerPolicy(AsyncPolicy):
     def _note(self, kind: str, text: str) -> None:
         if kind not in self._noted:
             self._noted.add(kind)
-            warnings.warn(f"{self.endpoint} counted {text}", stacklevel=2)
+            warnings.warn(f"{self.endpoint} {text}", stacklevel=2)
 
     async def release(self) -> None:
         """Close the connections."""

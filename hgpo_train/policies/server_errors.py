@@ -23,6 +23,7 @@ _TRANSIENT: Final = frozenset({408, 409, 424, 425, 429, 499, *range(500, 600)} -
 _NEVER_TOO_LONG: Final = frozenset({401, 402, 403, 404, 414, 429, 431, 503, 504})
 
 _MESSAGES: Final = (
+    "failed_generation",  # Groq's: what the model wrote
     "message",
     "msg",
     "detail",
@@ -37,6 +38,7 @@ _CODES: Final = ("code", "status", "status_code", "error_code", "type", "error_t
 _FIELDS: Final = frozenset(
     {*_MESSAGES, *_CODES, "details", "metadata", "raw", "cause", "base_resp"}
 )
+
 
 _PERMANENT: Final = re.compile(
     r"(?i)invalid|bad.?request|auth|permission|denied|not.?found|unsupported|quota|billing|content.?(filter|policy)"
@@ -53,6 +55,12 @@ _OTHER_LIMIT: Final = re.compile(
     r"(?i)per[ _-]?(min|sec|hour|day)|\b(tpm|rpm|tpd|rpd)\b|rate.?limit|quota|throttl|wait before|billing|credit"
 )
 """Limits of use, whose messages name tokens, requests and lengths too."""
+
+_MALFORMED: Final = re.compile(
+    r"(?i)tool_use_failed|json_validate_failed|error parsing tool call|failed to parse (input at|tool call|fc )"
+    r"|output that does not match|while expecting start token|tokens remaining in message header"
+)
+"""What servers say that refuse what their own model wrote: Groq, Ollama, llama.cpp, SGLang, and vLLM of gpt-oss."""
 
 _TOO_LARGE_ALONE: Final = re.compile(
     r"(?i)request too large for|tokens must be reduced"
@@ -96,11 +104,13 @@ class ServerError(NamedTuple):
         message: Its message, or the report itself.
         transient: Whether another attempt may succeed.
         too_long: Whether the prompt is too long.
+        malformed: Whether the server cannot parse the model's reply. The message tells of the reply, or is the reply.
     """
 
     message: str
     transient: bool
     too_long: bool
+    malformed: bool = False
 
 
 def read_error(
@@ -113,9 +123,9 @@ def read_error(
         status: The HTTP status. With 200, the code in the report takes its place; an error without one is transient.
 
     >>> read_error(b'{"error": {"message": "slow down", "code": 429}}', 200)
-    ServerError(message='slow down', transient=True, too_long=False)
+    ServerError(message='slow down', transient=True, too_long=False, malformed=False)
     >>> read_error(b"<html>Oh</html>", 400)
-    ServerError(message='<html>Oh</html>', transient=False, too_long=False)
+    ServerError(message='<html>Oh</html>', transient=False, too_long=False, malformed=False)
     """
     value = _decoded(report) if isinstance(report, bytes) else report
     fields = list(_fields(value))
@@ -123,19 +133,22 @@ def read_error(
     if status == 200:
         status = _status_of(codes)
 
-    too_long = _is_too_long([text for _, text in fields], status)
+    texts = [text for _, text in fields]
+    malformed = any(_MALFORMED.search(text[:LONGEST_REPORT]) for text in texts)
+    too_long = not malformed and _is_too_long(texts, status)
     is_exhausted = any(_EXHAUSTED.search(code) for code in codes)
-    transient = status in _TRANSIENT and not too_long and not is_exhausted
+    is_lasting = malformed or too_long or is_exhausted
+    transient = status in _TRANSIENT and not is_lasting
 
     # The outermost field of the most telling name is the message; without one, the whole report is.
     for name in _MESSAGES:
         for field, text in fields:
             if field == name:
-                return ServerError(text, transient, too_long)
+                return ServerError(text, transient, too_long, malformed)
     whole = (
         value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
     )
-    return ServerError(whole if value else "", transient, too_long)
+    return ServerError(whole if value else "", transient, too_long, malformed)
 
 
 def _status_of(codes: list[str]) -> int:

@@ -218,7 +218,8 @@ def _actions(name: str, values: object) -> tuple[str, ...]:
     if type(values) is tuple:
         texts = values
     elif isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
-        texts = tuple(values)
+        # a set of texts has another order in every process
+        texts = tuple(sorted(values) if isinstance(values, set | frozenset) else values)
     else:
         raise BadValueError(
             f"{name}: expected a list of texts, received {preview(values)}"

@@ -177,6 +177,10 @@ class VLLMPolicy:
 
     def _reply(self, output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - mypy treats vLLM as untyped
         (completion,) = output.outputs
+        if completion.finish_reason in ("abort", "error"):  # no end of the model's
+            raise RuntimeError(
+                f"the engine ended the request with {completion.finish_reason!r}"
+            )
         tokens = list(completion.token_ids)
         logprobs = [
             at[token].logprob

@@ -25,7 +25,7 @@ GROUP: Final = ("iteration", "task_id", "group")
 
 OUTCOMES: Final[Mapping[str, Callable[[Sequence[Row]], float | bool | None]]] = {
     "reward": lambda rows: math.fsum(row.reward for row in rows),
-    "success": lambda rows: rows[-1].won,
+    "success": lambda rows: any(row.won for row in rows) or rows[-1].won,
     "score": lambda rows: rows[-1].score,
 }
 """The outcomes of a trajectory, from its rows in the order of steps; None if unknown.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import torch
 from safetensors.torch import load_file, save_file
 
 from hgpo_envs.errors import InputError
@@ -34,7 +35,6 @@ from hgpo_train.training.update.optimiser import optimiser_tensors, restore_opti
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
     from torch import Tensor
 
     from hgpo_train.models.hf import Model, Tokenizer
@@ -158,29 +158,25 @@ def load_checkpoint(
     Raises:
         InputError: The checkpoint belongs to another model, or contains no weights.
     """
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        tensors |= load_file(file)
-    if not tensors:
+    if not any(folder.glob("*.safetensors")):
         raise InputError(
             f"{folder} contains no weights (*.safetensors); expected a checkpoint of hgpo train or hgpo sft"
         )
     if hasattr(model, "peft_config"):
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
+        tensors: dict[str, Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            tensors |= load_file(file)
         _check_same(folder, tensors, get_peft_model_state_dict(model))
         set_peft_model_state_dict(model, tensors)
     else:
-        state = model.state_dict()
-        tied = getattr(model, "_tied_weights_keys", None) or {}
-        # Transformers saves tied weights once, under the name of one of the parameters.
-        expected = {
-            name: value
-            for name, value in state.items()
-            if name in tensors or name not in tied
-        }
-        _check_same(folder, tensors, expected)
-        model.load_state_dict(tensors, strict=False)
+        # The names in the files are those of the published model, which can be others (experts, tied layers).
+        with no_progress_bars():
+            saved = type(model).from_pretrained(folder, dtype=torch.float32)
+        tensors = saved.state_dict()
+        _check_same(folder, tensors, model.state_dict())
+        model.load_state_dict(tensors)
     restore_optimiser(model, optimiser, load_file(folder / OPTIMISER))
     return read_json(folder / STATE, TrainingState)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
-from hgpo_datasets.sources import run_at, run_of_file
+from hgpo_datasets.sources import parts_of, run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import get
 from hgpo_train.advantages.advantage_tables import (
@@ -81,9 +81,11 @@ def train_on_table(
         raise InputError(
             f"{steps} has no token ids, which training needs; collect it with transformers:MODEL"
         )
-    run_of_steps = run_at(steps) or run_of_file(steps)
-    header = None if run_of_steps is None else manifest.read(run_of_steps).header
-    if header is not None:
+    for part in parts_of([steps]):
+        run_of_steps = run_at(Path(part.path)) or run_of_file(Path(part.path))
+        header = None if run_of_steps is None else manifest.read(run_of_steps).header
+        if header is None:
+            continue
         _check_sampling(config, steps, folder, header)
         if has_raw_logprobs(header):
             check_loss_ignores_engine(config, steps)

@@ -191,12 +191,29 @@ def tokenise(
 
 
 def _environment(source: str | Path) -> dict[str, Any]:
-    """Return the environment's options and tools as a run stores them, the first of several; empty for other tables."""
-    runs = [part.path for part in parts_of([source]) if part.kind == "run"]
-    header = manifest.read(Path(runs[0])).header if runs else None
-    if header is None:
-        return {}
-    return {**header.section("env"), "tools": header.config.get("tools", ())}
+    """Return the environment's options and tools as runs store them; empty for other tables.
+
+    Raises:
+        InputError: Several runs have other conversations, of which a model is taught one kind.
+    """
+    found = []
+    kinds = set()
+    for part in parts_of([source]):
+        header = manifest.read(Path(part.path)).header if part.kind == "run" else None
+        if header is None:
+            continue
+        tools = header.config.get("tools", ())
+        options = {**header.section("env"), "tools": tools}
+        is_chat = options.get("prompt_style") == "chat"
+        told = options.get("system_prompt", "")
+        found.append(options)
+        kinds.add((is_chat, told, str(tools)))
+    if len(kinds) > 1:
+        raise InputError(
+            f"{source}: expected runs with the same prompt_style, system_prompt and tools, received {len(kinds)}; "
+            "imitate them one after the other"
+        )
+    return found[0] if found else {}
 
 
 def split_held_out(

@@ -4,6 +4,7 @@ The recordings of the official code (test_goldens.py) hold the equations of all 
 """
 
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -16,6 +17,7 @@ from hgpo_train.advantages import compute
 from hgpo_train.advantages.alfworld_nodes import with_alfworld_nodes
 from hgpo_train.advantages.input_columns import prepare
 from hgpo_train.advantages.parameters import Parameters
+from hgpo_train.rollout.outcomes import OUTCOMES
 
 STATES = ["", "hall", "kitchen", "ñ", "ñ", " hall", "鍵 🗝", "success"]
 CONTEXTS = st.sampled_from(["states", "states_actions"])
@@ -129,6 +131,27 @@ def rewards_of(steps, **parameters):
         gamma=0.0, invalid_action_penalty=0.0, precision="float64", **parameters
     )
     return prepare(steps, p, ()).collect().sort("(row)")["return"].to_list()
+
+
+@pytest.mark.parametrize("scale", [1.0, -2.0])
+def test_a_task_that_is_solved_on_the_way_is_solved(scale):
+    """As in `episode_won`, which success is measured by; an environment may tell of success in every step."""
+    won = {"a": [True, False], "b": [True, None], "c": [None, True], "d": [None, False]}
+    steps = pl.DataFrame(
+        {
+            "task": "t",
+            "trajectory": list("aabbccdd"),
+            "step": [0, 1] * 4,
+            "won": [flag for flags in won.values() for flag in flags],
+        }
+    )
+    rewards = rewards_of(steps, reward="success", reward_scale=scale)
+    assert rewards == [0, scale, 0, scale, 0, scale, 0, 0]
+    outcomes = {
+        name: OUTCOMES["success"]([SimpleNamespace(won=flag) for flag in flags])
+        for name, flags in won.items()
+    }
+    assert outcomes == {"a": True, "b": True, "c": True, "d": False}
 
 
 def test_other_columns_and_long_responses_change_rewards():

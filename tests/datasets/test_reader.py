@@ -333,6 +333,32 @@ def test_names_are_no_patterns(
         StepWriter(run).close()
 
 
+def test_the_folders_of_a_partitioned_table_are_columns(tmp_path):
+    """DuckDB, Spark, pandas and Polars leave the columns that a table is partitioned by out of its files."""
+    rows = pl.DataFrame({"trajectory": ["x", "y"], "step": 0, "reward": [1.0, 0.0]})
+    parts = ("iteration=0/task=01", "iteration=1/task=1", "iteration=1/task=a%2Fb")
+    for part in parts:
+        (tmp_path / "table" / part).mkdir(parents=True)
+        named = rows.with_columns(pl.col("trajectory") + part)
+        named.write_parquet(tmp_path / "table" / part / "0.parquet")
+    table = scan_steps(f"{tmp_path}/table/**/*.parquet", plain=True).collect()
+    names = table.select("iteration", "task").unique(maintain_order=True).rows()
+    assert names == [("0", "01"), ("1", "1"), ("1", "a/b")]
+    estimated = compute(table, "grpo", invalid_action_penalty=0, reward_scale=1)
+    assert estimated.collect()["advantage"].round(3).to_list() == [0.707, -0.707] * 3
+
+    # what a file has itself is not replaced, and files without a folder's column are other tables
+    (tmp_path / "step=7").mkdir()
+    rows.write_parquet(tmp_path / "step=7/0.parquet")
+    alone = scan_steps(f"{tmp_path}/step=7/*.parquet", plain=True).collect()
+    assert alone.equals(rows)
+    with refused("cannot be read: .* should all have the same schema"):
+        scan_steps(
+            [f"{tmp_path}/table/**/*.parquet", tmp_path / "step=7/0.parquet"],
+            plain=True,
+        )
+
+
 def test_a_run_that_is_named_twice_is_read_once(runs):
     (runs / "link").symlink_to("first")
     for source in (

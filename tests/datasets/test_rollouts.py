@@ -530,13 +530,32 @@ def test_exported_conversations_are_read_back(tmp_path, style):
         },
     ]
     config = {"env": {"id": "E-v0", "prompt_style": style}}
-    write_run(
-        tmp_path / "run",
-        [{**row, "trajectory": name} for name in ("a", "b") for row in rows],
-        config=config,
-    )
+    more = {"system_prompt": "Be brief.", "prompt_style": {"memory": "chat"}.get(style)}
+    configs = {
+        "run": config,
+        "other": {"env": {**config["env"], **more}, "tools": [{"type": "function"}]},
+    }
+    for name, stored in configs.items():
+        write_run(
+            tmp_path / name,
+            [{**row, "trajectory": name} for name in ("a", "b") for row in rows],
+            config=stored,
+        )
     count = to_openai(tmp_path / "run", tmp_path / "out.jsonl")
     assert count == {"memory": 6, "chat": 2}[style]
+    # of several runs, each has its own prompts; the model has read the system's message and the tools
+    assert to_openai(tmp_path, tmp_path / "both.jsonl") == 8
+    lines = [
+        json.loads(line) for line in (tmp_path / "both.jsonl").read_text().splitlines()
+    ]
+    assert (
+        sum(
+            line["messages"][0] == {"role": "system", "content": "Be brief."}
+            for line in lines
+        )
+        == 8 - count
+    )
+    assert sum("tools" in line for line in lines) == 8 - count
     first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["messages"]
     if style == "chat":
         assert [one["role"] for one in first] == [

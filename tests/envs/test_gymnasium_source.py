@@ -201,6 +201,26 @@ SOLVED = {
 }
 
 
+@pytest.mark.parametrize("error", [AssertionError, gymnasium.error.InvalidAction])
+def test_an_action_that_the_environment_refuses_is_the_policys_mistake(error):
+    """Many environments assert `action_space.contains(action)`, which a model's text need not be."""
+
+    class Strict(Odd):
+        def step(self, action):
+            if not action.isalpha() or action == "broken":
+                raise error(action)
+            return super().step(action)
+
+    engine = GymnasiumEngine(Strict(step=("there", 1.0, True, False, {})))
+    engine.start("0")
+    state = engine.act("no!")
+    assert (state.text, state.valid, state.reward) == ("hello", False, 0.0)
+    assert not state.terminated
+    with pytest.raises(error):
+        engine.act("broken")
+    assert engine.act("go").won
+
+
 @pytest.mark.parametrize("name", SOLVED)
 def test_reported_success_is_that_of_the_episodes(tmp_path, name):
     """A guessing game was reported as solved in 100% of episodes, because partial credit and truncation counted."""

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from lazily import Lazy, lazily
+from refusals import refused
 
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.conversation import Turn, encode_conversation
@@ -85,6 +86,35 @@ def test_the_end_of_a_message_is_what_a_response_follows(tokenizer, name):
     """Phi's template ends a conversation that no response follows with `eos_token`."""
     tokenizer.chat_template, _ = TEMPLATES[name]
     assert tokenizer.decode(end_of_message(tokenizer)) == "<|im_end|>\n"
+
+
+def test_a_template_that_leaves_out_a_message_is_refused(tokenizer):
+    """Phi-3's first template skips the system's message, SmolVLM's a content that is no list of parts."""
+    user = {"role": "user", "content": "A hall. <b>"}
+    system = {"role": "system", "content": "A hall."}
+    skips = (
+        "{% for m in messages if m.role != 'system' %}{{ m.content | e }}{% endfor %}"
+    )
+    parts = f"{LOOP}{{% for part in m.content %}}{{{{ part.text }}}}{{% endfor %}}{{% endfor %}}"
+    for template, chat, role in (
+        (skips, [system, user], "system"),
+        (parts, [user], "user"),
+    ):
+        tokenizer.chat_template = template
+        with refused(f"the model's chat template leaves out the {role} message"):
+            encode_chats(tokenizer, [chat])
+    tokenizer.chat_template = skips
+    assert len(encode_chats(tokenizer, [[user], [user]])) == 2
+
+    # the result of a call, in a conversation
+    written = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    turn = Turn("A hall.", written, [5], [6])
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    tokens = encode_conversation(tokenizer, "", [turn], "A <door>.", tools=tools)
+    assert tokenizer.decode(tokens[2:]) == "A &lt;door&gt;."
+    tokenizer.chat_template = skips.replace("system", "tool")
+    with refused("the model's chat template leaves out the tool message"):
+        encode_conversation(tokenizer, "", [turn], "A door.", tools=tools)
 
 
 @pytest.mark.parametrize("name", ["ChatML", "a space before it"])

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from asked import ask, request
@@ -24,7 +25,7 @@ from hgpo_train.policies.base import (
     Reply,
     attempt,
 )
-from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.generation import FittedPrompt, GenerationOptions
 from hgpo_train.policies.registry import (
     PolicyContext,
     TrainableContext,
@@ -39,6 +40,7 @@ from hgpo_train.policies.scripted import (
     RandomPolicy,
     ScriptedPolicy,
 )
+from hgpo_train.policies.vllm import VLLMPolicy
 
 
 class Panic(BaseException):
@@ -483,3 +485,18 @@ def test_a_policy_that_answers_too_few_fails_each_alone():
     assert [
         reply.response for reply in ask(Short("x"), [request(n) for n in range(3)])
     ] == ["x"] * 3
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_request_that_the_engine_gives_up_is_no_reply(reason):
+    """vLLM ends requests so when its cache or a worker fails; what it has written by then is not the model's answer."""
+    policy = object.__new__(VLLMPolicy)
+    policy._refused = []
+    policy._running = {"7": (7, FittedPrompt([1]))}
+    written = SimpleNamespace(token_ids=[5], logprobs=None, finish_reason=reason)
+    ended = SimpleNamespace(finished=True, request_id="7", outputs=[written])
+    policy._engine = SimpleNamespace(step=lambda: [ended])
+    ((number, answer),) = policy.collect(None)
+    assert number == 7
+    assert isinstance(answer, Failure)
+    assert repr(reason) in answer.message

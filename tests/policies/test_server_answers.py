@@ -116,6 +116,14 @@ ODD_CHOICES = [
     ),
     ({"message": {}, "finish_reason": "error"}, "the choice ends with 'error'"),
     (
+        {"message": TEXT, "finish_reason": "insufficient_system_resource"},
+        "the choice ends with 'insufficient_system_resource'",
+    ),
+    (
+        {"message": TEXT, "finish_reason": "network_error"},
+        "the choice ends with 'network_error'",
+    ),
+    (
         {"message": TEXT, "logprobs": {"content": [{"logprob": "a"}]}},
         "response_logprobs: expected numbers",
     ),

@@ -165,6 +165,35 @@ def test_a_malformed_call_is_an_invalid_action_and_later_requests_have_arguments
         assert all(result["content"] for result in results)
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "written"),
+    [
+        (500, "error parsing tool call: raw='ls', err=invalid character 'l'", None),
+        (500, "Failed to parse tool call arguments as JSON: parse error", None),
+        (500, "Failed to parse input at pos 184: <tool_call>", None),
+        (500, "output that does not match the expected peg-native format", None),
+        (200, "Unexpected token 200002 while expecting start token 200006", None),
+        (400, "Failed to call a function. Adjust your prompt.", "<function=find>{}"),
+    ],
+)
+def test_a_reply_that_the_server_cannot_parse_is_the_models_mistake(
+    tmp_path, status, error, written
+):
+    """ollama #17638, llama.cpp #22072 and #27025, vllm #50690, groq-typescript #28: no outage, and not asked again."""
+    report = {"message": error, "code": status}
+    if written:
+        report |= {"code": "tool_use_failed", "failed_generation": written}
+    with pytest.warns(UserWarning, match="could not parse a reply"):
+        rows, bodies = played(
+            lambda *_: (status, {"error": report}), tmp_path / "run", style="chat"
+        )
+    assert len(bodies) == 3
+    assert [(row["action_valid"], row["aborted"]) for row in rows] == [
+        (False, False)
+    ] * 3
+    assert rows[0]["response"] == f"<tool_call>\n{written or error}\n</tool_call>"
+
+
 def test_a_call_of_a_tool_where_there_are_none_is_an_invalid_action(tmp_path):
     message = {
         "content": None,

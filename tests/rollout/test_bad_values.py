@@ -325,6 +325,12 @@ def test_invalid_states_name_the_value():
             ) == Failure("EnvironmentFailed", line)
 
 
+def test_a_set_of_actions_has_one_order_in_every_process():
+    numbers = [f"open {number:02}" for number in range(30)]
+    for kind in (set, frozenset):
+        assert checked(State, State("here", kind(numbers))).actions == tuple(numbers)
+
+
 def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_characters():
     reply = Reply("look", "p", [0, 2**31 - 1], [5], [-math.inf], None, 0, 3)
     assert checked(Reply, reply) == reply

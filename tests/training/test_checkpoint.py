@@ -159,6 +159,23 @@ def test_another_model_is_refused_and_unchanged(save, tokenizer, tmp_path):
         load_checkpoint(tmp_path, *trained(tokenizer))
 
 
+def test_experts_whose_files_have_other_names_are_resumed(tokenizer, tmp_path):
+    """Transformers keeps a layer's experts in one tensor, and saves each of them."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {"vocab_size": 384, "hidden_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+    config = Qwen3MoeConfig(**sizes, **heads, **experts)
+    saved, resumed = (Qwen3MoeForCausalLM(config) for _ in range(2))
+    optimiser = make_optimiser(saved, OptimiserConfig())
+    folder = save_checkpoint(tmp_path, TrainingState(1), saved, tokenizer, optimiser)
+    load_checkpoint(folder, resumed, make_optimiser(resumed, OptimiserConfig()))
+    expected = saved.state_dict()
+    for name, value in resumed.state_dict().items():
+        assert torch.equal(value, expected[name])
+
+
 def test_changed_package_versions_are_warned_about(save, tokenizer, tmp_path):
     save(3)
     with pytest.warns(

@@ -47,6 +47,19 @@ def test_raw_log_probabilities_of_a_server_are_not_used(
         check_loss_ignores_engine(config, tmp_path / "run")
 
 
+def test_each_of_several_runs_is_checked(small, tmp_path, hgpo):
+    row = {"task_id": "a", "step": 0, "state": "A hall.", "reward": 0.0}
+    rows = [{**row, "trajectory": name, "response_token_ids": [5]} for name in "xy"]
+    for name, temperature in (("one", 1.0), ("two", 0.7)):
+        policy = {"name": "transformers:m", "temperature": temperature}
+        write_run(tmp_path / "runs" / name, rows, config={"policy": policy})
+    table = tmp_path / "table.parquet"
+    hgpo.output("advantages", tmp_path / "runs", "-e", "grpo", "--out", table)
+    display = Display(Console(file=io.StringIO()), 1)
+    with refused("was sampled at temperature 0.7"):
+        train_on_table(small, tmp_path / "runs", table, tmp_path / "out", display)
+
+
 @pytest.mark.slow
 def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weights(
     config, runs, hgpo

@@ -196,6 +196,17 @@ def test_the_tools_of_a_run_are_in_its_prompts(sft, tmp_path, monkeypatch):
     assert not (tmp_path / "out" / "config.json").exists()
 
 
+def test_runs_with_other_prompts_are_not_imitated_together(sft, tmp_path):
+    """They would be read as the first one's: those of a conversation without it, or without its system's message."""
+    row = {"step": 0, "state": "A hall.", "prompt": "A.", "action": "go", "reward": 1.0}
+    rows = [{**row, "task_id": task, "trajectory": task, "won": True} for task in "ab"]
+    kinds = ({}, {"prompt_style": "chat"}, {"system_prompt": "Be brief."})
+    for name, options in zip(("one", "two", "three"), kinds, strict=True):
+        write_run(tmp_path / name, rows, config={"env": {"id": "E-v0", **options}})
+    with refused("expected runs with the same prompt_style.*received 3"):
+        run_sft(sft, tmp_path, tmp_path / "taught", Mock())
+
+
 def test_responses_end_as_the_template_ends_a_turn(demos, sft, tiny):
     """Also where `eos_token` is another, as of base models, and where the template opens the thought."""
     tokenizer = load_tokenizer(str(tiny))

@@ -50,7 +50,7 @@ def to_openai(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> in
 
     A line has the steps of a rollout whose prompts continue one another. So a rollout with a fresh prompt each step has
     one line a step, with its `trajectory` and the `step`. Besides `messages`, a line has the task's columns, `rewards`
-    and, in `steps`, the columns of each step.
+    and, in `steps`, the columns of each step; and `tools`, the schemas that the model was given, if there were any.
 
     Args:
         source: Run folder, Parquet file, or glob pattern.
@@ -59,11 +59,11 @@ def to_openai(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> in
     Raises:
         InputError: The run has no rows, was written without prompts, or the file cannot be written.
     """
-    header = source_files(source)[0].header
-    environment = header.config.get("env") if header else None
-    is_chat = (
-        isinstance(environment, dict) and environment.get("prompt_style") == "chat"
-    )
+    headers = {
+        file.run or file.header.run: file.header
+        for file in source_files(source)
+        if file.header is not None
+    }
     columns = (*_ROLLOUT, *_STEP, *_TEXTS, "reward", "run")
     key = ("run", *GROUP_KEY, "trajectory")
     steps = scan_steps(source).select(columns).sort(*key, "step").collect()
@@ -76,9 +76,14 @@ def to_openai(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> in
     for _, members in itertools.groupby(
         rows, key=lambda row: [row[name] for name in key]
     ):
+        rollout = list(members)
+        header = headers.get(rollout[0]["run"])
+        environment = header.section("env") if header else {}
+        tools = header.config.get("tools") if header else None
+        given = {"tools": tools} if tools else {}
         lines += [
-            orjson.dumps(line) + b"\n"
-            for line in _conversations(list(members), is_chat=is_chat)
+            orjson.dumps(line | given) + b"\n"
+            for line in _conversations(rollout, environment)
         ]
     path = Path(out)
     with writing(path):
@@ -86,14 +91,19 @@ def to_openai(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> in
     return len(lines)
 
 
-def _conversations(rows: list[Row], *, is_chat: bool) -> Iterator[dict[str, Any]]:
+def _conversations(
+    rows: list[Row], environment: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     """Yield the conversations of a rollout: each has the steps whose prompts begin with the messages before."""
+    told = environment.get("system_prompt")
+    system = [{"role": "system", "content": told}] if told else []
+    is_chat = environment.get("prompt_style") == "chat"
     talk: list[Message] = []
     members: list[Row] = []
     for row in rows:
-        prompt = _messages(row["prompt"])
+        prompt = [*system, *_messages(row["prompt"])]
         if is_chat:
-            prompt = [*talk, *_shown(row["prompt"], talk)]
+            prompt = [*(talk or system), *_shown(row["prompt"], talk)]
         if members and prompt[: len(talk)] != talk:
             yield _line(talk, members)
             members = []

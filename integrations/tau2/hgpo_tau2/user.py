@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -12,10 +11,11 @@ from typing import Final
 import orjson
 from yarl import URL
 
-from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact, register, register_url
 from hgpo_envs.unicode_text import clean_text
 from hgpo_tau2 import retail
+from hgpo_train.policies.chat_completion import completion_reply, read_completion
 from hgpo_train.policies.http_client import HttpClient, RequestError
 
 GREETING: Final = "Hi! How can I help you today?"
@@ -112,19 +112,11 @@ class ServedUser:
 
 def _said(answer: bytes) -> str:
     """Return what the customer says in a chat completion, without thoughts."""
-    try:
-        text: str = json.loads(answer)["choices"][0]["message"]["content"] or ""
-        return clean_text(text.rpartition("</think>")[2].strip())
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        received = (
-            f"received another answer ({type(error).__name__}: {one_line(error)})"
-        )
+    written = completion_reply(read_completion(answer), with_logprobs=False).response
+    text = clean_text(written.rpartition("</think>")[2].strip())
+    # The thought of a reply that was cut off tells all of the notes.
+    if not text or text.startswith("<think>"):
         raise RequestError(
-            f"the customer's server: expected a chat completion, {received}"
-        ) from None
+            "the customer's server: expected a message, received none", transient=True
+        )
+    return text

@@ -107,7 +107,7 @@ class StepsAgentLoop(AgentLoopBase):
         self, trajectory: Trajectory, global_steps: int
     ) -> list[AgentLoopOutput]:
         rows = trajectory.rows
-        won = bool(rows[-1].won)
+        won = any(row.won for row in rows)
         total = float(sum(row.reward for row in rows))
         shown = {
             "acc": float(won and not trajectory.aborted),
