@@ -349,6 +349,7 @@ def _by_value(
     sums: pl.DataFrame, by: list[str], levels: int
 ) -> dict[tuple[object, ...], dict[str, Floats]]:
     """Return sums as arrays of shape (tasks or permutations, levels), by the values of the columns `by`."""
+    # The rows of a task or permutation follow each other, its levels always in the same order.
     names = sums.select(selectors.float()).columns
     arrays = {}
     for values, part in sums.partition_by(
@@ -367,6 +368,7 @@ def _intervals(
     # The jackknife: the same statistics without each task in turn.
     others = {name: array.sum(0) - array for name, array in tasks.items()}
     without = level_statistics(others)
+    # Shares of pairs are of those at the same state, at every level.
     pairs = tasks["pairs"]
     weights = tasks | {"pairs": np.broadcast_to(pairs[:, :1], pairs.shape)}
     bounds = {}
