@@ -261,7 +261,8 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     for level in deeper:
         spread = pl.col(f"σ² {level}")
         explained = pl.col(f"τ² {level}").fill_null(0.0)
-        # Empirical Bayes: the more a level explains and the more rollouts share it, the more it moves the value.
+        # Empirical Bayes: the more a level explains and the more rollouts share it, the more it moves the value. Where
+        # none share it, noise is null, and it moves nothing.
         noise = spread / pl.col(_others(level))
         weight = (
             pl.when(explained > 0)

@@ -172,7 +172,8 @@ def by_group(held: Sequence[HeldOut], kl: float) -> tuple[Floats, Floats]:
     names = len(held[0].bound)
     groups = np.zeros((names, count))
     bound = np.zeros((names, names))
-    # A group's parts of all folds are one number: the folds of a group are not independent.
+    # A group's parts of all folds are one number: the folds of a group are not independent. Their bounds are added
+    # nevertheless: with given directions, parts of different rollouts are uncorrelated.
     for part in held:
         np.add.at(groups.T, part.group, part.slopes * part.against / part.rollouts)
         bound += part.bound / part.rollouts**2

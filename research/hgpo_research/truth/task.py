@@ -231,13 +231,10 @@ def _choices(
 ) -> dict[str, list[Any]]:
     """Return the policy's probabilities at each step of the rollouts, and the index of the response that was given."""
     nodes = visits.node[visits.rows].tolist()
-    return {
-        "choice": [
-            _choice(graph, node, step)
-            for node, step in zip(nodes, chain(*trajectories), strict=True)
-        ],
-        "probabilities": [graph.probabilities(node).tolist() for node in nodes],
-    }
+    steps = zip(nodes, chain(*trajectories), strict=True)
+    choices = [_choice(graph, node, step) for node, step in steps]
+    probabilities = [graph.probabilities(node).tolist() for node in nodes]
+    return {"choice": choices, "probabilities": probabilities}
 
 
 def _choice(graph: Graph, node: int, step: Step) -> int | None:

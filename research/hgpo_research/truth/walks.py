@@ -186,6 +186,7 @@ def _move(
 
 def _ranges(first: Integers, size: Integers) -> Integers:
     """Return the concatenation of ranges."""
+    # A number is its position in the result, plus how far its range's first number is ahead of its own position there.
     ends = np.cumsum(size)
     found: Integers = np.arange(size.sum()) + np.repeat(first - ends + size, size)
     return found
