@@ -173,7 +173,7 @@ def by_group(held: Sequence[HeldOut], kl: float) -> tuple[Floats, Floats]:
     groups = np.zeros((names, count))
     bound = np.zeros((names, names))
     # A group's parts of all folds are one number: the folds of a group are not independent. Their bounds are added
-    # nevertheless: with given directions, parts of different rollouts are uncorrelated.
+    # nevertheless: with given directions, parts of different rollouts are all but uncorrelated.
     for part in held:
         np.add.at(groups.T, part.group, part.slopes * part.against / part.rollouts)
         bound += part.bound / part.rollouts**2
