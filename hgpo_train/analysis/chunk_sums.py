@@ -231,7 +231,8 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
         item = pl.col("state_hash")
         if p.context == "states_actions":
             item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
-        # Each item is hashed with its position, so that the running sum of the hashes identifies the sequence.
+        # Each item is hashed with its position, so that the running sum of the hashes identifies the sequence. Polars
+        # evaluates all of it within `over`: positions begin anew in each trajectory.
         placed = pl.struct(item=item, position=pl.int_range(pl.len())).hash()
         running = placed.reinterpret(signed=True).cum_sum().over("trajectory_key")
         steps = steps.with_columns(running.alias("(whole)"))
@@ -393,5 +394,6 @@ def _states(
     by = [name for name in units.columns if name not in ("(unit)", "(task)")]
     states = units.join(frame, on="(unit)").group_by(*by, "key", maintain_order=True)
     sums = states.agg(pl.col("steps", "pairs").sum(), pl.col("state").first())
+    # Texts take most of the memory, and only those of the first states are shown.
     kept = pl.col("pairs").rank("ordinal", descending=True).over(by) <= TEXTS
     return sums.with_columns(pl.when(kept).then("state").alias("state"))

@@ -105,6 +105,7 @@ def sum_by(units: Integers, values: NDArray[Any], count: int) -> Floats:
 def counts(groups: Groups, trajectories: Integers) -> dict[str, Floats]:
     """Return the sums that do not depend on returns."""
     n = groups.sizes
+    # A group whose least and greatest trajectory differ has several.
     of_several = groups.reduced(np.minimum, trajectories) != groups.reduced(
         np.maximum, trajectories
     )
@@ -130,6 +131,9 @@ def spread(groups: Groups, returns: Floats, at_state: Floats) -> dict[str, Float
     shared = groups.shared()
     n = shared.sizes
     sums = shared.reduced(np.add, _squares(shared, returns))
+    # The biased variance shrinks with the size of groups, which are smaller at deeper levels. What histories explain is
+    # therefore measured by unbiased squares, of the level and of level 0 over the same rows: independent returns that
+    # do not depend on histories have 0 in expectation.
     return {
         "variance": shared.by_unit(sums / n),
         "flat": shared.by_unit(sums == 0),
@@ -200,6 +204,7 @@ def level_statistics(sums: Mapping[str, Floats]) -> dict[str, Floats]:
 
     A statistic without a value is NaN.
     """
+    # The pairs at the same state, which are those of level 0, are what deeper levels are shares of.
     pairs = sums["pairs"][..., :1]
     with np.errstate(divide="ignore", invalid="ignore"):
         return {

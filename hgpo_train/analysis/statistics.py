@@ -239,16 +239,16 @@ def _statistics(
                 for frames, named in zip(collected, of_variants, strict=True):
                     for name, frame in named:
                         frames.setdefault(name, []).append(frame)
-        sums = (
-            {name: pl.concat(several) for name, several in frames.items()}
-            for frames in collected
-        )
-        return [_from_sums(each, list(settings.by)) for each in sums]
+        found = []
+        for frames in collected:
+            sums = {name: pl.concat(several) for name, several in frames.items()}
+            found.append(_from_sums(sums, list(settings.by)))
     except pl.exceptions.DuplicateError as error:
         expected = "columns with other names than statistics have, each once"
         raise InputError(
             f"columns to split by: expected {expected}, received {listed(settings.by)}"
         ) from error
+    return found
 
 
 def _check(name: str, number: object, least: int, most: int | None = None) -> None:
@@ -331,9 +331,8 @@ def _levels(
             mean = np.full(len(levels), np.nan)
             if name in OF_RETURNS and chance:
                 mean = chance[name].mean(0)
-            tasks_present = int(present.sum())
             frame = frame.with_columns(
-                pl.Series("chance", mean), tasks=pl.lit(tasks_present)
+                pl.Series("chance", mean), tasks=pl.lit(int(present.sum()))
             )
             bounds.append(frame.select(*keys, pl.all()))
     return _sorted(tables, by), _sorted(bounds, by)
@@ -349,6 +348,7 @@ def _by_value(
     sums: pl.DataFrame, by: list[str], levels: int
 ) -> dict[tuple[object, ...], dict[str, Floats]]:
     """Return sums as arrays of shape (tasks or permutations, levels), by the values of the columns `by`."""
+    # The rows of a task or permutation follow each other, its levels always in the same order.
     names = sums.select(selectors.float()).columns
     arrays = {}
     for values, part in sums.partition_by(
@@ -367,6 +367,7 @@ def _intervals(
     # The jackknife: the same statistics without each task in turn.
     others = {name: array.sum(0) - array for name, array in tasks.items()}
     without = level_statistics(others)
+    # Shares of pairs are of those at the same state, at every level.
     pairs = tasks["pairs"]
     weights = tasks | {"pairs": np.broadcast_to(pairs[:, :1], pairs.shape)}
     bounds = {}
@@ -389,7 +390,8 @@ def _intervals(
     if len(tasks["rows"]) < FEWEST_TASKS:
         return bounds
 
-    # What is 0 by definition has no uncertainty; and a deeper context is shared less often.
+    # What is 0 by definition has no uncertainty; and a deeper context is shared less often. The oracle, which has no
+    # weight in advantages, is none of these.
     deepest = int(np.flatnonzero(np.isfinite(values["weight"]))[-1])
     certain = {
         "differing": 0,

@@ -78,7 +78,8 @@ class Mixture:
         )
         self._batches = DECAY * self._batches + np.asarray(known)
         batches = np.maximum(self._batches, 1e-9)
-        # Batches are independent: the squares of their differences add up to the variance of the sum.
+        # Batches are independent: the squares of their differences add up to the variance of the sum. These are squares
+        # of the differences from 0, not from their mean: where the mean is not 0, the error is larger than it must be.
         errors = np.sqrt(self._squares)
         weights = np.zeros_like(slopes)
         weights[0] = 1.0

@@ -50,6 +50,8 @@ def percentile_bounds(
         tasks / (tasks - 1)
     )
     tail = NormalDist().cdf(-widened)
+    # A resample that draws no task with a number lacks it. As long as these are one in twenty at most, they count as
+    # the number itself, in the middle of the draws, and the ends of the interval hardly move.
     known = np.isfinite(values) & (np.isfinite(draws).mean(0) > LEVEL)
     filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)
     low, high = (

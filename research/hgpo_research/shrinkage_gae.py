@@ -110,8 +110,9 @@ def shrinkage_gae(
     value = pl.col("(plain value)")
     trust = pl.col("lambda") if gae_lambda is None else pl.lit(gae_lambda)
     steps = steps.with_columns(trust.alias("lambda"))
+    # With y_t = (1 - λ_t) (V_t - R_t) + λ_t (G_t - R_t), the equation of G_t minus R_t = r_t + γ R_{t+1} reads
+    # G_t - R_t = γ y_{t+1}, so that y is a sum of its own: y_t = (1 - λ_t) (V_t - R_t) + γ λ_t y_{t+1}.
     ahead = _accumulated((1.0 - pl.col("lambda")) * value, gamma * pl.col("lambda"))
-    # G_t - R_t is the discounted sum of what bootstrapping adds at the later steps.
     bootstrapped = gamma * neighbour("(ahead)", 1).fill_null(0.0)
     steps = steps.with_columns(
         ahead.alias("(ahead)"),
@@ -260,7 +261,8 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     for level in deeper:
         spread = pl.col(f"σ² {level}")
         explained = pl.col(f"τ² {level}").fill_null(0.0)
-        # Empirical Bayes: the more a level explains and the more rollouts share it, the more it moves the value.
+        # Empirical Bayes: the more a level explains and the more rollouts share it, the more it moves the value. Where
+        # none share it, noise is null, and it moves nothing.
         noise = spread / pl.col(_others(level))
         weight = (
             pl.when(explained > 0)
@@ -273,7 +275,8 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
             explained.alias("(explained)"),
         )
         w = pl.col("(weight)")
-        rest = 1.0 - pl.col("(weight)")
+        rest = 1.0 - w
+        # A deviation is R - M_k, and a value is V - R: their sum is V - M_k, of which the share w goes.
         moved = (
             pl.col(f"({name} value)")
             - w

@@ -323,6 +323,7 @@ def steps_apart(table: pl.DataFrame, variants: Sequence[Variant]) -> Floats:
     # 2. Signs, and sizes in units of each estimator's own.
     found = np.zeros((3, len(variants), len(variants)))
     signs = np.sign(values)
+    # All estimators have the same steps, so that sums of squares compare like means.
     scales = np.sqrt((values**2).sum(1, keepdims=True))
     units = np.abs(values) / np.where(scales > 0, scales, 1.0)
     for one, other in product(range(len(variants)), repeat=2):
@@ -365,7 +366,7 @@ def _groups_needed(value: float, half: float, found: Gains, family: int) -> int:
     quantile = student_quantile(1 - level / 2, found.informative - 1)
     # The deviation of the groups, as of numbers whose mean is the difference.
     deviation = half / quantile * found.groups**0.5
-    # More groups than are computed; also a difference of 0.
+    # More groups than are computed, as both quantiles together are above 1; also a difference of 0.
     if value * MANY**0.5 <= deviation:
         return MANY
     needed = pairs_needed(value, deviation, level, POWER)
@@ -392,6 +393,7 @@ def _ranks(found: Gains) -> pl.DataFrame:
                 **row,
                 "rank_low": 1 + above if known else None,
                 "rank_high": found.gains.height - below if known else None,
+                # Not -x, which is -0.0 for the first estimator.
                 "difference": 0.0 - difference["value"],
                 "difference_low": -difference["high"] if has_ends else None,
                 "difference_high": -difference["low"] if has_ends else None,

@@ -304,6 +304,7 @@ def cost(world: World, estimator: str, folder: Path) -> float | None:
     method = method_of(estimator, world)()
     if not isinstance(method, TableEstimator):
         return None
+    # Batches of different stages are different runs, which one call of the estimator takes.
     table = pl.concat(
         read_stage(folder, number).with_columns(pl.col("run") + 1000 * number)
         for number in range(len(STAGES))

@@ -134,6 +134,7 @@ def prediction(found: Pairs) -> dict[str, float | None]:
     units = estimators
     if worlds >= FEWEST_TASKS:
         rows = rng.integers(worlds, size=(RESAMPLES, worlds, 1))
+        # The interval is widened for the kind of units of which there are fewer.
         units = min(worlds, estimators)
     drawn = spearman(found.measured[rows, columns], found.learned[rows, columns])
     # A world in which all drawn estimators are one has no correlation.
@@ -144,6 +145,7 @@ def prediction(found: Pairs) -> dict[str, float | None]:
     order = rng.permuted(orders, axis=1)
     chance = spearman(found.measured[:, order], found.learned[:, None]).mean(0)
     chance_low, chance_high = np.quantile(chance, [0.025, 0.975])
+    # Rounding must not make the order that was seen less extreme than itself; it counts as one more draw.
     extreme = np.abs(chance) >= abs(value) - 1e-12
     p = (1 + extreme.sum()) / (1 + RESAMPLES)
     numbers = (value, low, high, chance_low, chance_high, p)

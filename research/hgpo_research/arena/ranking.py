@@ -202,6 +202,7 @@ def rank_intervals(
         # t of each ordered pair, "the first is better", and the same of each resample if no pair differed.
         noise = draws - values
         noise = noise[:, :, None] - noise[:, None, :]
+        # Equal estimators have neither noise nor a gap: t is 0, and not 0 / 0.
         error = np.maximum(noise.std(0), ROUNDING)
         gap = values[:, None] - values
         t = np.where(np.abs(gap) > ROUNDING, gap, 0.0) / error

@@ -93,6 +93,7 @@ class IceEngine(_Engine):
             return _ended("The other shore.", 1.0)
         actions = ["climb"] if self._climbs else ["jump", "climb"]
         place = "Half over the edge of" if self._climbs else "On"
+        # Climbing has as many outcomes, all alike: with fewer, it would be less likely at first.
         choices = [
             f"{action}{CHANCE}{number + 1})"
             for action in actions

@@ -62,7 +62,6 @@ def correlations(
         InputError: A column is missing, a step is twice in the truth table, a trajectory is in two runs, or no step of
             the run has a truth.
     """
-    columns = [variant.estimator.column for variant in variants]
     groups = group_keys(steps.collect_schema())
     joined = _joined(steps, truth, variants, groups)
 
@@ -71,8 +70,9 @@ def correlations(
     tasks = joined.n_unique(task)
     weights = task_weights(tasks, RESAMPLES, seed)
     rows = []
-    for variant, column in zip(variants, columns, strict=True):
-        by_task = joined.group_by(task).agg(**_terms(pl.col(column)))
+    for variant in variants:
+        terms = _terms(pl.col(variant.estimator.column))
+        by_task = joined.group_by(task).agg(**terms)
         sums = by_task.sort(task).drop(task).to_numpy()
         values, variances = _measures(sums.sum(0))
         draws, noise = _measures(weights @ sums)
@@ -178,5 +178,6 @@ def _measures(sums: Floats) -> tuple[Floats, Floats]:
     covariance = ea - e * (first + second) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         correlation = covariance / np.sqrt(positive).prod(-1)
+        # `right` is a mean over all steps, and wanted as a share of the sure ones.
         sign = right * n / sure
     return np.stack([correlation, sign], axis=-1), variances

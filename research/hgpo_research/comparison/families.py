@@ -51,6 +51,7 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
     low, high = percentile_bounds(values, draws, tasks)
     known = np.isfinite(low)
     size = np.abs(values)
+    # What does not vary cannot be tested: it has no p-value, unless it is 0 itself.
     adjusted = np.where(known & (values == 0), 1.0, np.nan)
     with np.errstate(all="ignore"):
         filled = np.where(
@@ -60,15 +61,14 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
         )
         deviation = filled.std(0)
         # A number whose resamples differ by rounding alone has the interval of its percentiles, and no t.
-        varies = known & (
-            deviation > 1e-12 * np.where(known, np.maximum(size, 1e-300), 1.0)
-        )
+        varies = known & (deviation > 1e-12 * np.maximum(size, 1e-300))
         if not varies.any():
             return Intervals(low, high, low, high, adjusted)
-        t = np.abs(filled - np.where(known, values, 0.0))[:, varies] / deviation[varies]
+        t = np.abs(filled - values)[:, varies] / deviation[varies]
         # The largest t of each resample, widened for few tasks.
         largest = student_value(t.max(1), tasks - 1) * np.sqrt(tasks / (tasks - 1))
         half = np.quantile(largest, LEVEL) * deviation
+        # The numbers themselves count as one more resample, so that no p-value is 0.
         adjusted[varies] = (
             1 + (largest[:, None] >= (size / deviation)[varies]).sum(0)
         ) / (1 + len(largest))

@@ -172,7 +172,8 @@ def by_group(held: Sequence[HeldOut], kl: float) -> tuple[Floats, Floats]:
     names = len(held[0].bound)
     groups = np.zeros((names, count))
     bound = np.zeros((names, names))
-    # A group's parts of all folds are one number: the folds of a group are not independent.
+    # A group's parts of all folds are one number: the folds of a group are not independent. Their bounds are added
+    # nevertheless: with given directions, parts of different rollouts are all but uncorrelated.
     for part in held:
         np.add.at(groups.T, part.group, part.slopes * part.against / part.rollouts)
         bound += part.bound / part.rollouts**2
@@ -256,6 +257,7 @@ def held_out(
         if truth is None:
             base = _means(group, rollout, success, kept)
             against = (success - base)[:, None]
+            # Success is 0 or 1: no rollout of the group can be farther from the mean.
             most = np.maximum(base, 1.0 - base) ** 2
         else:
             both, first, second = (table[name].to_numpy() for name in _TRUTHS)
@@ -269,6 +271,7 @@ def held_out(
             rows = np.flatnonzero(inside & kept)
             tested = np.flatnonzero(inside & ~kept)
             directions = gradients.summed(weights[:, rows], sketch[rows])
+            # Without exact information, |ĝ| is the unit until all folds are known (`_pooled`).
             lengths = np.linalg.norm(directions, axis=1).astype(np.float64)
             if gradients.exact and len(rows):
                 products = gradients.products(
@@ -421,6 +424,7 @@ def _read(
             maintain_order="left",
         )
 
+    # A step without a gradient, or with a truth table without a truth, has no sketch (-1) and does not count.
     table = joined(table, gradients.rows.rename({"sketch": "(sketch)"})).with_columns(
         pl.col("(sketch)").fill_null(-1)
     )
@@ -510,12 +514,14 @@ def compared(
         if informative < FEWEST_GROUPS:
             return gain, None
         level = 1 - (1 - LEVEL) / 2 / family
-        # Groups without both outcomes have a part of 0, and tell nothing about the differences between groups.
+        # The error of a sum over n groups is s √n. Groups without both outcomes have a part of 0, and tell nothing
+        # about the differences between groups: they are no degrees of freedom.
         between = (
             student_quantile(level, informative - 1)
             * values.std(ddof=1)
             * parts.shape[1] ** 0.5
         )
+        # A bound is not estimated from few groups: its quantile is the normal one.
         chance = (
             student_quantile(level, 10**6)
             * max(0.0, float(contrast @ bound @ contrast)) ** 0.5

@@ -54,6 +54,7 @@ class LogitTable:
         """See `RowGradients`."""
         sizes = np.diff(self.first)
         found = np.zeros((len(weights), self.parameters))
+        # Σ w (1{a = b} - π(b | s)) in two sums, because a step has a single response taken, and many expected.
         for row, given in enumerate(weights):
             weight = np.zeros(len(sizes))
             weight[numbers] = given

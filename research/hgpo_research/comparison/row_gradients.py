@@ -148,6 +148,7 @@ class Sketch:
         """Return the gradient of a number with respect to all parameters, float32 of shape (parameters,)."""
         import torch
 
+        # A parameter that the response does not use has the gradient 0, and keeps its place in the vector.
         found = torch.autograd.grad(
             value,
             self._parameters,
@@ -172,6 +173,7 @@ def log_probability(
     import torch
 
     tokens = torch.tensor([[*prompt, *response]], device=model.device)
+    # The logits of a token are at the position before it: those of the last one are of what would follow.
     logits = model(
         input_ids=tokens, use_cache=False, logits_to_keep=len(response) + 1
     ).logits[0, :-1]
@@ -238,7 +240,8 @@ def row_gradients(
         sketches[number] = sketch(sketch.gradient(logprob))
         gaps[number] = abs(logprob.item() - sum(logprobs)) / len(response)
         progress(number + 1, pairs.height)
-    # Another model, or another temperature, would have other gradients, and nothing else would show it.
+    # Another model, or another temperature, would have other gradients, and nothing else would show it. A gap of NaN
+    # is in no order, and refused as well.
     if not (gap := float(gaps.mean())) <= LARGEST_GAP:
         raise InputError(
             f"expected the model that played the run, at temperature 1; its log-probabilities per token differ from "

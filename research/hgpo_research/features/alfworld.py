@@ -318,7 +318,8 @@ def _search(thing: str, actions: tuple[str, ...]) -> dict[str, Features]:
     places = [command.place for command in map(_parse, actions) if command.verb == "go"]
     alike = Counter(map(_kind, places))
     usual = usual_places().get(thing, {})
-    # As likely as the place is usual for the thing, divided among places of its kind.
+    # As likely as the place is usual for the thing, divided among places of its kind. The 0.1 keeps every place
+    # possible, and its logarithm finite.
     worth = {
         place: (usual.get(_kind(place), 0.0) + 0.1) / alike[_kind(place)]
         for place in places

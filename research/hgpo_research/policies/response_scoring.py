@@ -146,10 +146,12 @@ def _hidden_states(
         tokens[row, : len(trie.tokens)] = trie.tokens
         depths[row, : len(trie.tokens)] = trie.depths
         for number, parent in enumerate(trie.parents):
+            # A parent is before its children: what it sees is complete by now.
             if parent:
                 visible[row, number, width:] |= visible[row, parent - 1, width:]
 
     positions = batch.length[:, None] + depths
+    # Columns of padding, before the prompts, have negative positions, and no token sees them.
     keys = np.concatenate(
         [np.arange(width) - (width - batch.length[:, None]), positions], 1
     )

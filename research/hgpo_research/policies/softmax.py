@@ -256,6 +256,7 @@ class _State(NamedTuple):
 
 def _uniform(text: str) -> float:
     """Return a number in [0, 1) that is a function of a text."""
+    # A hash is signed: the remainder reads its first 53 bits, all that a float holds, as a number from 0.
     return ((text_hash(text) >> 11) % (1 << 53)) / (1 << 53)
 
 

@@ -67,12 +67,6 @@ class Adaptive:
         # Gradients of equal length are mixed: a factor for each partner and seed.
         factors = np.where(lengths > 0, weights / safe, 0.0)
         return [
-            sum(
-                (
-                    factor[rows.seed] * each
-                    for factor, each in zip(factors, parts, strict=True)
-                ),
-                np.zeros(()),
-            )
+            (factors[:, rows.seed] * np.array(parts)).sum(0)
             for rows, *parts in zip(visits.rollouts, *advantages, strict=True)
         ]

@@ -97,6 +97,7 @@ def gains(
         even, odd = _halves(dense)
         # Even and odd copies are independent, so that the product has no noise of a square.
         length = visits.products(visits.sparse(even), visits.sparse(odd)).mean()
+        # The means are repeated for all copies, of which one is enough.
         slope = (even * true_odd + odd * true_even)[0].sum() / 2
         return one, np.sqrt(2 * how.kl / length) * slope if length > 0 else None
 

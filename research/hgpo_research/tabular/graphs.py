@@ -223,7 +223,8 @@ class TaskGraph:
         actions = self._stored[1]["action"].to_list()  # type: ignore[index]  # without a graph, there is a file
         same = True
 
-        # 1. The nodes in the order of their numbers. Each was found from one of a smaller number.
+        # 1. The nodes in the order of their numbers, so that they get these again. Each was found from one of a smaller
+        #    number, as its first edge in this order is. -1 is no node, and 0 is there from the start.
         order = np.lexsort((stored.node, stored.target))
         nodes, places = np.unique(stored.target[order], return_index=True)
         for node, edge in zip(nodes.tolist(), order[places].tolist(), strict=True):

@@ -92,6 +92,7 @@ class TabularPolicy:
             room = np.empty((len(self.seeds), count))
             self._table = np.concatenate([self._table[:, : self._known], room], 1)
         if count > self._known:
+            # A uniform number of an interval of length 1 has the variance 1 / 12.
             noise = (
                 uniform(subkey(self.seeds[:, None], names[None, self._known :])) - 0.5
             )

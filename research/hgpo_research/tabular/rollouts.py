@@ -160,6 +160,7 @@ def step_table(
     before = 0  # the number of rollouts of the earlier tasks
     for task, (rows, graph) in enumerate(zip(batch, policy.tasks.graphs, strict=True)):
         edges = graph.graph.edges
+        # The gain of an edge is that of `graphs.COUNTED`: negative where its action is invalid, else 0.
         part: dict[str, Any] = {
             "run": rows.seed,
             "iteration": np.zeros_like(rows.seed),

@@ -60,6 +60,7 @@ def sampled_values(
     seed, step, node = (np.repeat(each, samples) for each in states)
     graph = policy.tasks.graphs[task]
     number = np.tile(np.arange(samples), states.shape[1])
+    # A node's number depends on when it was discovered, so its state is part of the key instead.
     keys = subkey(
         policy.keys[seed],
         step,
@@ -118,6 +119,7 @@ def _exact_q(
     policy: TabularPolicy, task: int, rows: Rollouts, values: Floats, gamma: float
 ) -> Floats:
     """Return Q of the rows, the mean over what chance can make of their actions."""
+    # The row after is the rollout's next step, because rows are by rollout and step.
     later = np.where(
         rows.last,
         rows.score,

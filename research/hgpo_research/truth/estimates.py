@@ -44,6 +44,7 @@ class Estimates:
         Args:
             certain: Whether a step's quantity is exact. Its error is 0.
         """
+        # Σ (x - mean)² = Σ x² - (Σ x)² / n, which rounding can make negative.
         deviations = np.maximum(self._squares - self._sums.sum(0) ** 2 / self.count, 0)
         freedom = self.count - 1
         # Steps with few different returns borrow the variance of the task's others.

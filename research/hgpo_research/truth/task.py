@@ -136,6 +136,7 @@ def task_truth(
     else:
         web = compose(graph, visits, rewards.gamma)
     exact = exact_places(web)
+    # A following place of -1 would be the last one's, and is exact in any case: nothing follows.
     certain = {
         "value": exact[visits.rows],
         "q": (visits.following < 0) | exact[visits.following],
@@ -156,6 +157,7 @@ def task_truth(
     if budget.steps is not None and not exact.all():
         steps += sum(moves for _, moves in replicate(_TRIAL))
         # The trial tells what a replicate costs. It is no part of the estimates, which would be biased by stopping.
+        # A budget is rounded down, and `_even` rounds up.
         affordable = (budget.steps - steps) * _TRIAL // steps
         most = min(most, _even(affordable - affordable % 2))
 
@@ -229,13 +231,10 @@ def _choices(
 ) -> dict[str, list[Any]]:
     """Return the policy's probabilities at each step of the rollouts, and the index of the response that was given."""
     nodes = visits.node[visits.rows].tolist()
-    return {
-        "choice": [
-            _choice(graph, node, step)
-            for node, step in zip(nodes, chain(*trajectories), strict=True)
-        ],
-        "probabilities": [graph.probabilities(node).tolist() for node in nodes],
-    }
+    steps = zip(nodes, chain(*trajectories), strict=True)
+    choices = [_choice(graph, node, step) for node, step in steps]
+    probabilities = [graph.probabilities(node).tolist() for node in nodes]
+    return {"choice": choices, "probabilities": probabilities}
 
 
 def _choice(graph: Graph, node: int, step: Step) -> int | None:

@@ -62,6 +62,7 @@ def play(graph: Graph, web: Web, gamma: float, keys: Hashes) -> tuple[Floats, in
         The estimates, float64 of shape (places, replicates), and the number of moves of rollouts.
     """
     steps, replicates = keys.shape
+    # The places of step t are those from bounds[t] to bounds[t + 1]; after the last step, there are none.
     bounds = np.searchsorted(web.step, np.arange(steps + 2))
 
     # Forwards: all rollouts move, and begin at the places of each step.
@@ -93,6 +94,7 @@ def play(graph: Graph, web: Web, gamma: float, keys: Hashes) -> tuple[Floats, in
         later[ends] = values[made.place[ends], made.replicate[made.going][ends]]
         later[~ends] = following[made.following]
         total[made.going] += gamma * later
+        # The rollouts that begin are the last ones, place after place, so that they are a matrix (`_move`).
         begins = len(total) - len(made.begun) * replicates
         following = total[:begins]
         here = np.arange(bounds[step], bounds[step + 1])
@@ -171,6 +173,7 @@ def _move(
     places[web.node[after]] = after
     place = places[target]
     stray = place < 0
+    # A node and a replicate are one number, which `divmod` takes apart again.
     merged, following = np.unique(
         target[stray] * replicates + replicate[going][stray],
         return_inverse=True,
@@ -183,6 +186,7 @@ def _move(
 
 def _ranges(first: Integers, size: Integers) -> Integers:
     """Return the concatenation of ranges."""
+    # A number is its position in the result, plus how far its range's first number is ahead of its own position there.
     ends = np.cumsum(size)
     found: Integers = np.arange(size.sum()) + np.repeat(first - ends + size, size)
     return found
