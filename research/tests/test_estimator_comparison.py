@@ -329,21 +329,29 @@ def test_wrong_options_and_truths_are_reported(folder: Path) -> None:
     assert not (folder / "first.comparison").exists()
 
 
-def test_the_truth_is_read_in_its_own_unit_and_rewards(folder: Path) -> None:
-    """A truth of rewards × 10 gives the same figures as one of rewards."""
+@pytest.mark.parametrize("scale", [10.0, -10.0])
+def test_the_truth_is_read_in_its_own_unit_and_rewards(
+    folder: Path, scale: float
+) -> None:
+    """A truth of scaled rewards gives the same figures as one of rewards. Errors are widths."""
     compare(folder, "--out", folder / "one")
     truth = pl.read_parquet(folder / "truth.parquet").with_columns(
-        pl.col("^(value|q|advantage).*$") * 10
+        pl.col("^(value|q|advantage).*$") * scale
     )
+    truth = truth.with_columns(pl.col("^.*_error$").abs())
     described = {
-        "rewards": {"gamma": 0.9, "reward_scale": 10.0, "reward": "success"},
+        "rewards": {"gamma": 0.9, "reward_scale": scale, "reward": "success"},
         "run": "first",
     }
     truth.write_parquet(
         folder / "truth.parquet", metadata={METADATA: orjson.dumps(described).decode()}
     )
     rewards = truth_rewards(folder / "truth.parquet", folder / "first")
-    assert (rewards.reward_scale, rewards.gamma, rewards.reward) == (10, 0.9, "success")
+    assert (rewards.reward_scale, rewards.gamma, rewards.reward) == (
+        scale,
+        0.9,
+        "success",
+    )
     compare(folder, "--out", folder / "ten")
     one, ten = (
         pl.read_parquet(folder / name / "correlations.parquet")

@@ -159,6 +159,13 @@ def test_few_groups_with_both_outcomes_have_no_interval():
     )
 
 
+def test_a_truth_without_prompts_has_no_gradients():
+    _, truth = play(2, 4, 1, gamma=1.0)
+    without = truth.with_columns(prompt_hash=pl.lit(None, pl.Int64))
+    with pytest.raises(InputError, match="need the prompts, which the run does not"):
+        table_gradients(without.lazy())
+
+
 def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
     """A length that follows the steps which it is divided by biases the ratio."""
     steps, truth = play(6, 16, 1, gamma=1.0)

@@ -179,9 +179,11 @@ def _true_advantages(
             "expected a truth of hgpo truth --reward success --gamma 1, received one of "
             f"--reward {rewards.reward} --gamma {rewards.gamma:g}"
         )
-    return scan_steps(truth, plain=True).with_columns(
+    table = scan_steps(truth, plain=True).with_columns(
         pl.col("^advantage.*$") / rewards.reward_scale
-    ), rewards.reward
+    )
+    # an error is a width, also where rewards have a negative scale
+    return table.with_columns(pl.col("^advantage_error$").abs()), rewards.reward
 
 
 def _target(run: Path, out: Path | None, overwrite: bool) -> Path:

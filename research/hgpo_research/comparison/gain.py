@@ -329,8 +329,16 @@ def table_gradients(truth: pl.LazyFrame) -> RowGradients:
 
     Args:
         truth: A truth table with `prompt_hash`, `choice` and `probabilities`.
+
+    Raises:
+        InputError: It is of a run without prompts.
     """
     known = truth.filter(pl.col("choice").is_not_null()).collect()
+    if known["prompt_hash"].has_nulls():
+        raise InputError(
+            "the gradients of a table of logits need the prompts, which the run does not store; use --model, or "
+            "collect a run with prompts"
+        )
     sketches = np.zeros((known.height, _BUCKETS), np.float32)
     places = []
     read = known.select("prompt_hash", "choice", "probabilities").iter_rows()
