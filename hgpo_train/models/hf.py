@@ -49,12 +49,6 @@ def head_width(config: Any) -> int:  # noqa: ANN401
     return size_of(config, "head_dim") or int(config.hidden_size) // heads
 
 
-def vocabulary_size(model: Model) -> int:
-    """Return the number of token ids of a model: the rows of its input embedding, which can exceed its tokenizer's."""
-    rows: int = unwrap_peft(model).get_input_embeddings().weight.shape[0]
-    return rows
-
-
 def checkpoint_layers(model: Model) -> None:
     """Recompute each layer in the backward pass instead of storing its activations.
 

@@ -24,7 +24,6 @@ from hgpo_train.models.chat_format import (
     without_opened_thought,
 )
 from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
-from hgpo_train.models.hf import vocabulary_size
 from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.conversation import (
     Turn,
@@ -285,9 +284,15 @@ def run_sft(
     rows = rows.filter("imitated")
     checkpoints = folder / CHECKPOINTS
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
-        # 2. The samples.
+        # 2. The learner. With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
         model = load_model(config.model, config.seed)
-        check_rows(rows, vocabulary_size(model))
+        plain = replace(
+            config, update=replace(config.update, entropy_weight=0.0, dual_clip=None)
+        )
+        learner = Learner(model, plain, reference=False)
+
+        # 3. The samples.
+        check_rows(rows, learner.vocabulary_size)
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
         # what is new in each prompt, but a first token, moves into the response
         if config.prompt_loss:
@@ -301,14 +306,8 @@ def run_sft(
         train = samples_from_steps(train_rows, share_prefixes=share)
         held_out = samples_from_steps(held_out_rows, share_prefixes=share)
 
-        # 3. The learner. With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
-        plain = replace(
-            config, update=replace(config.update, entropy_weight=0.0, dual_clip=None)
-        )
-        learner = Learner(model, plain, reference=False)
-        state = resume_checkpoint(checkpoints, model, learner.optimiser, _NEWEST)
-
         # 4. Epochs, each with its metrics and a checkpoint.
+        state = resume_checkpoint(checkpoints, model, learner.optimiser, _NEWEST)
         write_config(folder, config)
         with Trackers(config, folder, state.iteration + 1) as trackers:
             while state.iteration < config.update.epochs:

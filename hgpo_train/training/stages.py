@@ -28,7 +28,6 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import advantage_tables as advantages
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.input_columns import row_keys
-from hgpo_train.models.hf import vocabulary_size
 from hgpo_train.rollout.failures import (
     failures_of,
     raise_if_too_long,
@@ -346,7 +345,7 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
         & (pl.col("response_token_ids").list.len() > 0)
     )
     rows, left_out = trained_rows(config.update, rows, iteration)
-    check_rows(rows, vocabulary_size(run.learner.model))
+    check_rows(rows, run.learner.vocabulary_size)
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
 
     # 2. Their scores, the values of one row after another.

@@ -11,7 +11,7 @@ import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.forward_check import can_pack
-from hgpo_train.models.hf import unwrap_peft, vocabulary_size
+from hgpo_train.models.hf import unwrap_peft
 from hgpo_train.models.packed_attention import (
     disable_packed_kernel,
     enable_packed_kernel,
@@ -49,6 +49,7 @@ class TokenScorer:
     Attributes:
         context_length: The number of tokens of the longest sequence that the model accepts; None if its configuration
             names none.
+        vocabulary_size: The number of token ids: the rows of the input embedding, which can exceed the tokenizer's.
         layout: How the rows of a micro-batch are arranged.
         reference: The model of reference log-probabilities. A model with adapters can be its own: it is then used
             without them. None if there is none.
@@ -68,6 +69,7 @@ class TokenScorer:
         self.device = next(model.parameters()).device
         self.dtype: torch.dtype = getattr(torch, config.model.compute_dtype)
         plain = unwrap_peft(model)
+        self.vocabulary_size = len(plain.get_input_embeddings().weight)
         sizes = plain.config.get_text_config()
         self.context_length: int | None
         self.context_length = getattr(sizes, "max_position_embeddings", None)
@@ -93,7 +95,7 @@ class TokenScorer:
 
     def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:
         """Score the response tokens of rows; see `hgpo_train.scores.Scorer`."""
-        check_rows(steps, vocabulary_size(self.model))
+        check_rows(steps, self.vocabulary_size)
         samples = samples_from_steps(
             steps, share_prefixes=self.config.update.share_prefixes
         )
