@@ -14,13 +14,15 @@ reference. Plain windows check nothing: no order, duplicates, NaN, aborted rollo
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
+import runpy
 import sys
 import tempfile
+import time
 import types
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +61,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "RLOO": ("rloo", {}),
     "REINFORCE++": ("reinforce_pp", {}),
 }
-OF_STEP_RETURNS = ("HGPO K=2", "HGPO K=4", "GiGPO")
 SHARD_TASKS = 256
 
 
@@ -85,9 +86,7 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
         place += ~aside
         alive &= place < way
     there = states >= 0
-    lengths = there.sum(axis=1)
-    trajectory = np.repeat(np.arange(walkers), lengths)
-    step = np.nonzero(there)[1]
+    trajectory, step = np.nonzero(there)
     last = np.append(trajectory[1:] != trajectory[:-1], True)
     won = last & ((place >= way)[trajectory])
     task = trajectory // rollouts
@@ -108,23 +107,17 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
             "next_state_hash": np.where(last, 0, np.roll(state_hash, -1)),
         }
     )
+    histories = {
+        f"history_hash_{k}": pl.when(pl.Series(defined[k])).then(pl.Series(values[k]))
+        for k in range(9)
+    }
+    number = pl.col("trajectory").cast(pl.String).str.zfill(6)
     return frame.with_columns(
-        pl.lit("simulated").alias("run"),
-        pl.lit("HGPO/ALFWorld-v0").alias("env_id"),
-        pl.format("train/pick_and_place_simple-{}/trial_T2026", "task_number").alias(
-            "task_id"
-        ),
-        pl.format(
-            "00000-{}-{}",
-            "task_number",
-            pl.col("trajectory").cast(pl.String).str.zfill(6),
-        ).alias("trajectory"),
-        *(
-            pl.when(pl.Series(defined[k]))
-            .then(pl.Series(values[k]))
-            .alias(f"history_hash_{k}")
-            for k in range(9)
-        ),
+        run=pl.lit("simulated"),
+        env_id=pl.lit("HGPO/ALFWorld-v0"),
+        task_id=pl.format("train/pick_and_place_simple-{}/trial_T2026", "task_number"),
+        trajectory=pl.format("00000-{}-{}", "task_number", number),
+        **histories,
     ).drop("task_number")
 
 
@@ -165,44 +158,33 @@ def normalised(x: pl.Expr, *group: str, ddof: int = 1) -> pl.Expr:
     return pl.when(differ).then((x - mean) / (std + 1e-6)).otherwise(0)
 
 
-def plain_hgpo(steps: pl.LazyFrame, depth: int = 2) -> pl.LazyFrame:
+def plain_hgpo(steps: pl.LazyFrame, depth: int) -> pl.LazyFrame:
     """HGPO."""
-    for k in range(depth + 1):
+    levels = range(depth + 1)
+    for k in levels:
         history = f"history_hash_{k}"
         level = normalised(pl.col("R"), "task", history, ddof=0)
-        steps = steps.with_columns(
-            pl.when(pl.col(history).is_not_null())
-            .then(level)
-            .otherwise(0)
-            .alias(f"A{k}")
-        )
-    total = pl.sum_horizontal((k + 2.0) * pl.col(f"A{k}") for k in range(depth + 1))
-    weight = pl.sum_horizontal(
-        (k + 2.0) * (pl.col(f"A{k}") != 0) for k in range(depth + 1)
-    )
-    return steps.with_columns(
-        advantage=pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0)
-    )
+        known = pl.when(pl.col(history).is_not_null())
+        steps = steps.with_columns(known.then(level).otherwise(0).alias(f"A{k}"))
+    total = pl.sum_horizontal((k + 2.0) * pl.col(f"A{k}") for k in levels)
+    weight = pl.sum_horizontal((k + 2.0) * (pl.col(f"A{k}") != 0) for k in levels)
+    mean = pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0)
+    return steps.with_columns(advantage=mean)
 
 
-def plain_rloo(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """RLOO."""
-    n = pl.len().over("task")
-    score = pl.col("S")
-    return steps.with_columns(
-        advantage=(score - score.mean().over("task")) * n / (n - 1)
-    )
-
-
+TASKS = pl.len().over("task")
+SCORE = pl.col("S")
+OF_SCORES = normalised(SCORE, "task")
+OF_STEPS = normalised(pl.col("R"), "task", "history_hash_0")
 PLAIN: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
-    "HGPO K=2": plain_hgpo,
-    "HGPO K=4": lambda steps: plain_hgpo(steps, 4),
-    "GiGPO": lambda steps: steps.with_columns(
-        advantage=normalised(pl.col("S"), "task")
-        + normalised(pl.col("R"), "task", "history_hash_0")
+    "HGPO K=2": partial(plain_hgpo, depth=2),
+    "HGPO K=4": partial(plain_hgpo, depth=4),
+    "GiGPO": methodcaller("with_columns", advantage=OF_SCORES + OF_STEPS),
+    "GRPO": methodcaller("with_columns", advantage=OF_SCORES),
+    "RLOO": methodcaller(
+        "with_columns",
+        advantage=(SCORE - SCORE.mean().over("task")) * TASKS / (TASKS - 1),
     ),
-    "GRPO": lambda steps: steps.with_columns(advantage=normalised(pl.col("S"), "task")),
-    "RLOO": plain_rloo,
 }
 
 
@@ -229,7 +211,6 @@ def rows_of(
     for label in RUNS:
         found = cpu_times(pattern, label)
         what = f"{label}, {count:,} steps, including reading"
-        note = f"decoding alone {quantity(found['decoding'], 's')}"
         # of the engine of `collect()`
         floor = ("plain windows", found["plain"]) if "plain" in found else None
         yield Row(
@@ -237,44 +218,34 @@ def rows_of(
             found["in memory"],
             "s",
             floor=floor,
-            note=note,
+            note=f"decoding alone {quantity(found['decoding'], 's')}",
         )
         rival = None
         if label in official:
-            returns = (
-                official.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0
-            )
-            rival = ("official code", official[label] + returns)
-        shown = "readme" if (label, size) == ("HGPO K=2", SHOWN) else ""
+            rival = ("official code", official[label] + official["step returns"])
+        shown = (label, size) == ("HGPO K=2", SHOWN)
         yield Row(
             f"Advantages: {what}",
             found["streaming"],
             "s",
             rival=rival,
-            shown=shown,
+            shown="readme" * shown,
         )
 
 
-def in_chunks(pattern: str, folder: Path, copies: int = 1) -> Row:
+def in_chunks(pattern: str, folder: Path, copies: int) -> Row:
     """Estimate as `hgpo advantages` does, for several copies of a run, in a new process."""
     steps = pl.concat(
-        [
-            pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}"))
-            for n in range(copies)
-        ]
+        pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}"))
+        for n in range(copies)
     )
-    count: list[int] = []
-    taken = seconds(
-        lambda: count.append(
-            write_advantages(steps, [get("hgpo")], folder / "advantages.parquet")
-        )
-    )
-    note = f"{memory_mb('VmHWM'):.0f} MB of memory"
+    began = time.process_time()
+    count = write_advantages(steps, [get("hgpo")], folder / "advantages.parquet")
     return Row(
-        f"Advantages: HGPO K=2, {count[0]:,} steps, in chunks",
-        taken,
+        f"Advantages: HGPO K=2, {count:,} steps, in chunks",
+        time.process_time() - began,
         "s",
-        note=note,
+        note=f"{memory_mb('VmHWM'):.0f} MB of memory",
         shown="page",
     )
 
@@ -291,8 +262,7 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
     stub = types.ModuleType("verl")
     stub.DataProto = object  # type: ignore[attr-defined]
     sys.modules.setdefault("verl", stub)
-    gigpo = load(verl_agent / "gigpo/core_gigpo.py")
-    hgpo = load(verl_agent / "recipe/hgpo/core_hgpo.py")
+    gigpo = runpy.run_path(f"{verl_agent}/gigpo/core_gigpo.py")
     walks = frame["trajectory"].to_numpy().astype(object)
     batch = types.SimpleNamespace(
         batch={"input_ids": torch.ones(1)},
@@ -302,9 +272,8 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
             "active_masks": np.ones(frame.height),
         },
     )
-    taken = {
-        "step returns": once(lambda: gigpo.compute_step_discounted_returns(batch, 0.95))
-    }
+    work = gigpo["compute_step_discounted_returns"]
+    taken = {"step returns": once(partial(work, batch, 0.95))}
     scores = frame.select(pl.col("reward").sum().over("trajectory") * 10).to_series()
     returns = compute(frame.lazy(), "gigpo", mode="mean_norm").collect()["advantage"]
     rewards = torch.tensor(scores.to_numpy().copy()).float()[:, None]
@@ -315,30 +284,15 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
         "index": frame["task_id"].to_numpy().astype(object),
         "traj_index": walks,
     }
-    taken["GiGPO"] = once(
-        lambda: gigpo.compute_gigpo_outcome_advantage(
-            rewards.clone(), step_rewards, **given
-        )
-    )
+    work = gigpo["compute_gigpo_outcome_advantage"]
+    taken["GiGPO"] = once(partial(work, rewards.clone(), step_rewards, **given))
+    hgpo = runpy.run_path(f"{verl_agent}/recipe/hgpo/core_hgpo.py")[
+        "compute_hgpo_outcome_advantage"
+    ]
     for depth in (2, 4):
-        work = partial(
-            hgpo.compute_hgpo_outcome_advantage,
-            rewards.clone(),
-            step_rewards,
-            **given,
-        )
+        work = partial(hgpo, rewards.clone(), step_rewards, **given)
         taken[f"HGPO K={depth}"] = once(partial(work, history_length=depth))
     return taken
-
-
-def load(path: Path) -> Any:  # noqa: ANN401
-    """Import a module from its file."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def once(work: Callable[[], object]) -> float:
@@ -361,9 +315,9 @@ def run(
             if official and count < 100_000:
                 theirs = official_times(pl.read_parquet(pattern), official)
             yield from rows_of(pattern, size, count, theirs)
-        yield in_new_process(in_chunks, pattern, folder)
+        yield in_new_process(in_chunks, pattern, folder, 1)
         if large or huge:
             pattern, _ = write(folder / "chunks", 20 * 1024, 16)
-            yield in_new_process(in_chunks, pattern, folder)
+            yield in_new_process(in_chunks, pattern, folder, 1)
         if huge:
             yield in_new_process(in_chunks, pattern, folder, 10)
