@@ -100,17 +100,16 @@ class Row:
         """Return the value with its unit."""
         return quantity(self.value, self.unit)
 
-    def comparison(self) -> str:
-        """Return the rival or floor with its value and the ratio, and the note."""
-        parts = []
+    def cells(self) -> tuple[str, str, str]:
+        """Return what was measured, its value, and the rival or floor with the ratio and the note, for tables."""
+        compared = ""
         other = self.rival or self.floor
         if other:
             name, value = other
             times = "" if self.ratio is None else f" ({number(self.ratio)} ×)"
-            parts.append(f"{name} {quantity(value, self.unit)}{times}")
-        if self.note:
-            parts.append(self.note)
-        return "; ".join(parts)
+            compared = f"{name} {quantity(value, self.unit)}{times}"
+        comparison = "; ".join(filter(None, (compared, self.note)))
+        return self.what, self.shown_value(), comparison
 
 
 @dataclass(frozen=True)
@@ -280,7 +279,7 @@ def print_rows(rows: Iterable[Row], title: str = "") -> None:
     """Print rows as a table."""
     table = Table("case", "measured", "value", "compared with", title=title)
     for row in rows:
-        table.add_row(row.case, row.what, row.shown_value(), row.comparison())
+        table.add_row(row.case, *row.cells())
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
