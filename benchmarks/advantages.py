@@ -22,7 +22,6 @@ import tempfile
 import time
 import types
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,60 +131,32 @@ def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
     return str(folder / "*.parquet"), rows
 
 
-# Plain windows
-
-
-def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Add the task, the trajectory, the episode's score and discounted returns; rows are in order."""
+def plain_hgpo(steps: pl.LazyFrame, history_length: int) -> pl.LazyFrame:
+    """Estimate HGPO's advantages of rows that are in order."""
+    # 1. Tasks, trajectories and discounted returns.
     task = pl.struct("run", "iteration", "env_id", "task_id", "group").rle_id()
-    steps = steps.with_columns(
-        task=task,
-        walk=pl.col("trajectory").rle_id(),
-        reward=10.0 * pl.col("reward"),
-    )
+    steps = steps.with_columns(task=task, walk=pl.col("trajectory").rle_id())
     discount = pl.lit(0.95).pow(pl.col("step").cast(pl.Float64))
-    returns = (discount * pl.col("reward")).cum_sum(reverse=True).over(
-        "walk"
-    ) / discount
-    return steps.with_columns(R=returns, S=pl.col("reward").sum().over("walk"))
+    later = (discount * 10.0 * pl.col("reward")).cum_sum(reverse=True).over("walk")
+    steps = steps.with_columns(R=later / discount)
 
-
-def normalised(x: pl.Expr, *group: str, ddof: int = 1) -> pl.Expr:
-    """Return (x - mean) / (std + ε) within a group, and 0 in singletons and where all are equal."""
-    mean = x.mean().over(group)
-    std = x.std(ddof).over(group)
-    differ = (pl.len().over(group) > 1) & (std > 1e-9 * mean.abs())
-    return pl.when(differ).then((x - mean) / (std + 1e-6)).otherwise(0)
-
-
-def plain_hgpo(steps: pl.LazyFrame, depth: int) -> pl.LazyFrame:
-    """HGPO."""
-    levels = range(depth + 1)
+    # 2. Normalised returns of each level, 0 in singletons, where all are equal, and where there is no such history.
+    returns = pl.col("R")
+    levels = range(history_length + 1)
     for k in levels:
-        history = f"history_hash_{k}"
-        level = normalised(pl.col("R"), "task", history, ddof=0)
-        known = pl.when(pl.col(history).is_not_null())
-        steps = steps.with_columns(known.then(level).otherwise(0).alias(f"A{k}"))
+        group = ("task", f"history_hash_{k}")
+        mean = returns.mean().over(group)
+        std = returns.std(0).over(group)
+        differ = (pl.len().over(group) > 1) & (std > 1e-9 * mean.abs())
+        known = pl.col(group[1]).is_not_null()
+        level = pl.when(differ & known).then((returns - mean) / (std + 1e-6))
+        steps = steps.with_columns(level.otherwise(0).alias(f"A{k}"))
+
+    # 3. Their weighted mean, without those that are 0.
     total = pl.sum_horizontal((k + 2.0) * pl.col(f"A{k}") for k in levels)
     weight = pl.sum_horizontal((k + 2.0) * (pl.col(f"A{k}") != 0) for k in levels)
-    mean = pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0)
-    return steps.with_columns(advantage=mean)
-
-
-TASKS = pl.len().over("task")
-SCORE = pl.col("S")
-OF_SCORES = normalised(SCORE, "task")
-OF_STEPS = normalised(pl.col("R"), "task", "history_hash_0")
-PLAIN: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
-    "HGPO K=2": partial(plain_hgpo, depth=2),
-    "HGPO K=4": partial(plain_hgpo, depth=4),
-    "GiGPO": methodcaller("with_columns", advantage=OF_SCORES + OF_STEPS),
-    "GRPO": methodcaller("with_columns", advantage=OF_SCORES),
-    "RLOO": methodcaller(
-        "with_columns",
-        advantage=(SCORE - SCORE.mean().over("task")) * TASKS / (TASKS - 1),
-    ),
-}
+    advantage = pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0)
+    return steps.with_columns(advantage=advantage)
 
 
 def cpu_times(pattern: str, label: str) -> dict[str, float]:
@@ -199,8 +170,9 @@ def cpu_times(pattern: str, label: str) -> dict[str, float]:
         "in memory": partial(found.collect, engine="in-memory"),
         "decoding": steps.select(columns).collect,
     }
-    if label in PLAIN:
-        works["plain"] = PLAIN[label](with_keys(steps)).select("advantage").collect
+    if name == "hgpo":
+        plain = plain_hgpo(steps, **parameters)
+        works["plain"] = plain.select("advantage").collect
     return least(7, {each: partial(seconds, work) for each, work in works.items()})
 
 

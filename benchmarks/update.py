@@ -140,17 +140,17 @@ def rows_of_alfworld(number: int, vocabulary: int) -> Samples:
 def measured(update: Callable[[], Speed]) -> Speed:
     """Return the speed of an update with its peak memory, or why there is none."""
     gc.collect()
-    if torch.cuda.is_available():
+    cuda = torch.cuda.is_available()
+    if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         found = update()
     except Exception as error:  # noqa: BLE001 - a variant that does not fit or run is a result
         return Speed(float("nan"), f"{type(error).__name__}: {str(error)[:200]}")
-    if torch.cuda.is_available():
-        found = found._replace(
-            note=f"{found.note}, {torch.cuda.max_memory_allocated() / GIB:.1f} GiB"
-        )
+    if cuda:
+        peak = torch.cuda.max_memory_allocated() / GIB
+        found = found._replace(note=f"{found.note}, {peak:.1f} GiB")
     return found
 
 
