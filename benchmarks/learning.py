@@ -206,13 +206,13 @@ def planned(
     first = estimators[0]
     every = [(each, file_name(each.name), 0) for each in estimators]
     every.append((first, f"{file_name(first.name)}{OTHER_SEEDS}", OTHER))
-    return {
-        f"{name}-{seed}": configuration(
-            base, warm, each, world.get(each.estimator.name, {}), seed + shift
-        )
-        for seed in seeds
-        for each, name, shift in every
-    }
+    runs = {}
+    for seed in seeds:
+        for each, name, shift in every:
+            ours = world.get(each.estimator.name, {})
+            config = configuration(base, warm, each, ours, seed + shift)
+            runs[f"{name}-{seed}"] = config
+    return runs
 
 
 def configuration(
@@ -222,15 +222,12 @@ def configuration(
     name = f"{variant.name}-{seed}"
     values = dataclasses.asdict(base)
     parameters = values["advantage"]["parameters"]
-    # HGPO's
-    common = {
-        key: value
-        for key, value in parameters.items()
-        if key not in ("history_length", "mode")
-    }
+    # those of HGPO, whose configuration it is
+    for hgpos in ("history_length", "mode"):
+        parameters.pop(hgpos, None)
     values["advantage"] = {
         "estimator": variant.estimator.name,
-        "parameters": common | ours | variant.assigned,
+        "parameters": parameters | ours | variant.assigned,
     }
     values["model"]["path"] = str(warm)
     return replace(Config(), **{**values, "name": name, "seed": seed})
