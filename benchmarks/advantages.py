@@ -14,11 +14,12 @@ reference. Plain windows check nothing: no order, duplicates, NaN, aborted rollo
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
+import runpy
 import sys
 import tempfile
+import time
 import types
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "RLOO": ("rloo", {}),
     "REINFORCE++": ("reinforce_pp", {}),
 }
-OF_STEP_RETURNS = ("HGPO K=2", "HGPO K=4", "GiGPO")
 SHARD_TASKS = 256
 
 
@@ -85,9 +85,7 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
         place += ~aside
         alive &= place < way
     there = states >= 0
-    lengths = there.sum(axis=1)
-    trajectory = np.repeat(np.arange(walkers), lengths)
-    step = np.nonzero(there)[1]
+    trajectory, step = np.nonzero(there)
     last = np.append(trajectory[1:] != trajectory[:-1], True)
     won = last & ((place >= way)[trajectory])
     task = trajectory // rollouts
@@ -108,23 +106,17 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
             "next_state_hash": np.where(last, 0, np.roll(state_hash, -1)),
         }
     )
+    histories = {
+        f"history_hash_{k}": pl.when(pl.Series(defined[k])).then(pl.Series(values[k]))
+        for k in range(9)
+    }
+    number = pl.col("trajectory").cast(pl.String).str.zfill(6)
     return frame.with_columns(
-        pl.lit("simulated").alias("run"),
-        pl.lit("HGPO/ALFWorld-v0").alias("env_id"),
-        pl.format("train/pick_and_place_simple-{}/trial_T2026", "task_number").alias(
-            "task_id"
-        ),
-        pl.format(
-            "00000-{}-{}",
-            "task_number",
-            pl.col("trajectory").cast(pl.String).str.zfill(6),
-        ).alias("trajectory"),
-        *(
-            pl.when(pl.Series(defined[k]))
-            .then(pl.Series(values[k]))
-            .alias(f"history_hash_{k}")
-            for k in range(9)
-        ),
+        run=pl.lit("simulated"),
+        env_id=pl.lit("HGPO/ALFWorld-v0"),
+        task_id=pl.format("train/pick_and_place_simple-{}/trial_T2026", "task_number"),
+        trajectory=pl.format("00000-{}-{}", "task_number", number),
+        **histories,
     ).drop("task_number")
 
 
@@ -139,71 +131,32 @@ def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
     return str(folder / "*.parquet"), rows
 
 
-# Plain windows
-
-
-def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Add the task, the trajectory, the episode's score and discounted returns; rows are in order."""
+def plain_hgpo(steps: pl.LazyFrame, history_length: int) -> pl.LazyFrame:
+    """Estimate HGPO's advantages of rows that are in order."""
+    # 1. Tasks, trajectories and discounted returns.
     task = pl.struct("run", "iteration", "env_id", "task_id", "group").rle_id()
-    steps = steps.with_columns(
-        task=task,
-        walk=pl.col("trajectory").rle_id(),
-        reward=10.0 * pl.col("reward"),
-    )
+    steps = steps.with_columns(task=task, walk=pl.col("trajectory").rle_id())
     discount = pl.lit(0.95).pow(pl.col("step").cast(pl.Float64))
-    returns = (discount * pl.col("reward")).cum_sum(reverse=True).over(
-        "walk"
-    ) / discount
-    return steps.with_columns(R=returns, S=pl.col("reward").sum().over("walk"))
+    later = (discount * 10.0 * pl.col("reward")).cum_sum(reverse=True).over("walk")
+    steps = steps.with_columns(R=later / discount)
 
+    # 2. Normalised returns of each level, 0 in singletons, where all are equal, and where there is no such history.
+    returns = pl.col("R")
+    levels = range(history_length + 1)
+    for k in levels:
+        group = ("task", f"history_hash_{k}")
+        mean = returns.mean().over(group)
+        std = returns.std(0).over(group)
+        differ = (pl.len().over(group) > 1) & (std > 1e-9 * mean.abs())
+        known = pl.col(group[1]).is_not_null()
+        level = pl.when(differ & known).then((returns - mean) / (std + 1e-6))
+        steps = steps.with_columns(level.otherwise(0).alias(f"A{k}"))
 
-def normalised(x: pl.Expr, *group: str, ddof: int = 1) -> pl.Expr:
-    """Return (x - mean) / (std + ε) within a group, and 0 in singletons and where all are equal."""
-    mean = x.mean().over(group)
-    std = x.std(ddof).over(group)
-    differ = (pl.len().over(group) > 1) & (std > 1e-9 * mean.abs())
-    return pl.when(differ).then((x - mean) / (std + 1e-6)).otherwise(0)
-
-
-def plain_hgpo(steps: pl.LazyFrame, depth: int = 2) -> pl.LazyFrame:
-    """HGPO."""
-    for k in range(depth + 1):
-        history = f"history_hash_{k}"
-        level = normalised(pl.col("R"), "task", history, ddof=0)
-        steps = steps.with_columns(
-            pl.when(pl.col(history).is_not_null())
-            .then(level)
-            .otherwise(0)
-            .alias(f"A{k}")
-        )
-    total = pl.sum_horizontal((k + 2.0) * pl.col(f"A{k}") for k in range(depth + 1))
-    weight = pl.sum_horizontal(
-        (k + 2.0) * (pl.col(f"A{k}") != 0) for k in range(depth + 1)
-    )
-    return steps.with_columns(
-        advantage=pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0)
-    )
-
-
-def plain_rloo(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """RLOO."""
-    n = pl.len().over("task")
-    score = pl.col("S")
-    return steps.with_columns(
-        advantage=(score - score.mean().over("task")) * n / (n - 1)
-    )
-
-
-PLAIN: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
-    "HGPO K=2": plain_hgpo,
-    "HGPO K=4": lambda steps: plain_hgpo(steps, 4),
-    "GiGPO": lambda steps: steps.with_columns(
-        advantage=normalised(pl.col("S"), "task")
-        + normalised(pl.col("R"), "task", "history_hash_0")
-    ),
-    "GRPO": lambda steps: steps.with_columns(advantage=normalised(pl.col("S"), "task")),
-    "RLOO": plain_rloo,
-}
+    # 3. Their weighted mean, without those that are 0.
+    total = pl.sum_horizontal((k + 2.0) * pl.col(f"A{k}") for k in levels)
+    weight = pl.sum_horizontal((k + 2.0) * (pl.col(f"A{k}") != 0) for k in levels)
+    advantage = pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0)
+    return steps.with_columns(advantage=advantage)
 
 
 def cpu_times(pattern: str, label: str) -> dict[str, float]:
@@ -217,8 +170,9 @@ def cpu_times(pattern: str, label: str) -> dict[str, float]:
         "in memory": partial(found.collect, engine="in-memory"),
         "decoding": steps.select(columns).collect,
     }
-    if label in PLAIN:
-        works["plain"] = PLAIN[label](with_keys(steps)).select("advantage").collect
+    if name == "hgpo":
+        plain = plain_hgpo(steps, **parameters)
+        works["plain"] = plain.select("advantage").collect
     return least(7, {each: partial(seconds, work) for each, work in works.items()})
 
 
@@ -229,7 +183,6 @@ def rows_of(
     for label in RUNS:
         found = cpu_times(pattern, label)
         what = f"{label}, {count:,} steps, including reading"
-        note = f"decoding alone {quantity(found['decoding'], 's')}"
         # of the engine of `collect()`
         floor = ("plain windows", found["plain"]) if "plain" in found else None
         yield Row(
@@ -237,44 +190,34 @@ def rows_of(
             found["in memory"],
             "s",
             floor=floor,
-            note=note,
+            note=f"decoding alone {quantity(found['decoding'], 's')}",
         )
         rival = None
         if label in official:
-            returns = (
-                official.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0
-            )
-            rival = ("official code", official[label] + returns)
-        shown = "readme" if (label, size) == ("HGPO K=2", SHOWN) else ""
+            rival = ("official code", official[label] + official["step returns"])
+        shown = (label, size) == ("HGPO K=2", SHOWN)
         yield Row(
             f"Advantages: {what}",
             found["streaming"],
             "s",
             rival=rival,
-            shown=shown,
+            shown="readme" * shown,
         )
 
 
-def in_chunks(pattern: str, folder: Path, copies: int = 1) -> Row:
+def in_chunks(pattern: str, folder: Path, copies: int) -> Row:
     """Estimate as `hgpo advantages` does, for several copies of a run, in a new process."""
     steps = pl.concat(
-        [
-            pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}"))
-            for n in range(copies)
-        ]
+        pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}"))
+        for n in range(copies)
     )
-    count: list[int] = []
-    taken = seconds(
-        lambda: count.append(
-            write_advantages(steps, [get("hgpo")], folder / "advantages.parquet")
-        )
-    )
-    note = f"{memory_mb('VmHWM'):.0f} MB of memory"
+    began = time.process_time()
+    count = write_advantages(steps, [get("hgpo")], folder / "advantages.parquet")
     return Row(
-        f"Advantages: HGPO K=2, {count[0]:,} steps, in chunks",
-        taken,
+        f"Advantages: HGPO K=2, {count:,} steps, in chunks",
+        time.process_time() - began,
         "s",
-        note=note,
+        note=f"{memory_mb('VmHWM'):.0f} MB of memory",
         shown="page",
     )
 
@@ -291,8 +234,7 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
     stub = types.ModuleType("verl")
     stub.DataProto = object  # type: ignore[attr-defined]
     sys.modules.setdefault("verl", stub)
-    gigpo = load(verl_agent / "gigpo/core_gigpo.py")
-    hgpo = load(verl_agent / "recipe/hgpo/core_hgpo.py")
+    gigpo = runpy.run_path(f"{verl_agent}/gigpo/core_gigpo.py")
     walks = frame["trajectory"].to_numpy().astype(object)
     batch = types.SimpleNamespace(
         batch={"input_ids": torch.ones(1)},
@@ -302,9 +244,8 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
             "active_masks": np.ones(frame.height),
         },
     )
-    taken = {
-        "step returns": once(lambda: gigpo.compute_step_discounted_returns(batch, 0.95))
-    }
+    work = gigpo["compute_step_discounted_returns"]
+    taken = {"step returns": once(partial(work, batch, 0.95))}
     scores = frame.select(pl.col("reward").sum().over("trajectory") * 10).to_series()
     returns = compute(frame.lazy(), "gigpo", mode="mean_norm").collect()["advantage"]
     rewards = torch.tensor(scores.to_numpy().copy()).float()[:, None]
@@ -315,30 +256,15 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
         "index": frame["task_id"].to_numpy().astype(object),
         "traj_index": walks,
     }
-    taken["GiGPO"] = once(
-        lambda: gigpo.compute_gigpo_outcome_advantage(
-            rewards.clone(), step_rewards, **given
-        )
-    )
+    work = gigpo["compute_gigpo_outcome_advantage"]
+    taken["GiGPO"] = once(partial(work, rewards.clone(), step_rewards, **given))
+    hgpo = runpy.run_path(f"{verl_agent}/recipe/hgpo/core_hgpo.py")[
+        "compute_hgpo_outcome_advantage"
+    ]
     for depth in (2, 4):
-        work = partial(
-            hgpo.compute_hgpo_outcome_advantage,
-            rewards.clone(),
-            step_rewards,
-            **given,
-        )
+        work = partial(hgpo, rewards.clone(), step_rewards, **given)
         taken[f"HGPO K={depth}"] = once(partial(work, history_length=depth))
     return taken
-
-
-def load(path: Path) -> Any:  # noqa: ANN401
-    """Import a module from its file."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def once(work: Callable[[], object]) -> float:
@@ -361,9 +287,9 @@ def run(
             if official and count < 100_000:
                 theirs = official_times(pl.read_parquet(pattern), official)
             yield from rows_of(pattern, size, count, theirs)
-        yield in_new_process(in_chunks, pattern, folder)
+        yield in_new_process(in_chunks, pattern, folder, 1)
         if large or huge:
             pattern, _ = write(folder / "chunks", 20 * 1024, 16)
-            yield in_new_process(in_chunks, pattern, folder)
+            yield in_new_process(in_chunks, pattern, folder, 1)
         if huge:
             yield in_new_process(in_chunks, pattern, folder, 10)

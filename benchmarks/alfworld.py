@@ -58,13 +58,17 @@ def act_all(engine: Engine, commands: Sequence[str]) -> None:
         engine.act(command)
 
 
-def play_again(
+def again(
     engine: ALFWorldEngine, game: Game, commands: Sequence[str], repeats: int
-) -> None:
-    """Play the same walk many times."""
-    for _ in range(repeats):
-        engine.play(game)
-        act_all(engine, commands)
+) -> float:
+    """Return the CPU seconds of a walk that is played many times."""
+
+    def play() -> None:
+        for _ in range(repeats):
+            engine.play(game)
+            act_all(engine, commands)
+
+    return cpu(play) / repeats
 
 
 def beside_original(
@@ -83,10 +87,8 @@ def beside_original(
         their_start = cpu(partial(original.play, source.read(task)))
         their_steps = cpu(partial(act_all, original, commands))
         # A native start takes microseconds: it is repeated, and subtracted from whole walks.
-        start = cpu(partial(play_again, native, game, (), 10 * REPEATS)) / (
-            10 * REPEATS
-        )
-        whole = cpu(partial(play_again, native, game, commands, REPEATS)) / REPEATS
+        start = again(native, game, (), 10 * REPEATS)
+        whole = again(native, game, commands, REPEATS)
         starts.append((start, their_start))
         paces.append(((whole - start) / len(commands), their_steps / len(commands)))
     for what, times, shown in (
@@ -94,13 +96,8 @@ def beside_original(
         ("step of the bare engine with admissible commands", paces, "readme"),
     ):
         ours, theirs = map(fmean, zip(*times, strict=True))
-        yield Row(
-            f"ALFWorld: {what}",
-            ours,
-            "s",
-            rival=("original", theirs),
-            shown=shown,
-        )
+        rival = ("original", theirs)
+        yield Row(f"ALFWorld: {what}", ours, "s", rival=rival, shown=shown)
 
 
 def throughput(source: ALFWorldSource, ids: Sequence[str]) -> Iterator[Row]:
@@ -114,20 +111,13 @@ def throughput(source: ALFWorldSource, ids: Sequence[str]) -> Iterator[Row]:
 
     def play() -> None:
         for game, commands in zip(games, walks, strict=True):
-            play_again(engine, game, commands, 1)
+            engine.play(game)
+            act_all(engine, commands)
 
-    first = cpu(play)
-    later = min(cpu(play) for _ in range(3))
-    yield Row(
-        "ALFWorld: steps a second, one core, of games played before",
-        steps / later,
-        "/s",
-    )
-    yield Row(
-        "ALFWorld: the same of games played for the first time",
-        steps / first,
-        "/s",
-    )
+    first = steps / cpu(play)
+    later = steps / min(cpu(play) for _ in range(3))
+    yield Row("ALFWorld: steps a second, one core, of games played before", later, "/s")
+    yield Row("ALFWorld: the same of games played for the first time", first, "/s")
 
 
 def opening(pack: Path | None, folder: Path | None) -> Iterator[Row]:
@@ -138,14 +128,10 @@ def opening(pack: Path | None, folder: Path | None) -> Iterator[Row]:
     compiled = cpu(lambda: [source.game(task) for task in some]) / len(some)
     yield Row("ALFWorld: read and compile a game", compiled, "s")
     opened = cpu(lambda: [ALFWorldSource(pack).ids("all") for _ in range(20)]) / 20
-    loose = (
-        (
-            "the folder of their files",
-            cpu(lambda: ALFWorldSource(folder).ids("all")),
-        )
-        if folder
-        else None
-    )
+    loose = None
+    if folder:
+        files = cpu(lambda: ALFWorldSource(folder).ids("all"))
+        loose = ("the folder of their files", files)
     yield Row(f"ALFWorld: open a pack of {len(ids):,} games", opened, "s", rival=loose)
 
 
@@ -155,20 +141,18 @@ def resident(pack: Path | None, who: str) -> float:
     ids = source.ids("train")
     rng = random.Random(0)
     live: list[Engine] = []  # which stay in memory
+    steps = 20
     if who == "native":
         live = [source.engine() for _ in range(LIVE)]
-        states = [
-            engine.start(ids[number % len(ids)]) for number, engine in enumerate(live)
-        ]
-        for _ in range(20):
-            states = [
-                e.act(rng.choice(s.actions)) for e, s in zip(live, states, strict=True)
-            ]
     if who == "original":
         from hgpo_envs.alfworld.reference.original import OriginalEngine
 
         live = [OriginalEngine(source)]
-        live[0].act(live[0].start(ids[0]).actions[0])
+        steps = 1
+    for number, engine in enumerate(live):
+        state = engine.start(ids[number % len(ids)])
+        for _ in range(steps):
+            state = engine.act(rng.choice(state.actions))
     return memory_mb("VmRSS")
 
 

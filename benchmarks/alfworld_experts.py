@@ -70,8 +70,7 @@ def summary(name: str, store: GameStore, data: str) -> Iterator[Row]:
 def run(data: tuple[Path, ...] = (), generated: int = 0) -> Iterator[Row]:
     """Play all games with both players."""
     stores: dict[str, GameStore] = {"bundled": ALFWorldSource().store}
-    for path in data:
-        stores[path.name] = ALFWorldSource(path).store
+    stores |= {path.name: ALFWorldSource(path).store for path in data}
     if generated:
         stores["generated"] = GeneratedStore(generated, SEED)
     for name, store in stores.items():

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hgpo_envs.alfworld.engine import ALFWorldEngine
+    from hgpo_envs.alfworld.engine.game import Game
     from hgpo_envs.engine import State
 
     Walk = tuple[set[str], list[str]]  # the cases that it reaches, and its recording
@@ -90,25 +91,28 @@ def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
         for o, r in game_state.emptied
     ):
         yield "look"
-    if held != NOTHING and any((held, r) in game_state.emptied for r in here):
-        for r in here:
-            if (held, r) not in game_state.emptied:
-                yield game.grammar.put.format(
-                    object=game.object_names[held],
-                    receptacle=game.receptacle_names[r],
-                )
-    if held != NOTHING and game_state.traits[held]:
-        yield f"examine {game.object_names[held]}"
+    if held != NOTHING:
+        beside = [r for r in here if (held, r) not in game_state.emptied]
+        if len(beside) < len(here):
+            yield from (_put(game, held, r) for r in beside)
+        if game_state.traits[held]:
+            yield f"examine {game.object_names[held]}"
     for r in here:
         for o in game_state.contents[r]:
             if game_state.traits[o] & Trait.SLICED:
-                yield f"take {game.object_names[o]} from {game.receptacle_names[r]}"
+                yield _take(game, o, r)
                 if held != NOTHING:
-                    put = {
-                        "object": game.object_names[held],
-                        "receptacle": game.receptacle_names[r],
-                    }
-                    yield game.grammar.put.format(**put)
+                    yield _put(game, held, r)
+
+
+def _take(game: Game, o: int, r: int) -> str:
+    return f"take {game.object_names[o]} from {game.receptacle_names[r]}"
+
+
+def _put(game: Game, o: int, r: int) -> str:
+    return game.grammar.put.format(
+        object=game.object_names[o], receptacle=game.receptacle_names[r]
+    )
 
 
 def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
@@ -116,25 +120,17 @@ def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
     game = engine.game
     game_state = engine.game_state
     held = game_state.held
+    here = game.receptacles_at[game_state.location]
     if verb == "take":
         return {
-            f"take {game.object_names[o]} from {game.receptacle_names[r]}"
-            for r in game.receptacles_at[game_state.location]
+            _take(game, o, r)
+            for r in here
             for o in game_state.contents[r]
             if _rare(engine, o) or game.object_types[o] == game.goal.object_type
         }
     if verb in ("move", "put"):
-        beside = [
-            r
-            for r in game.receptacles_at[game_state.location]
-            if (held, r) not in game_state.emptied
-        ]
         return {
-            game.grammar.put.format(
-                object=game.object_names[held],
-                receptacle=game.receptacle_names[r],
-            )
-            for r in beside
+            _put(game, held, r) for r in here if (held, r) not in game_state.emptied
         }
     if verb != "go":
         return set()
@@ -158,15 +154,14 @@ def _leads(engine: ALFWorldEngine, r: int) -> bool:
             _rare(engine, o) or (game.object_types[o] == goal.object_type != kind)
             for o in inside
         )
-    if game.object_types[held] in KNIVES:
+    held_type = game.object_types[held]
+    if held_type in KNIVES:
         return any(
             game.abilities[o] & Ability.SLICEABLE and game.places[r] in s
             for o, s in enumerate(game_state.spots)
         )
-    if (
-        game.object_types[held] == goal.object_type
-        and game_state.traits[held] & goal.trait == goal.trait
-    ):
+    has_trait = game_state.traits[held] & goal.trait == goal.trait
+    if held_type == goal.object_type and has_trait:
         return kind == goal.receptacle_type or any(
             game.abilities[o] & Ability.TOGGLEABLE for o in inside
         )
@@ -212,25 +207,17 @@ def compare(
     original: OriginalEngine,
     steps: int,
     rng: random.Random,
-) -> Iterator[dict[str, Any]]:
-    """Play one walk in both engines; yield each answer of the original, and the native one where it differs."""
+) -> Iterator[tuple[str | None, State, State]]:
+    """Play one walk in both engines; yield each command with the answers of the original and of the native engine."""
     state = native.play(compile_game(file))
-    yield _answers(None, original.play(file), state)
+    yield None, original.play(file), state
     for command, answer in walk(native, state, steps, rng):
-        yield _answers(command, original.act(command), answer)
+        yield command, original.act(command), answer
 
 
-def _answers(action: str | None, shown: State, state: State) -> dict[str, Any]:
-    original, native = (
-        [one.text, list(one.actions), one.won, one.valid] for one in (shown, state)
-    )
-    return {
-        "action": action,
-        "observation": shown.text,
-        "admissible_commands": list(shown.actions),
-        "won": shown.won,
-        "native": None if original == native else native[:3],
-    }
+def answer_of(state: State) -> list[Any]:
+    """Return what is compared of a state."""
+    return [state.text, list(state.actions), state.won, state.valid]
 
 
 def most_telling(walks: list[Walk], keep: int) -> list[Walk]:
@@ -257,7 +244,6 @@ def fuzz(
     fired: Counter[str] = Counter()
     differences: list[dict[str, Any]] = []
     walks: list[Walk] = []
-    lines = 0
     original = OriginalEngine()
     ids = source.ids("all")
     for task in track(
@@ -268,26 +254,30 @@ def fuzz(
         native = CountingEngine()
         file = convert(source.read(task), "put" if rng.random() < put else "move")
         recording = []
-        for step, row in enumerate(compare(file, native, original, steps, rng)):
-            if row["native"] is not None:
-                differences.append({"task": task, "step": step, **row})
-            del row["native"]
-            place = {
+        played = compare(file, native, original, steps, rng)
+        for step, (command, shown, state) in enumerate(played):
+            row = {
                 "task": task,
                 "grammar": native.game.grammar.name,
                 "step": step,
+                "action": command,
+                "observation": shown.text,
+                "admissible_commands": list(shown.actions),
+                "won": shown.won,
             }
-            recording.append(json.dumps(place | row) + "\n")
+            recording.append(json.dumps(row) + "\n")
+            if answer_of(shown) != answer_of(state):
+                differences.append(row | {"native": answer_of(state)[:3]})
         fired += native.fired
-        lines += len(recording)
         walks.append((set(native.fired), recording))
     report = {
-        "lines": lines,
+        "lines": sum(len(recording) for _, recording in walks),
         "games": len(walks),
         "differences": len(differences),
         "first": differences[:20],
+        "fired": dict(sorted(fired.items())),
     }
-    return report | {"fired": dict(sorted(fired.items()))}, walks
+    return report, walks
 
 
 def run(

@@ -21,13 +21,16 @@ import hgpo_envs  # noqa: F401 - registers the ids
 from benchmarks.runner import Row, in_new_process, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from hgpo_envs.engine import Engine
 
     Walk = tuple[str, list[str]]
-    Play = Callable[[Walk], float]
+    Times = dict[str, list[float]]
 
 EPISODES = {"ALFWorld": 60, "WebShop": 250}
 VECTOR = 128
+WAYS = ("engine", "gym.make")
 
 
 def random_walks(env_id: str, episodes: int) -> list[Walk]:
@@ -51,69 +54,55 @@ def random_walks(env_id: str, episodes: int) -> list[Walk]:
     return found
 
 
-def in_engine(engine: Any) -> Play:  # noqa: ANN401 - the engine of any benchmark
-    """Return a function that plays walks with the bare engine."""
-
-    def play(walk: Walk) -> float:
-        engine.start(walk[0])
-        return seconds(lambda: [engine.act(command) for command in walk[1]])
-
-    return play
+def in_engine(engine: Engine, walk: Walk) -> float:
+    """Return the seconds of a walk with the bare engine."""
+    engine.start(walk[0])
+    return seconds(lambda: [engine.act(command) for command in walk[1]])
 
 
-def in_environment(env: gymnasium.Env[Any, Any]) -> Play:
-    """Return a function that plays walks with a Gymnasium environment."""
-
-    def play(walk: Walk) -> float:
-        env.reset(options={"task": walk[0]})
-        return seconds(lambda: [env.step(command) for command in walk[1]])
-
-    return play
+def in_environment(env: gymnasium.Env[Any, Any], walk: Walk) -> float:
+    """Return the seconds of a walk with an environment."""
+    env.reset(options={"task": walk[0]})
+    return seconds(lambda: [env.step(command) for command in walk[1]])
 
 
-def replayed(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
-    """Measure both ways alternately, walk by walk; return the seconds of a step, from the minima of the rounds."""
-    made = gymnasium.make(env_id)
-    engine = made.unwrapped.shared.source.engine()  # type: ignore[attr-defined]
-    plays = {"engine": in_engine(engine), "gym.make": in_environment(made)}
-    least = {name: [float("inf")] * len(walks) for name in plays}
-    for _ in range(rounds):
-        for number, walk in enumerate(walks):
-            for name, play in plays.items():
-                least[name][number] = min(least[name][number], play(walk))
-    return {name: sum(times) / steps_of(walks) for name, times in least.items()}
+def played(env_id: str, walks: list[Walk], rounds: int, *names: str) -> list[Times]:
+    """Measure each walk in turns, in every way that is named; return the seconds of the walks of each round."""
+    env = gymnasium.make(env_id)
+    engine = env.unwrapped.shared.source.engine()  # type: ignore[attr-defined]
+    plays = {
+        "engine": partial(in_engine, engine),
+        "gym.make": partial(in_environment, env),
+    }
+    times: list[Times] = [{name: [] for name in names} for _ in range(rounds)]
+    for each in times:
+        for walk in walks:
+            for name in names:
+                each[name].append(plays[name](walk))
+    return times
 
 
-def steps_of(walks: list[Walk]) -> int:
-    """Return the number of steps."""
-    return sum(len(commands) for _, commands in walks)
+def of_a_step(walks: list[Walk], rounds: Iterable[Sequence[float]]) -> float:
+    """Return the seconds of a step, by the minimum of each walk over rounds."""
+    steps = sum(len(commands) for _, commands in walks)
+    return sum(map(min, zip(*rounds, strict=True))) / steps
 
 
 def vector(env_id: str, walks: list[Walk], rounds: int) -> tuple[float, float]:
     """Measure the first five steps of many walks in a vector environment and, alternately, in a single environment."""
     long = [(task, commands[:5]) for task, commands in walks if len(commands) > 5]
     walks = [long[number % len(long)] for number in range(VECTOR)]
+    tasks = [task for task, _ in walks]
+    actions = list(zip(*(commands for _, commands in walks), strict=True))
     envs = gymnasium.make_vec(env_id, num_envs=VECTOR)
-    play = in_environment(gymnasium.make(env_id))
+    env = gymnasium.make(env_id)
     together = []
     single = []
     for _ in range(rounds):
-        envs.reset(options={"task": [task for task, _ in walks]})
-        actions = [[commands[step] for _, commands in walks] for step in range(5)]
+        envs.reset(options={"task": tasks})
         together.append([seconds(partial(envs.step, each)) for each in actions])
-        single.append(list(map(play, walks)))
-    steps = 5 * VECTOR
-    return sum(map(min, zip(*together, strict=True))) / steps, sum(
-        map(min, zip(*single, strict=True))
-    ) / steps
-
-
-def first_time(env_id: str, walks: list[Walk], name: str) -> list[float]:
-    """Measure each walk, in a new process with empty caches."""
-    made = gymnasium.make(env_id)
-    source = made.unwrapped.shared.source  # type: ignore[attr-defined]
-    play = in_engine(source.engine()) if name == "engine" else in_environment(made)
-    return list(map(play, walks))
+        single.append([in_environment(env, walk) for walk in walks])
+    return of_a_step(walks, together), of_a_step(walks, single)
 
 
 def run(rounds: int = 9) -> Iterator[Row]:
@@ -121,23 +110,27 @@ def run(rounds: int = 9) -> Iterator[Row]:
     for name, episodes in EPISODES.items():
         env_id = f"HGPO/{name}-v0"
         walks = in_new_process(random_walks, env_id, episodes)
-        cold = {}
-        for way in ("engine", "gym.make"):
-            taken = [
-                in_new_process(first_time, env_id, walks, way) for _ in range(rounds)
-            ]
-            cold[way] = sum(map(min, zip(*taken, strict=True))) / steps_of(walks)
-        warm = replayed(env_id, walks, rounds)
+        warm = played(env_id, walks, rounds, *WAYS)
+        # caches are empty in a new process, of which each way needs its own
+        cold: list[Times] = []
+        for _ in range(rounds):
+            cold.append({})
+            for way in WAYS:
+                (times,) = in_new_process(played, env_id, walks, 1, way)
+                cold[-1] |= times
         step = f"{name}: step through `gymnasium.make` with prompt, info and history hashes"
-        for times, caches, shown in (
+        for found, caches, shown in (
             (warm, "", "readme"),
             (cold, ", empty caches", "page"),
         ):
+            engine, made = (
+                of_a_step(walks, [times[way] for times in found]) for way in WAYS
+            )
             yield Row(
                 step + caches,
-                times["gym.make"],
+                made,
                 "s",
-                floor=("bare engine", times["engine"]),
+                floor=("bare engine", engine),
                 shown=shown,
             )
         together, single = vector(env_id, walks, 3 * rounds)

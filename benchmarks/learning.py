@@ -27,9 +27,9 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Console
 
@@ -50,7 +50,7 @@ from hgpo_train.training.warm_start import WarmStart, warm_start
 from tools.webshop_catalogue import make_bundled_catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.runner import Part
 
@@ -125,7 +125,16 @@ def run(
     if not draw:
         place.mkdir(parents=True, exist_ok=True)
         base = load_config(f"tiny-{world}", set_)
-        warm = warm_started(world, folder, base, demonstrations)
+        demonstrated, fresh = data_of(world, folder)
+        stages = [
+            dataclasses.replace(
+                stage,
+                data=demonstrated,
+                demonstrations=round(demonstrations * stage.demonstrations),
+            )
+            for stage in described["warm_start"]
+        ]
+        warm = warm_started(folder, base, stages)
         variants = read_variants([estimators or described["compared"]])
         runs = planned(
             base,
@@ -134,46 +143,39 @@ def run(
             [int(seed) for seed in seeds.split(",")],
             described["estimators"],
         )
-        run_jobs(trainings(place, runs), jobs)
-        run_jobs(fresh_evaluations(FRESH[world](folder), place, warm, runs), jobs)
+        run_jobs(place, trainings(place, runs), jobs)
+        run_jobs(place, fresh_evaluations(fresh, place, warm, runs), jobs)
     return report(world, place, name, folder / against if against else None)
 
 
-class Job(NamedTuple):
-    """A command of `hgpo`, with a title, and the log of its output beside other commands."""
+def run_jobs(folder: Path, commands: dict[str, list[str]], jobs: int) -> None:
+    """Run commands of `hgpo` by title, each with its share of the cores.
 
-    name: str
-    command: list[str]
-    log: Path
-
-
-def run_jobs(commands: list[Job], jobs: int) -> None:
-    """Run commands, each with its share of the cores. After a failure, no further one starts, and the program ends."""
+    Commands beside each other write their output into logs. After a failure, no further one starts, and the program
+    ends.
+    """
     failed = threading.Event()
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    environment = {"OMP_NUM_THREADS": threads} | os.environ
 
-    def work(job: Job) -> None:
+    def work(title: str) -> None:
         if failed.is_set():
             return
-        print(f"{job.name} begins")
+        print(f"{title} begins")
         began = time.perf_counter()
-        with ExitStack() as stack:
-            output = stack.enter_context(job.log.open("a")) if jobs > 1 else None
-            environment = {"OMP_NUM_THREADS": threads} | os.environ
+        log = folder / f"{title}.log"
+        with log.open("a") if jobs > 1 else nullcontext() as output:
             code = subprocess.call(
-                [*HGPO, *job.command],
+                [*HGPO, *commands[title]],
                 env=environment,
                 stdout=output,
                 stderr=output,
             )
         if code:
             failed.set()
-            print(
-                f"{job.name} ended with {code}"
-                + (f": {job.log} says why" if output else "")
-            )
+            print(f"{title} ended with {code}", f"({log})" if output else "")
         else:
-            print(f"{job.name}: {time.perf_counter() - began:,.0f} s")
+            print(f"{title}: {time.perf_counter() - began:,.0f} s")
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(work, commands))
@@ -181,21 +183,15 @@ def run_jobs(commands: list[Job], jobs: int) -> None:
         sys.exit(1)
 
 
-def warm_started(world: str, folder: Path, config: Config, share: float) -> Path:
+def warm_started(folder: Path, config: Config, stages: list[WarmStart]) -> Path:
     """Train the initial model of all runs in stages; the last is in the folder, that of chat in its own."""
-    stages = WORLDS[world]["warm_start"]
-    data = DEMONSTRATED[world](folder)
     if config.environment.prompt_style == "chat":
         folder /= "chat-warm-start"
     model = None
     for number, stage in enumerate(stages, 1):
         place = folder if number == len(stages) else folder / f"warm-start-{number}"
-        start = dataclasses.replace(
-            stage, data=data, demonstrations=round(share * stage.demonstrations)
-        )
-        model = warm_start(
-            place, config, start, Display(Console(), start.epochs), model
-        )
+        display = Display(Console(), stage.epochs)
+        model = warm_start(place, config, stage, display, model)
     return model
 
 
@@ -210,13 +206,13 @@ def planned(
     first = estimators[0]
     every = [(each, file_name(each.name), 0) for each in estimators]
     every.append((first, f"{file_name(first.name)}{OTHER_SEEDS}", OTHER))
-    return {
-        f"{name}-{seed}": configuration(
-            base, warm, each, world.get(each.estimator.name, {}), seed + shift
-        )
-        for seed in seeds
-        for each, name, shift in every
-    }
+    runs = {}
+    for seed in seeds:
+        for each, name, shift in every:
+            ours = world.get(each.estimator.name, {})
+            config = configuration(base, warm, each, ours, seed + shift)
+            runs[f"{name}-{seed}"] = config
+    return runs
 
 
 def configuration(
@@ -226,15 +222,12 @@ def configuration(
     name = f"{variant.name}-{seed}"
     values = dataclasses.asdict(base)
     parameters = values["advantage"]["parameters"]
-    # HGPO's
-    common = {
-        key: value
-        for key, value in parameters.items()
-        if key not in ("history_length", "mode")
-    }
+    # those of HGPO, whose configuration it is
+    for hgpos in ("history_length", "mode"):
+        parameters.pop(hgpos, None)
     values["advantage"] = {
         "estimator": variant.estimator.name,
-        "parameters": common | ours | variant.assigned,
+        "parameters": parameters | ours | variant.assigned,
     }
     values["model"]["path"] = str(warm)
     return replace(Config(), **{**values, "name": name, "seed": seed})
@@ -258,28 +251,24 @@ def shop(path: Path, seed: int) -> str:
     return str(path)
 
 
-DEMONSTRATED: Final[dict[str, Callable[[Path], tuple[str, ...]]]] = {
-    "alfworld": lambda folder: (games(folder / "games.pack", 4_500, seed=7),),
-    "webshop": lambda folder: tuple(
-        shop(folder / "catalogues" / str(seed), seed)
-        for seed in range(1, CATALOGUES + 1)
-    ),
-}
-"""Functions that create the data of a world's demonstrations in a folder."""
-FRESH: Final[dict[str, Callable[[Path], str]]] = {
-    "alfworld": lambda folder: games(folder / "fresh.pack", 864, seed=11),
-    "webshop": lambda folder: shop(folder / "catalogues" / "fresh", seed=101),
-}
-"""Functions that create the data of a world's fresh tasks, in its held-out split."""
+def data_of(world: str, folder: Path) -> tuple[tuple[str, ...], str]:
+    """Return the data of a world's demonstrations and of its fresh tasks, which are in its held-out split."""
+    if world == "alfworld":
+        demonstrated = games(folder / "games.pack", 4_500, seed=7)
+        return (demonstrated,), games(folder / "fresh.pack", 864, seed=11)
+    catalogues = folder / "catalogues"
+    seeds = range(1, CATALOGUES + 1)
+    shops = tuple(shop(catalogues / str(seed), seed) for seed in seeds)
+    return shops, shop(catalogues / "fresh", seed=101)
 
 
-def trainings(folder: Path, runs: dict[str, Config]) -> list[Job]:
+def trainings(folder: Path, runs: dict[str, Config]) -> dict[str, list[str]]:
     """Return the commands that run or resume the trainings that are not finished.
 
     Raises:
         InputError: A finished run has another configuration.
     """
-    missing = []
+    missing = {}
     for name, config in runs.items():
         run = folder / name
         lines = read_metrics(run / "metrics.jsonl")
@@ -296,14 +285,13 @@ def trainings(folder: Path, runs: dict[str, Config]) -> list[Job]:
             continue
         source = folder / f"{name}.toml"
         write_file(source, to_toml(config).encode())
-        command = ["train", str(source), "--out", str(run), "--resume"]
-        missing.append(Job(name, command, folder / f"{name}.log"))
+        missing[name] = ["train", str(source), "--out", str(run), "--resume"]
     return missing
 
 
 def fresh_evaluations(
     data: str, folder: Path, warm: Path, runs: dict[str, Config]
-) -> list[Job]:
+) -> dict[str, list[str]]:
     """Evaluate on fresh tasks: the initial policy with all seeds, each run with its own seed.
 
     `hgpo eval` plays only missing episodes, and rejects a folder with another evaluation.
@@ -313,60 +301,41 @@ def fresh_evaluations(
     for name, config in runs.items():
         newest = list_checkpoints(folder / name / "checkpoints")[-1]
         players.append((name, newest, config, [config.seed]))
-    commands = []
-    for name, model, config, seeds in players:
-        command = evaluation(config, model, data, seeds, fresh_folder(folder, name))
-        commands.append(Job(f"{name} on fresh tasks", command, folder / "fresh.log"))
-    return commands
+    return {
+        f"{name} on fresh tasks": [
+            *evaluation(config, model, seeds),
+            f"--data={data}",
+            f"--out={fresh_folder(folder, name)}",
+        ]
+        for name, model, config, seeds in players
+    }
 
 
-def evaluation(
-    config: Config, model: Path, data: str, seeds: list[int], out: Path
-) -> list[str]:
-    """Return the command that plays a split with other data, like a run's own evaluation."""
-    options = {
-        "data": data,
+def evaluation(config: Config, model: Path, seeds: list[int]) -> list[str]:
+    """Return the command that plays the split of a run's own evaluation with its options."""
+    environment = config.environment
+    rollout = config.rollout
+    given = {
+        "env": environment.id,
         "split": config.evaluation.split,
         "seeds": ",".join(map(str, seeds)),
         "temperature": config.evaluation.temperature,
-        "out": out,
-    }
-    return [
-        "eval",
-        *played(config, model),
-        *(f"--{name}={value}" for name, value in options.items()),
-    ]
-
-
-def played(config: Config, model: Path) -> list[str]:
-    """Return the options of `hgpo eval` and `hgpo rollout` that play a model as training does."""
-    environment = config.environment
-    rollout = config.rollout
-    options = {
-        **environment.options,
-        "prompt_template": environment.prompt_template,
-        "prompt_style": environment.prompt_style,
-    }
-    policy = {
-        "device": config.model.device,
-        "compute_dtype": config.model.compute_dtype,
-        **rollout.engine_options,
-        "max_prompt_tokens": rollout.max_prompt_tokens,
-        "max_response_tokens": rollout.max_response_tokens,
-    }
-    arguments = {
-        "env": environment.id,
         "history-length": environment.history_length,
         "max-steps": environment.max_steps,
         "action-format": environment.action_format,
+        "env-option=prompt_template": environment.prompt_template,
+        "env-option=prompt_style": environment.prompt_style,
         "policy": f"transformers:{model}",
+        "policy-option=device": config.model.device,
+        "policy-option=compute_dtype": config.model.compute_dtype,
+        "policy-option=max_prompt_tokens": rollout.max_prompt_tokens,
+        "policy-option=max_response_tokens": rollout.max_response_tokens,
     }
-    return [
-        *(f"--{name}={value}" for name, value in arguments.items()),
-        *(
-            f"--env-option={name}={value}"
-            for name, value in options.items()
-            if value is not None
-        ),
-        *(f"--policy-option={name}={value}" for name, value in policy.items()),
-    ]
+    for name, value in environment.options.items():
+        given[f"env-option={name}"] = value
+    for name, value in rollout.engine_options.items():
+        given[f"policy-option={name}"] = value
+    options = (
+        f"--{name}={value}" for name, value in given.items() if value is not None
+    )
+    return ["eval", *options]

@@ -54,49 +54,39 @@ def report(
         found.sort("iteration")
         .group_by("estimator", "seed")
         .agg(
-            pl.col("success").first().alias("start"),
-            pl.col("success").last().alias("end"),
-            pl.col("environment_steps").last(),
+            start=pl.col("success").first(),
+            end=pl.col("success").last(),
+            steps=pl.col("environment_steps").last(),
         )
-    )
-    means = (
-        ends.group_by("estimator")
-        .agg(pl.col("start", "end", "environment_steps").mean())
+        .group_by("estimator")
+        .agg(pl.col("start", "end", "steps").mean())
         .sort("estimator")
     )
-    configs = {}
     # the path of the warm start is irrelevant
-    for path in sorted(folder.glob("*-*.toml")):
-        configs[path.stem] = re.sub(
-            r'(?m)^path = ".*/', 'path = "', path.read_text("utf-8")
-        )
+    configs = {
+        path.stem: re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text("utf-8"))
+        for path in sorted(folder.glob("*-*.toml"))
+    }
     kept = {
-        "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
+        "ends": {estimator: figures for estimator, *figures in ends.iter_rows()},
         "curves": found.to_dicts(),
         "fresh": fresh_figures(folder, against),
         "configurations": configs,
     }
     title = WORLDS[world]
     rows = list(success_rows(title, kept, shown="" if name else "readme"))
-    return [
-        Part(
-            rows,
-            kept,
-            f"_{world}_{name}".rstrip("_"),
-            curves_chart(found, title),
-        )
-    ]
+    suffix = f"_{world}_{name}".rstrip("_")
+    return [Part(rows, kept, suffix, curves_chart(found, title))]
 
 
 def success_rows(title: str, kept: dict[str, Any], shown: str) -> Iterator[Row]:
     """Return success of each estimator before and after training, and the differences on fresh tasks in points."""
     for estimator, (start, end, _) in kept["ends"].items():
-        before = ("before training", start)
         yield Row(
             f"{title}: success on held-out tasks, {title_of(estimator)}",
             end,
             "%",
-            rival=before,
+            rival=("before training", start),
         )
     fresh = kept["fresh"]
     if not fresh:
@@ -168,9 +158,10 @@ def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
     With `against`, each estimator is also compared with those of that folder, whose names begin with the folder's.
     """
     played = fresh_episodes(folder)
-    if not (played and fresh_folder(folder, START).exists()):
+    start = fresh_folder(folder, START)
+    if not (played and start.exists()):
         return {}
-    before = episode_table(scan_steps(fresh_folder(folder, START)))
+    before = episode_table(scan_steps(start))
     figures: dict[str, Any] = {
         "tasks": before["task_id"].n_unique(),
         START: success(before),
@@ -178,34 +169,27 @@ def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
     for estimator, runs in played.items():
         after = pl.concat(runs.values())
         figures[estimator] = success(after) | {
-            "lift": dataclasses.asdict(compare(after, before))
+            "lift": dataclasses.asdict(compare(after, before)),
+            "seeds": [success(run)["mean"] for _, run in sorted(runs.items())],
         }
-        figures[estimator]["seeds"] = [
-            success(run)["mean"] for _, run in sorted(runs.items())
-        ]
-    others = (
-        {
-            f"{against.name}/{name}": runs
-            for name, runs in fresh_episodes(against).items()
-        }
-        if against
-        else {}
-    )
+    others = {}
+    if against:
+        for name, runs in fresh_episodes(against).items():
+            others[f"{against.name}/{name}"] = runs
     figures["differences"] = differences(played, others)
     return figures
 
 
 def fresh_episodes(folder: Path) -> dict[str, dict[int, pl.DataFrame]]:
     """Return the episodes on fresh tasks of each estimator by seed; empty unless all runs have been evaluated."""
-    places = {
-        path.parent.name: fresh_folder(folder, path.parent.name)
-        for path in runs_of(folder)
-    }
-    if not all(place.exists() for place in places.values()):
-        return {}
-    return by_estimator(
-        {name: episode_table(scan_steps(place)) for name, place in places.items()}
-    )
+    played = {}
+    for path in runs_of(folder):
+        name = path.parent.name
+        place = fresh_folder(folder, name)
+        if not place.exists():
+            return {}
+        played[name] = episode_table(scan_steps(place))
+    return by_estimator(played)
 
 
 def by_estimator(
@@ -235,30 +219,25 @@ def differences(
         *itertools.combinations(played, 2),
         *itertools.product(played, others),
     ):
-        common = sorted(every[first].keys() & every[second].keys())
+        ours = every[first]
+        theirs = every[second]
+        common = sorted(ours.keys() & theirs.keys())
         if not common:
             continue
-        each = [
-            compare(every[first][seed], every[second][seed]).difference
-            for seed in common
-        ]
+        each = [compare(ours[seed], theirs[seed]).difference for seed in common]
+        count = len(common)
         margin = None
-        if len(common) > 1:
-            margin = float(
-                student_quantile(0.975, len(common) - 1)
-                * np.std(each, ddof=1)
-                / np.sqrt(len(common))
-            )
-        mean = float(np.mean(each))
-        found.append(
-            {
-                "first": first,
-                "second": second,
-                "difference": mean,
-                "seeds": each,
-                "margin_of_seeds": margin,
-            }
-        )
+        if count > 1:
+            widened = student_quantile(0.975, count - 1) * np.std(each, ddof=1)
+            margin = float(widened / np.sqrt(count))
+        pair = {
+            "first": first,
+            "second": second,
+            "difference": float(np.mean(each)),
+            "seeds": each,
+            "margin_of_seeds": margin,
+        }
+        found.append(pair)
     return found
 
 
@@ -281,15 +260,8 @@ def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
     points = []
     for (estimator, _), run in runs.items():
         success = np.interp(steps, run["environment_steps"], run["success"])
-        points.append(
-            pl.DataFrame(
-                {
-                    "estimator": estimator,
-                    "environment_steps": steps,
-                    "success": success,
-                }
-            )
-        )
+        point = pl.DataFrame({"environment_steps": steps, "success": success})
+        points.append(point.with_columns(estimator=pl.lit(estimator)))
     return pl.concat(points)
 
 
@@ -300,29 +272,25 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
         found: The evaluations, from `curves` or from the kept results.
         world: The name for the title.
     """
-    success = pl.col("success")
-    seeds = at_equal_steps(found).group_by("estimator", "environment_steps")
-    spread = seeds.agg(
-        success.mean(), success.min().alias("low"), success.max().alias("high")
-    )
     names = (*ESTIMATORS, *found["estimator"].unique(maintain_order=True))
     titles = {name: title_of(name).replace("`", "") for name in names}
     shown = [title for name, title in titles.items() if name in found["estimator"]]
     # the same colour per estimator in every picture
     colours = alt.Scale(domain=list(titles.values()))
     legend = alt.Legend(values=shown, symbolOpacity=1, labelLimit=400)
-    spread = spread.with_columns(pl.col("estimator").replace(titles)).sort(
-        "estimator", "environment_steps"
+    success = pl.col("success")
+    spread = (
+        at_equal_steps(found)
+        .group_by(pl.col("estimator").replace(titles), "environment_steps")
+        .agg(success.mean(), low=success.min(), high=success.max())
+        .sort("estimator", "environment_steps")
     )
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
         x=alt.X("environment_steps:Q", title="environment steps of training"),
         color=alt.Color("estimator:N", title=None, scale=colours, legend=legend),
     )
-    axis = alt.Y(
-        "success:Q",
-        title="success on held-out tasks",
-        axis=alt.Axis(format="%"),
-    )
+    percent = alt.Axis(format="%")
+    axis = alt.Y("success:Q", title="success on held-out tasks", axis=percent)
     line = base.mark_line(point=True).encode(y=axis)
     ranges = base.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
     title = f"{world}: mean of {found['seed'].n_unique()} seeds, and their range"

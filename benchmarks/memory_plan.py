@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 LENGTH = 1024
 RUNS = ("alfworld-1.5b-hgpo-k2", "alfworld-7b-hgpo-k2-lora")
 CARD = "H100-80"
+PARTS = ("weights", "gradients", "optimiser", "activations")
+"""The parts of a plan that the learner's update has."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -133,13 +135,15 @@ def fake_peak(
                     positions = torch.arange(length).repeat(rows, 1)
                     places = torch.zeros(rows * responses, dtype=torch.int64)
                     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                        # The entropy has a gradient in every shipped configuration.
-                        options = {
-                            "entropy_gradient": True,
-                            "chunk": config.update.logit_chunk,
-                        }
                         logprob, entropy = response_logprobs(
-                            model, ids, positions, places, places, **options
+                            model,
+                            ids,
+                            positions,
+                            places,
+                            places,
+                            # as in every shipped configuration
+                            entropy_gradient=True,
+                            chunk=config.update.logit_chunk,
                         )
                     (logprob.sum() + entropy.sum()).backward()
                     del logprob, entropy
@@ -161,15 +165,7 @@ def run(rows: int = 32) -> Iterator[Row]:
             load_config(name), update={"micro_batch_tokens": rows * LENGTH}
         )
         plan = plan_memory(config, meta_model(config.model.path), named_card(CARD))
-        planned = sum(
-            plan.parts[part][1]
-            for part in ("weights", "gradients", "optimiser", "activations")
-        )
-        peak = fake_peak(plan.config, rows)  # which has numbers for "auto"
-        yield Row(
-            "planned peak of the learner",
-            planned / GIB,
-            "GiB",
-            floor=("fake tensors", peak / GIB),
-            case=name,
-        )
+        planned = sum(plan.parts[part][1] for part in PARTS) / GIB
+        # the plan's configuration has numbers for "auto"
+        floor = ("fake tensors", fake_peak(plan.config, rows) / GIB)
+        yield Row("planned peak of the learner", planned, "GiB", floor=floor, case=name)

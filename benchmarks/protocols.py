@@ -9,6 +9,7 @@ The figures also say whether the numbers of a public issue can be explained by t
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -44,21 +45,19 @@ def bundled_panel(env: str, split: str, **environment: Any) -> Panel:
         **environment: Further options of the environment.
     """
     spec = environment_spec(env)
-    base = load_panel(f"{spec.name.lower()}-bundled")
-    known = {
-        name: value
-        for name, value in base.environment.items()
-        if name in spec.parameters()
-    }
-    template = settings_for(
-        spec.name, prompt_template=environment.get("prompt_template")
-    ).template
+    name = spec.name.lower()
+    base = load_panel(f"{name}-bundled")
+    known = base.environment.keys() & spec.parameters()
+    shared = spec.open_source(**{each: base.environment[each] for each in known})
+    prompt = environment.get("prompt_template")
     return replace(
         base,
-        name=f"{spec.name.lower()}-{split.replace('_', '-')}",
+        name=f"{name}-{split.replace('_', '-')}",
         environment={**base.environment, "split": split, **environment},
-        prompt_hash=template.fingerprint,
-        tasks=tuple(spec.open_source(**known).source.ids(split)),
+        prompt_hash=settings_for(
+            spec.name, prompt_template=prompt
+        ).template.fingerprint,
+        tasks=tuple(shared.source.ids(split)),
         checksum="",
     )
 
@@ -66,21 +65,19 @@ def bundled_panel(env: str, split: str, **environment: Any) -> Panel:
 def policies() -> dict[str, tuple[str, Panel]]:
     """Return the policies and the panels that they play, by title: 36 games, and 500 goals that people wrote."""
     games = bundled_panel("HGPO/ALFWorld-v0", "valid_unseen")
-    of_model = bundled_panel("HGPO/ALFWorld-v0", "valid_unseen", **MODEL)
+    of_model = replace(
+        bundled_panel("HGPO/ALFWorld-v0", "valid_unseen", **MODEL),
+        temperature=1.0,
+        max_prompt_tokens=512,
+        max_response_tokens=16,
+    )
     goals = bundled_panel("HGPO/WebShop-v0", "test")
+    mixture = "mixture:explorer=0.2,random=0.8"
     return {
         "random, ALFWorld": ("random", games),
         "explorer, ALFWorld": ("explorer", games),
-        "1/5 explorer, 4/5 random, ALFWorld": (
-            "mixture:explorer=0.2,random=0.8",
-            games,
-        ),
-        "tiny-alfworld, ALFWorld": (
-            "transformers:tiny-alfworld",
-            replace(
-                of_model, temperature=1.0, max_prompt_tokens=512, max_response_tokens=16
-            ),
-        ),
+        "1/5 explorer, 4/5 random, ALFWorld": (mixture, games),
+        "tiny-alfworld, ALFWorld": ("transformers:tiny-alfworld", of_model),
         "random, WebShop": ("random", goals),
         "explorer, WebShop": ("explorer", goals),
     }
@@ -132,7 +129,7 @@ def run(folder: Path = Path("runs/protocols"), only: str = "") -> Iterator[Part]
     for title, (policy, panel) in policies().items():
         if only not in ("", title):
             continue
-        out = folder / title.replace("/", "-").replace(", ", "-").replace(" ", "-")
+        out = folder / re.sub(", |[/ ]", "-", title)
         reference, played = played_effects(panel, policy, out, progress=False)
         effects = [each._asdict() for each in (*table_effects(reference), *played)]
         found[title] = {

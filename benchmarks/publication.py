@@ -59,12 +59,8 @@ def rows(seed: int, number: int = 64) -> Samples:
     """Return rows of random tokens with random advantages."""
     rng = np.random.default_rng(seed)
     steps = {
-        "prompt_token_ids": [
-            rng.integers(0, VOCABULARY, 24).tolist() for _ in range(number)
-        ],
-        "response_token_ids": [
-            rng.integers(0, VOCABULARY, 8).tolist() for _ in range(number)
-        ],
+        "prompt_token_ids": rng.integers(0, VOCABULARY, (number, 24)).tolist(),
+        "response_token_ids": rng.integers(0, VOCABULARY, (number, 8)).tolist(),
         "advantage": rng.normal(size=number),
     }
     return samples_from_steps(pl.DataFrame(steps))
@@ -73,9 +69,8 @@ def rows(seed: int, number: int = 64) -> Samples:
 def rounded_adapters(model: Model) -> dict[str, Tensor]:
     """Return the weights that an engine with bfloat16 adapters applies, in float32: base + scale · B · A."""
     rounded = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in rounded.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16))
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.bfloat16().to(parameter.dtype)
     return checkpoint_weights(rounded)
 
 
@@ -87,12 +82,6 @@ def log_probabilities(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
     )
     with torch.no_grad():
         return torch.log_softmax(model(input_ids=ids).logits.double(), -1)
-
-
-def compared(published: Tensor, trained: Tensor) -> tuple[float, float]:
-    """Return the share of a trained change in the published one, and the relative size of their difference."""
-    share = (published @ trained / (trained @ trained)).item()
-    return share, ((published - trained).norm() / trained.norm()).item()
 
 
 def trained_adapters() -> Iterator[tuple[int, Model]]:
@@ -127,34 +116,29 @@ def run() -> Iterator[Row]:
         ]
         trained = weight_change(exact, base, changed)
         trained_logprobs = (log_probabilities(exact, ids) - before).flatten()
-        for way, weights in (
-            (
-                "merged in bfloat16",
-                checkpoint_weights(copy.deepcopy(model).merge_and_unload()),
+        merged = copy.deepcopy(model).merge_and_unload()
+        ways = {
+            "merged in bfloat16": checkpoint_weights(merged),
+            "merged in float32, served in bfloat16": checkpoint_weights(
+                model, torch.bfloat16
             ),
-            (
-                "merged in float32, served in bfloat16",
-                checkpoint_weights(model, torch.bfloat16),
-            ),
-            ("as adapters, the default", rounded_adapters(model)),
-        ):
+            "as adapters, the default": rounded_adapters(model),
+        }
+        for way, weights in ways.items():
             logprobs = (log_probabilities(weights, ids) - before).flatten()
+            change = weight_change(weights, base, changed)
             for what, published, wanted in (
-                (
-                    "the weights'",
-                    weight_change(weights, base, changed),
-                    trained,
-                ),
+                ("the weights'", change, trained),
                 ("the log-probabilities'", logprobs, trained_logprobs),
             ):
-                share, error = compared(published, wanted)
-                case = f"{iteration} iterations"
+                share = (published @ wanted / (wanted @ wanted)).item()
+                error = ((published - wanted).norm() / wanted.norm()).item()
                 yield Row(
                     f"{way}: {what} change",
                     share,
                     "%",
                     note=f"error {error:.0%}",
-                    case=case,
+                    case=f"{iteration} iterations",
                 )
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.runner import RESULTS, ROOT, load_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from benchmarks.runner import Row
 
 ESTIMATORS: Final = {
     "hgpo": "HGPO (K = 2)",
@@ -70,32 +72,32 @@ def markdown(head: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([head, rule, *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 
+def measurements() -> Iterator[tuple[Row, str]]:
+    """Yield the rows of all measurements, each with the number of its command."""
+    for place, name in enumerate(MEASURED, 1):
+        for row in load_rows(name):
+            yield row, str(place)
+
+
 def short_table() -> str:
     """Return the README's table as Markdown."""
-    rows = [
-        row for name in MEASURED for row in load_rows(name) if row.shown == "readme"
-    ]
-    cells = [(row.what, row.shown_value(), row.comparison()) for row in rows]
+    cells = [row.cells() for row, _ in measurements() if row.shown == "readme"]
     return markdown("| measurement | HGPO | comparison |", cells)
 
 
 def table() -> str:
     """Return the table of all measurements as Markdown."""
-    cells = []
-    for place, name in enumerate(MEASURED, 1):
-        rows = [row for row in load_rows(name) if row.shown]
-        cells += [
-            (row.what, row.shown_value(), row.comparison(), str(place)) for row in rows
-        ]
+    cells = [(*row.cells(), place) for row, place in measurements() if row.shown]
     return markdown("| measurement | HGPO | comparison | command |", cells)
 
 
 def commands() -> str:
     """Return the list of the commands that refresh the kept results, as they were typed."""
-    typed = [kept(name)["made"]["command"].removesuffix(" --keep") for name in MEASURED]
-    return "\n".join(
-        f"{place}. `{command} --keep`" for place, command in enumerate(typed, 1)
-    )
+    lines = []
+    for place, name in enumerate(MEASURED, 1):
+        command = kept(name)["made"]["command"].removesuffix(" --keep")
+        lines.append(f"{place}. `{command} --keep`")
+    return "\n".join(lines)
 
 
 def learning(name: str) -> str:
@@ -107,17 +109,28 @@ def learning(name: str) -> str:
     lines = []
     for estimator in sorted(ends, key=[*ESTIMATORS, *ends].index):
         start, end, _ = ends[estimator]
-        lift = fresh[estimator]["lift"]
-        gained = f"{100 * lift['difference']:.1f} points ({100 * lift['low']:.1f} to {100 * lift['high']:.1f})"
-        lines.append(
-            (
-                title_of(estimator),
-                f"{start:.1%} → {end:.1%}",
-                percent(fresh[estimator]),
-                gained,
-            )
+        change = f"{start:.1%} → {end:.1%}"
+        after = fresh[estimator]
+        gain, low, high = (
+            100 * after["lift"][name] for name in ("difference", "low", "high")
         )
+        gained = f"{gain:.1f} points ({low:.1f} to {high:.1f})"
+        lines.append((title_of(estimator), change, percent(after), gained))
     return markdown(head, lines)
+
+
+def difference(name: str, first: str, second: str) -> tuple[float, float, list[float]]:
+    """Return how much more fresh tasks the first estimator of an experiment solves than the second, in points.
+
+    Returns:
+        The mean, the margin of its 95% interval by seeds, and the difference of each seed.
+    """
+    for each in figures(f"learning_{name}")["fresh"]["differences"]:
+        if {each["first"], each["second"]} == {first, second}:
+            points = 100 if each["first"] == first else -100
+            seeds = [points * one for one in each["seeds"]]
+            return points * each["difference"], 100 * each["margin_of_seeds"], seeds
+    raise KeyError(f"{name} compares no {first} with {second}")
 
 
 def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
@@ -127,61 +140,31 @@ def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
         name: The experiment's name.
         pairs: The estimators that are compared: the first minus the second.
     """
-    found = {
-        (each["first"], each["second"]): each
-        for each in figures(f"learning_{name}")["fresh"]["differences"]
-    }
+    head = "| difference on fresh tasks, in points | seen | of each seed | 95% interval by seeds |"
     lines = []
     for first, second in pairs:
-        sign = 1 if (first, second) in found else -1
-        each = found[(first, second)[::sign]]
-        seen = 100 * sign * each["difference"]
-        margin = 100 * each["margin_of_seeds"]
-        seeds = ", ".join(f"{100 * sign * one:+.1f}" for one in each["seeds"])
+        seen, margin, each = difference(name, first, second)
+        title = f"{title_of(first)} − {title_of(second)}"
+        seeds = ", ".join(f"{one:+.1f}" for one in each)
         interval = f"{seen - margin:+.1f} to {seen + margin:+.1f}"
-        lines.append(
-            (
-                f"{title_of(first)} − {title_of(second)}",
-                f"{seen:+.1f}",
-                seeds,
-                interval,
-            )
-        )
-    return markdown(
-        "| difference on fresh tasks, in points | seen | of each seed | 95% interval by seeds |",
-        lines,
-    )
+        lines.append((title, f"{seen:+.1f}", seeds, interval))
+    return markdown(head, lines)
 
 
 def prompt_styles() -> str:
     """Return the comparison of prompts with a memory and conversations as Markdown: HGPO with the same three seeds."""
+    head = "| fresh tasks | memory | chat | chat − memory | A/A, memory |"
     lines = []
     for world, title in WORLDS.items():
-        fresh = {
-            style: figures(f"learning_{world}_{style}")["fresh"]
-            for style in ("memory", "chat")
-        }
-        gained = [
-            f"{percent(fresh[style]['warm-start'])} → {percent(fresh[style]['hgpo'])}"
-            for style in fresh
-        ]
-        for style, first, second in (
-            ("chat", "hgpo", "memory/hgpo"),
-            ("memory", "hgpo", f"hgpo{OTHER_SEEDS}"),
-        ):
-            found = {
-                frozenset((each["first"], each["second"])): each
-                for each in fresh[style]["differences"]
-            }
-            each = found[frozenset((first, second))]
-            sign = 1 if each["first"] == first else -1
-            gained.append(
-                f"{100 * sign * each['difference']:+.1f} (± {100 * each['margin_of_seeds']:.1f})"
-            )
-        lines.append((title, *gained))
-    return markdown(
-        "| fresh tasks | memory | chat | chat − memory | A/A, memory |", lines
-    )
+        cells = [title]
+        for style in ("memory", "chat"):
+            fresh = figures(f"learning_{world}_{style}")["fresh"]
+            cells.append(f"{percent(fresh['warm-start'])} → {percent(fresh['hgpo'])}")
+        for style, other in (("chat", "memory/hgpo"), ("memory", f"hgpo{OTHER_SEEDS}")):
+            seen, margin, _ = difference(f"{world}_{style}", "hgpo", other)
+            cells.append(f"{seen:+.1f} (± {margin:.1f})")
+        lines.append(cells)
+    return markdown(head, lines)
 
 
 def title_of(estimator: str) -> str:
@@ -223,61 +206,47 @@ def serve() -> str:
 def protocols() -> str:
     """Return the effects of protocols in points as Markdown: a line for each protocol, a column for each policy."""
     policies = figures("protocols")["policies"]
-    titles = [
-        f"{title}: {100 * found['success']:.0f}%" for title, found in policies.items()
-    ]
-    cells: dict[str, dict[str, str]] = {}
+    head = "| protocol |"
+    lines: dict[str, dict[str, str]] = {}
     for title, found in policies.items():
+        head += f" {title}: {100 * found['success']:.0f}% |"
         for each in found["effects"]:
-            cells.setdefault(each["protocol"], {})[title] = _effect(each)
-    lines = [
-        (name, *(row.get(title, "") for title in policies))
-        for name, row in cells.items()
-    ]
-    return markdown(f"| protocol | {' | '.join(titles)} |", lines)
+            empty = dict.fromkeys(policies, "")
+            lines.setdefault(each["protocol"], empty)[title] = _effect(each)
+    return markdown(head, [(name, *line.values()) for name, line in lines.items()])
 
 
 def _effect(each: Mapping[str, Any]) -> str:
     if each["kind"] == "none":
         return "·" if each["effect"] is not None else "?"
-    low, high = (f"{100 * each[name]:+.1f}" for name in ("low", "high"))
-    centre = (
-        ""
-        if each["kind"] == "spread" and not each["effect"]
-        else f"{100 * each['effect']:+.1f}, "
-    )
-    return f"{centre}{low} to {high}".replace("-", "−")
+    shown = f"{100 * each['low']:+.1f} to {100 * each['high']:+.1f}"
+    if each["kind"] != "spread" or each["effect"]:
+        shown = f"{100 * each['effect']:+.1f}, {shown}"
+    return shown.replace("-", "−")
 
 
 def protocol_sources() -> str:
     """Return what every protocol does and where it was seen as Markdown."""
-    named = {}
-    for found in figures("protocols")["policies"].values():
-        named |= {
-            each["protocol"]: (each["sentence"], each["source"])
-            for each in found["effects"]
-        }
-    return markdown(
-        "| protocol | what it does | seen in |",
-        [(name, *about) for name, about in named.items()],
-    )
+    named = {
+        each["protocol"]: (each["protocol"], each["sentence"], each["source"])
+        for found in figures("protocols")["policies"].values()
+        for each in found["effects"]
+    }
+    return markdown("| protocol | what it does | seen in |", named.values())
 
 
 def protocols_reach() -> str:
     """Return whether the number of environments explains the numbers of a public issue."""
-    found = {
-        name: f"{100 * value:.0f}"
-        for name, value in figures("protocols")["reach"].items()
-    }
-    chance = figures("protocols")["reach"]["p"]
+    reach = figures("protocols")["reach"]
+    found = {name: f"{100 * value:.0f}" for name, value in reach.items()}
     return (
         "One checkpoint was reported with .84, .77 and .52 on 64, 128 and 140 environments (aiming-lab/SkillRL #68), "
         f"which is out of reach of draws and orders: 64 and 140 draws of 140 games differ by at most {found['draws']} "
         f"points at 95% ({found['tasks']} if games do not repeat and always end in the same way), {found['seen']} were "
-        f"seen, which draws give with p = {chance:.0e}; and if every game is played once, 12 more of them cannot bring "
-        f".77 of 128 below {found['least']}% of 140 with the same outcomes, easy games first included. It would take "
-        "other games for each number that were chosen and not drawn, or environments that end in another way when more "
-        "of them run at once: failures, time limits, resets."
+        f"seen, which draws give with p = {reach['p']:.0e}; and if every game is played once, 12 more of them cannot "
+        f"bring .77 of 128 below {found['least']}% of 140 with the same outcomes, easy games first included. It would "
+        "take other games for each number that were chosen and not drawn, or environments that end in another way when "
+        "more of them run at once: failures, time limits, resets."
     )
 
 
@@ -289,23 +258,18 @@ def percent(measured: dict[str, float]) -> str:
 def appworld_costs() -> str:
     """Return the table of integrations/appworld/README.md."""
     found = figures("appworld")
-    columns = {_counted(n, "world"): one for n, one in found["worlds"].items()}
-    columns |= {
-        _counted(n, "server") + " of the original": one
-        for n, one in found["servers"].items()
-    }
-    names = dict.fromkeys(name for one in columns.values() for name in one)
+    columns = {}
+    for what, ending in (("world", ""), ("server", " of the original")):
+        for number, one in found[f"{what}s"].items():
+            plural = "" if number == "1" else "s"
+            columns[f"{number} {what}{plural}{ending}"] = one
     lines = [f"| | {' | '.join(columns)} |", f"|---{'|---:' * len(columns)}|"]
-    for name in names:
+    for name in dict.fromkeys(name for one in columns.values() for name in one):
         values = (
             f"{one[name]:,.0f}" if name in one else "" for one in columns.values()
         )
         lines.append(f"| {name} | {' | '.join(values)} |")
     return "\n".join(lines)
-
-
-def _counted(number: str, kind: str) -> str:
-    return f"{number} {kind}{'' if number == '1' else 's'}"
 
 
 PAIRS: Final = (

@@ -11,16 +11,18 @@ rollouts of the model itself, relative to the norm of the latter.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import polars as pl
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.runner import Row
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.batches import Samples
+from hgpo_train.training.update.batches import samples_from_steps
 from hgpo_train.training.update.learner import Learner, LossInputs
 from hgpo_train.training.update.rollout_correction import rollout_correction
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hgpo_train.models.hf import Model
+    from hgpo_train.training.update.batches import Samples
     from hgpo_train.training.update.rollout_correction import Level
 
 VOCABULARY: Final = 12
@@ -85,22 +88,12 @@ def behaviour_of(policy: Model, gap: str | float) -> Model:
 def every_response() -> Samples:
     """Return one sample for each response, with a random advantage."""
     responses = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
-    count = len(responses)
-    return Samples(
-        tokens=np.array(
-            [token for response in responses for token in (*PROMPT, *response)],
-            np.int32,
-        ),
-        start=np.arange(count + 1) * (len(PROMPT) + LENGTH),
-        length=np.full(count, len(PROMPT) + LENGTH),
-        prompt_length=np.full(count, len(PROMPT)),
-        response_length=np.full(count, LENGTH),
-        response_start=np.arange(count + 1) * LENGTH,
-        advantage=np.random.default_rng(0).normal(size=count) + 1.0,
-        rollout_logprob=np.full(count * LENGTH, np.nan, np.float32),
-        sequence=np.arange(count),
-        sequence_length=np.full(count, len(PROMPT) + LENGTH),
-    )
+    steps = {
+        "prompt_token_ids": [PROMPT] * len(responses),
+        "response_token_ids": responses,
+        "advantage": np.random.default_rng(0).normal(size=len(responses)) + 1.0,
+    }
+    return samples_from_steps(pl.DataFrame(steps))
 
 
 def logprobs(model: Model, samples: Samples) -> NDArray[np.float32]:
@@ -109,7 +102,7 @@ def logprobs(model: Model, samples: Samples) -> NDArray[np.float32]:
 
 
 def expected_gradient(
-    policy: Model, behaviour: Model, level: Level | None, threshold: float
+    policy: Model, behaviour: Model, level: Level | None = None
 ) -> Tensor:
     """Return the expectation of the update's gradient over responses sampled from `behaviour`.
 
@@ -119,14 +112,13 @@ def expected_gradient(
     old = logprobs(policy, samples)
     rollout = logprobs(behaviour, samples)
     probability = np.exp(rollout.reshape(-1, LENGTH).astype(np.float64).sum(1))
-    samples.advantage[:] *= probability * samples.response_start[-1]
-    weight = (
-        None
-        if level is None
-        else rollout_correction(old, rollout, samples.response_start, level, threshold)[
-            0
-        ]
-    )
+    advantage = samples.advantage * probability * samples.response_start[-1]
+    samples = dataclasses.replace(samples, advantage=advantage)
+    weight = None
+    if level:
+        weight, *_ = rollout_correction(
+            old, rollout, samples.response_start, level, THRESHOLD
+        )
     learner = Learner(copy.deepcopy(policy), SETTINGS)
     learner.accumulate(
         samples, np.arange(len(samples)), LossInputs(old, rollout_is=weight)
@@ -136,28 +128,18 @@ def expected_gradient(
     ).double()
 
 
-def bias(
-    policy: Model, behaviour: Model, level: Level | None, threshold: float = THRESHOLD
-) -> float:
-    """Return the distance of the expected gradient from the exact one, relative to the exact one's norm."""
-    exact = expected_gradient(policy, policy, None, threshold)
-    biased = expected_gradient(policy, behaviour, level, threshold)
-    return ((biased - exact).norm() / exact.norm()).item()
-
-
 def run() -> Iterator[Row]:
     """Measure the bias of every level of correction for every copy."""
     torch.set_num_threads(1)
     policy = make_policy()
     samples = every_response()
+    exact = expected_gradient(policy, policy)
     for gap in GAPS:
         case = gap if isinstance(gap, str) else f"noise {gap}"
         behaviour = behaviour_of(policy, gap)
-        distance = float(
-            np.abs(logprobs(policy, samples) - logprobs(behaviour, samples)).mean()
-        )
-        yield Row("mean gap of log-probabilities", distance, case=case)
+        distance = np.abs(logprobs(policy, samples) - logprobs(behaviour, samples))
+        yield Row("mean gap of log-probabilities", float(distance.mean()), case=case)
         for level in LEVELS:
-            yield Row(
-                f"correction: {level}", bias(policy, behaviour, level), "%", case=case
-            )
+            error = expected_gradient(policy, behaviour, level) - exact
+            bias = (error.norm() / exact.norm()).item()
+            yield Row(f"correction: {level}", bias, "%", case=case)

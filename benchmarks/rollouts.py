@@ -17,12 +17,13 @@ import asyncio
 import math
 import tempfile
 import time
+from collections import Counter
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.runner import Part, Row, in_new_process, in_turns, memory_mb
+from benchmarks.runner import Part, Row, in_new_process, least, memory_mb
 from hgpo_datasets import StepWriter
 from hgpo_envs.episode import Episode
 from hgpo_envs.hashing import text_hash
@@ -41,34 +42,28 @@ if TYPE_CHECKING:
 ALFWORLD = "HGPO/ALFWorld-v0"
 
 
-def handle(env_id: str = ALFWORLD, **options: Any) -> EnvHandle:
-    return open_env(env_id, action_format="response", **options)
-
-
 def policy_for(env: EnvHandle, name: str = "random") -> BatchPolicy:
     policy = make_policy(name, PolicyContext(env.shared.source.name, "response"))
     assert isinstance(policy, BatchPolicy)
     return policy
 
 
-def beside(
-    repeats: int, measures: Mapping[str, Callable[[], float]]
-) -> dict[str, float]:
-    """Return the minimum of each measure, in turns."""
-    return {name: min(values) for name, values in in_turns(repeats, measures).items()}
-
-
 class Nowhere:
-    """A writer that discards all rows."""
+    """A writer that discards all rows, and keeps the number of steps of each trajectory."""
 
     committed: frozenset[Any] = frozenset()
 
-    def add_group(
-        self, rows: Mapping[str, Sequence[Any]], *, checked: bool = False
-    ) -> None:
-        """Discard rows."""
+    def __init__(self) -> None:
+        self.lengths: Counter[str] = Counter()
 
-    replace = add_group
+    def add_group(
+        self,
+        rows: Mapping[str, Sequence[Any]],
+        *,
+        checked: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Count steps."""
+        self.lengths.update(rows["trajectory"])
 
     def commit(self) -> None:
         """Do nothing."""
@@ -83,21 +78,20 @@ def alone(env: EnvHandle, steps: int = 8_000, count: int = 256) -> float:
         episode.start(next(tasks))
     began = time.process_time()
     for turn in range(steps // count):
-        requests = []
-        for slot, episode in enumerate(episodes):
-            seed = turn * count + slot
-            playing = (episode.steps_taken, episode.task, episode.state)
-            requests.append(
-                Request(
-                    slot,
-                    episode.prompt(),
-                    seed,
-                    slot,
-                    *playing,
-                    None,
-                    episode.prompt,
-                )
+        requests = [
+            Request(
+                slot,
+                episode.prompt(),
+                turn * count + slot,
+                slot,
+                episode.steps_taken,
+                episode.task,
+                episode.state,
+                None,
+                episode.prompt,
             )
+            for slot, episode in enumerate(episodes)
+        ]
         for episode, reply in zip(episodes, policy.respond(requests), strict=True):
             assert isinstance(reply, Reply)
             episode.act(reply.response)
@@ -119,16 +113,14 @@ def collected(
         if tally.steps > 200 and not first:
             first.append((clock(), tally.steps))
 
-    spec = RolloutSpec(tasks=40, group_size=8, seed=1)
-    slots = options.pop("slots", 256)
     tally = collect_groups(
         env,
         policy_for(env),
-        writer,
-        spec,
-        ExecutionOptions(slots=slots, **options),
+        writer,  # type: ignore[arg-type]
+        RolloutSpec(tasks=40, group_size=8, seed=1),
+        ExecutionOptions(**{"slots": 256, **options}),
         progress=note,
-    )  # type: ignore[arg-type]
+    )
     began, steps = first[0]
     return (clock() - began) / (tally.steps - steps)
 
@@ -140,40 +132,34 @@ def written(env: EnvHandle, clock: Callable[[], float], **options: Any) -> float
 
 def steps() -> Iterator[Row]:
     for name in ("ALFWorld", "WebShop"):
-        env = handle(f"HGPO/{name}-v0")
-        found = beside(
-            7,
-            {
-                "alone": partial(alone, env),
-                "collected": partial(collected, env, Nowhere(), time.process_time),
-                "collected and written": partial(written, env, time.process_time),
-            },
-        )
+        env = open_env(f"HGPO/{name}-v0", action_format="response")
+        measures: dict[str, Callable[[], float]] = {
+            "alone": partial(alone, env),
+            "collected": partial(collected, env, Nowhere(), time.process_time),
+            "collected and written": partial(written, env, time.process_time),
+        }
+        found = least(6, measures)
         floor = ("environment and policy alone", found.pop("alone"))
         for what, value in found.items():
-            shown = (
-                "readme"
-                if (name, what) == ("ALFWorld", "collected and written")
-                else ""
-            )
+            shown = (name, what) == ("ALFWorld", "collected and written")
             yield Row(
                 f"Rollouts: {name}, random policy, 256 slots, a step {what}",
                 value,
                 "s",
                 floor=floor,
-                shown=shown,
+                shown="readme" * shown,
             )
 
 
 def workers() -> Iterator[Row]:
-    measure = partial(written, handle(), time.perf_counter, slots=2)
-    found = beside(3, {"here": measure, "apart": partial(measure, workers=True)})
-    floor = ("in this process", found["here"])
+    env = open_env(ALFWORLD, action_format="response")
+    measure = partial(written, env, time.perf_counter, slots=2)
+    found = least(2, {"here": measure, "apart": partial(measure, workers=True)})
     yield Row(
         "Rollouts: the same with two worker processes, wall time",
         found["apart"],
         "s",
-        floor=floor,
+        floor=("in this process", found["here"]),
         shown="page",
     )
 
@@ -238,30 +224,13 @@ class Thinking(AsyncPolicy):
         return self._mean_s * math.exp(self._sigma * normal - self._sigma**2 / 2)
 
 
-class Lengths(Nowhere):
-    """A writer that keeps the number of steps of each trajectory."""
-
-    def __init__(self) -> None:
-        self.lengths: dict[str, int] = {}
-
-    def add_group(
-        self,
-        rows: Mapping[str, Sequence[Any]],
-        *,
-        checked: bool = False,  # noqa: ARG002
-    ) -> None:
-        """Count steps."""
-        for trajectory, step in zip(rows["trajectory"], rows["step"], strict=True):
-            self.lengths[trajectory] = max(self.lengths.get(trajectory, 0), step + 1)
-
-
 def tail(count: int = 128, mean_s: float = 0.25) -> Iterator[Row]:
     """Compare the collector with a lockstep loop for the same rollouts and response times.
 
     In the lockstep loop, a batch of `count` rollouts is reset together, each step waits for the last response, and the
     batch ends with its last rollout. Its time includes only the waiting, which is calculated.
     """
-    env = handle(max_steps=20)
+    env = open_env(ALFWORLD, action_format="response", max_steps=20)
     # some minutes, so that the last rollouts are a small part
     spec = RolloutSpec(tasks=1_440, group_size=8, seed=1)
     for sigma in (0.6, 1.0):
@@ -271,19 +240,17 @@ def tail(count: int = 128, mean_s: float = 0.25) -> Iterator[Row]:
             mean_s,
             sigma,
         )
-        writer = Lengths()
+        writer = Nowhere()
         began = time.perf_counter()
         collect_groups(env, thinking, writer, spec, ExecutionOptions(slots=count))  # type: ignore[arg-type]
         seconds = time.perf_counter() - began
         thinking.close()
+        lockstep = lockstep_s(env, writer.lengths, thinking, count, spec)
         yield Row(
             f"Rollouts: {count} environments, log-normal response times (σ = {sigma})",
             seconds,
             "s",
-            rival=(
-                "lockstep loop",
-                lockstep_s(env, writer.lengths, thinking, count, spec),
-            ),
+            rival=("lockstep loop", lockstep),
             note=f"idle {1 - thinking.busy_s / (count * seconds):.1%}",
             shown="readme" if sigma == 0.6 else "",
         )
@@ -306,10 +273,10 @@ def lockstep_s(
     for first in range(0, len(names), count):
         batch = names[first : first + count]
         for step in range(max(lengths[name] for name in batch)):
-            playing = [name for name in batch if lengths[name] > step]
             waited += max(
                 thinking.seconds(text_hash(f"{seeds[name]}/{step}") % (1 << 63))
-                for name in playing
+                for name in batch
+                if lengths[name] > step
             )
     return waited
 

@@ -90,19 +90,12 @@ def measure(model: Path, seconds: float, *, ahead: bool) -> dict[str, float]:
         evaluation={"every": 0},
         tracking={"tensorboard": False},
     )
+    display = Display(Console(file=io.StringIO()), ITERATIONS)
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(
-            config,
-            Path(folder) / "run",
-            Display(Console(file=io.StringIO()), ITERATIONS),
-        ).run()
-        lines = read_metrics(Path(folder) / "run" / "metrics.jsonl")[1:-1]
-    names = (
-        "timing_s/step",
-        "timing_s/gen",
-        "timing_s/gen_wait",
-        "training/policy_lag",
-    )
+        out = Path(folder) / "run"
+        Trainer(config, out, display).run()
+        lines = read_metrics(out / "metrics.jsonl")[1:-1]
+    names = ("timing_s/step", "timing_s/gen_wait", "training/policy_lag")
     return {name: fmean(line.get(name, 0.0) for line in lines) for name in names}
 
 

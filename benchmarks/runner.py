@@ -15,7 +15,6 @@ machine, versions, commit and command.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import datetime as dt
 import importlib
@@ -101,17 +100,16 @@ class Row:
         """Return the value with its unit."""
         return quantity(self.value, self.unit)
 
-    def comparison(self) -> str:
-        """Return the rival or floor with its value and the ratio, and the note."""
-        parts = []
+    def cells(self) -> tuple[str, str, str]:
+        """Return what was measured, its value, and the rival or floor with the ratio and the note, for tables."""
+        compared = ""
         other = self.rival or self.floor
         if other:
             name, value = other
             times = "" if self.ratio is None else f" ({number(self.ratio)} ×)"
-            parts.append(f"{name} {quantity(value, self.unit)}{times}")
-        if self.note:
-            parts.append(self.note)
-        return "; ".join(parts)
+            compared = f"{name} {quantity(value, self.unit)}{times}"
+        comparison = "; ".join(filter(None, (compared, self.note)))
+        return self.what, self.shown_value(), comparison
 
 
 @dataclass(frozen=True)
@@ -199,12 +197,10 @@ def memory_mb(kind: str) -> float:
 
     The peak that `resource.getrusage` returns would include that of the process that started this one.
     """
-    files = [
-        Path("/proc/self", name).read_text("utf-8")
-        for name in ("status", "smaps_rollup")
-    ]
-    lines = [line for text in files for line in text.splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
+    process = Path("/proc/self")
+    text = (process / "status").read_text() + (process / "smaps_rollup").read_text()
+    # "Private" is the sum of several lines
+    return sum(map(int, re.findall(rf"(?m)^{kind}\w*:\s*(\d+)", text))) / 1024
 
 
 # Results
@@ -229,11 +225,9 @@ def store(name: str, figures: Any, rows: Iterable[Row] = (), *, keep: bool) -> s
     result = {"rows": [dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]}
     if figures is not None:
         result["figures"] = figures
+    result["made"] = made()
     path = result_path(name, keep=keep)
-    path.write_text(
-        json.dumps(result | {"made": made()}, indent=2, ensure_ascii=False) + "\n",
-        "utf-8",
-    )
+    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", "utf-8")
     shown = path.relative_to(ROOT)
     if keep:
         return f"stored in {shown}; `python benchmarks/readme.py` updates the documentation"
@@ -243,11 +237,9 @@ def store(name: str, figures: Any, rows: Iterable[Row] = (), *, keep: bool) -> s
 def load_rows(name: str) -> list[Row]:
     """Return the rows of a kept result."""
     kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["rows"]
-    names = {each.name for each in dataclasses.fields(Row)}
-    return [
-        Row(**{key: value for key, value in row.items() if key in names})
-        for row in kept
-    ]
+    for row in kept:
+        del row["ratio"]  # which a row computes
+    return [Row(**row) for row in kept]
 
 
 def made() -> dict[str, Any]:
@@ -258,11 +250,19 @@ def made() -> dict[str, Any]:
     ]
     if Path(sys.argv[0]).name == "__main__.py":
         arguments[0] = "-m benchmarks"
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    cpu = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", cpu.read_text() if cpu.exists() else "")
     return {
         "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *arguments]),
-        "commit": _commit(),
-        "cpu": _cpu(),
+        "commit": commit.stdout.strip(),
+        "cpu": model[1] if model else platform.machine(),
         "cores": os.cpu_count(),
         "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "platform": platform.platform(),
@@ -275,34 +275,11 @@ def made() -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip()
-
-
-def _cpu() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    return next(
-        (
-            line.partition(":")[2].strip()
-            for line in lines
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-
-
 def print_rows(rows: Iterable[Row], title: str = "") -> None:
     """Print rows as a table."""
     table = Table("case", "measured", "value", "compared with", title=title)
     for row in rows:
-        table.add_row(row.case, row.what, row.shown_value(), row.comparison())
+        table.add_row(row.case, *row.cells())
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
@@ -311,27 +288,23 @@ def print_rows(rows: Iterable[Row], title: str = "") -> None:
 
 def benchmarks() -> dict[str, str]:
     """Return the first line of every benchmark's docstring by its name."""
-    trees = {
-        path.stem: ast.parse(path.read_text("utf-8"))
-        for path in sorted(Path(__file__).parent.glob("*.py"))
-    }
-    return {
-        name: (ast.get_docstring(tree) or "").partition("\n")[0]
-        for name, tree in trees.items()
-        if any(
-            isinstance(node, ast.FunctionDef) and node.name == "run"
-            for node in tree.body
-        )
-    }
+    found = {}
+    # read, not imported, because some need torch
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        text = path.read_text("utf-8")
+        if "\ndef run(" in text:
+            found[path.stem] = text.partition("\n")[0].strip('"')
+    return found
 
 
 def make_parser(
     description: str | None, name: str | None = None
 ) -> argparse.ArgumentParser:
     """Return a parser with the docstring of a benchmark as its help, and with the flag `--keep`."""
-    style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        name, description=description, formatter_class=style
+        name,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_keep(parser)
     return parser

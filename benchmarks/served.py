@@ -15,21 +15,20 @@ import asyncio
 import multiprocessing
 import time
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import orjson
 
-from benchmarks.runner import Row, in_turns
+from benchmarks.runner import Row, least, seconds
 from hgpo_envs.engine import State, Task
 from hgpo_train.policies.base import Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
-
-    from hgpo_train.policies.server import ServerPolicy
 
 CONCURRENCY: Final = 256
 PROMPT: Final = "You are an expert agent operating in a household. " * 50
@@ -81,63 +80,23 @@ class Answering(asyncio.Protocol):
 
 
 def serve(ready: Connection) -> None:
-    """Serve on a free port and send its number."""
+    """Serve on a free port and send its address."""
 
     async def run() -> None:
         server = await asyncio.get_running_loop().create_server(
             Answering, "127.0.0.1", 0, backlog=4096
         )
-        ready.send(server.sockets[0].getsockname()[1])
+        port = server.sockets[0].getsockname()[1]
+        ready.send(f"http://127.0.0.1:{port}/v1")
         await server.serve_forever()
 
     asyncio.run(run())
 
 
-def start_server() -> tuple[multiprocessing.process.BaseProcess, int]:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there,), daemon=True)
-    process.start()
-    return process, here.recv()
-
-
-def make_client(port: int) -> ServerPolicy:
-    options = {
-        "base_url": f"http://127.0.0.1:{port}/v1",
-        "check_model": False,
-        "concurrency": CONCURRENCY,
-    }
-    policy: Any = make_policy(
-        "openai:m", PolicyContext("ALFWorld", "response", options)
-    )
-    return policy
-
-
 def request(number: int) -> Request:
+    task = Task("t", "train", "do it", "kind")
     state = State("a room", ["look"], True, False, False, 0.0, 0.0, {})
-    return Request(
-        number,
-        PROMPT,
-        number,
-        number,
-        0,
-        Task("t", "train", "do it", "kind"),
-        state,
-        None,
-        str,
-    )
-
-
-async def concurrently(
-    count: int, ask: Callable[[int], Coroutine[Any, Any, None]]
-) -> None:
-    numbers = iter(range(count))
-
-    async def work() -> None:
-        for number in numbers:
-            await ask(number)
-
-    await asyncio.gather(*(work() for _ in range(CONCURRENCY)))
+    return Request(number, PROMPT, number, number, 0, task, state, None, str)
 
 
 def body(number: int) -> bytes:
@@ -152,79 +111,65 @@ def body(number: int) -> bytes:
     )
 
 
-def with_aiohttp(port: int, count: int) -> int:
-    """Ask with aiohttp alone; return the number of replies."""
+async def with_aiohttp(url: str, count: int) -> None:
+    """Ask with aiohttp alone."""
+    numbers = iter(range(count))
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
 
-    async def run() -> None:
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0)
-        ) as session:
-
-            async def ask(number: int) -> None:
+        async def ask() -> None:
+            for number in numbers:
                 async with session.post(
-                    f"http://127.0.0.1:{port}/v1/chat/completions",
-                    data=body(number),
+                    f"{url}/chat/completions", data=body(number)
                 ) as response:
-                    orjson.loads(await response.read())["choices"][0]["message"][
-                        "content"
-                    ]
+                    reply = orjson.loads(await response.read())
+                    reply["choices"][0]["message"]["content"]
 
-            await concurrently(count, ask)
-
-    asyncio.run(run())
-    return count
+        await asyncio.gather(*(ask() for _ in range(CONCURRENCY)))
 
 
-def with_policy(port: int, count: int) -> int:
-    """Ask the policy as the collector does; return the number of replies."""
-    policy = make_client(port)
-    policy.submit([request(number) for number in range(CONCURRENCY)])
-    begun = CONCURRENCY
+def with_policy(url: str, count: int) -> None:
+    """Ask the policy as the collector does."""
+    options = {"base_url": url, "check_model": False, "concurrency": CONCURRENCY}
+    context = PolicyContext("ALFWorld", "response", options)
+    policy: Any = make_policy("openai:m", context)
+    requests = map(request, range(count))
+    policy.submit(list(islice(requests, CONCURRENCY)))
     done = 0
     while done < count:
         replies = policy.collect(10.0)
         done += len(replies)
-        again = min(len(replies), count - begun)
-        policy.submit([request(begun + number) for number in range(again)])
-        begun += again
+        policy.submit(list(islice(requests, len(replies))))
     policy.close()
-    return done
-
-
-LOOPS: Final[dict[str, Callable[[int, int], int]]] = {
-    "aiohttp": with_aiohttp,
-    "policy": with_policy,
-}
-
-
-def play(loop: str, port: int, count: int) -> tuple[float, float]:
-    """Return the CPU seconds and the wall seconds of a reply."""
-    began = time.process_time()
-    wall = time.perf_counter()
-    replies = LOOPS[loop](port, count)
-    return (time.process_time() - began) / replies, (
-        time.perf_counter() - wall
-    ) / replies
 
 
 def run(rounds: int = 5, replies: int = 4_000) -> Iterator[Row]:
     """Measure rounds of `replies` replies."""
-    server, port = start_server()
-    found = in_turns(
-        rounds + 1, {name: partial(play, name, port, replies) for name in LOOPS}
-    )
-    server.terminate()
-    # The first round warms up. Of the others, the least counts.
-    times = {
-        name: [min(values) for values in zip(*each[1:], strict=True)]
-        for name, each in found.items()
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=serve, args=(there,), daemon=True)
+    server.start()
+    url = here.recv()
+    loops: dict[str, Callable[[], object]] = {
+        "aiohttp": lambda: asyncio.run(with_aiohttp(url, replies)),
+        "policy": partial(with_policy, url, replies),
     }
-    cpu, wall = times["policy"]
+    walls = []
+
+    def played(loop: str) -> float:
+        began = time.perf_counter()
+        cpu = seconds(loops[loop])
+        if loop == "policy":
+            walls.append(time.perf_counter() - began)
+        return cpu / replies
+
+    cpu = least(rounds, {name: partial(played, name) for name in loops})
+    server.terminate()
     yield Row(
         f"Rollouts: CPU of a reply of an OpenAI-compatible server, {CONCURRENCY} at a time",
-        cpu,
+        cpu["policy"],
         "s",
-        floor=("aiohttp alone", times["aiohttp"][0]),
-        note=f"{1 / wall:,.0f} replies a second",
+        floor=("aiohttp alone", cpu["aiohttp"]),
+        note=f"{replies / min(walls):,.0f} replies a second",
         shown="readme",
     )

@@ -18,7 +18,7 @@ import time
 import zlib
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import polars as pl
@@ -51,12 +51,8 @@ def fastest(
     calls: Mapping[str, Callable[[], object]], clock: Callable[[], float]
 ) -> tuple[float, ...]:
     """Return the seconds of the fastest call of each function. The functions are called in turns."""
-    return tuple(
-        least(
-            REPEATS,
-            {name: partial(seconds, call, clock) for name, call in calls.items()},
-        ).values()
-    )
+    timed = {name: partial(seconds, call, clock) for name, call in calls.items()}
+    return tuple(least(REPEATS, timed).values())
 
 
 def with_tokens(steps: pl.DataFrame) -> pl.DataFrame:
@@ -68,12 +64,11 @@ def with_tokens(steps: pl.DataFrame) -> pl.DataFrame:
             for word in re.findall(r"\w+|[^\w\s]", text)
         ]
 
-    response = [ids(text) for text in steps["response"]]
+    prompt = list(map(ids, steps["prompt"]))
+    response = list(map(ids, steps["response"]))
     logprobs = [[-draw.expovariate(4) for _ in tokens] for tokens in response]
     return steps.with_columns(
-        prompt_token_ids=pl.Series(
-            [ids(text) for text in steps["prompt"]], dtype=schema.TOKENS
-        ),
+        prompt_token_ids=pl.Series(prompt, dtype=schema.TOKENS),
         response_token_ids=pl.Series(response, dtype=schema.TOKENS),
         response_logprobs=pl.Series(logprobs, dtype=pl.List(pl.Float32)),
     )
@@ -89,9 +84,8 @@ def encoding(name: str, frame: pl.DataFrame) -> Row:
         ),
     }
     ours, theirs = fastest(calls, time.process_time)
-    what = f"Step table: encoding of a row of a rollout{name}"
     return Row(
-        what,
+        f"Step table: encoding of a row of a rollout{name}",
         ours / len(frame),
         "s",
         rival=("pyarrow.parquet.write_table", theirs / len(frame)),
@@ -110,18 +104,10 @@ def verification(run: Path, one_shard: Path) -> Iterator[Row]:
         "s",
         floor=("reading all columns", reading),
     )
-    large, small = (
-        in_new_process(peak_of_verification, folder) for folder in (run, one_shard)
-    )
-    rows, few = (
-        scan_steps(folder).select(pl.len()).collect().item()
-        for folder in (run, one_shard)
-    )
+    large = in_new_process(peak_of_verification, run)
+    small = in_new_process(peak_of_verification, one_shard)
     yield Row(
-        f"Step table: peak memory of verify, {rows:,} rows",
-        large,
-        "MB",
-        floor=(f"{few:,} rows", small),
+        "Step table: peak memory of verify", large, "MB", floor=("64 tasks", small)
     )
 
 
@@ -130,35 +116,26 @@ def peak_of_verification(run: Path) -> float:
     return memory_mb("VmHWM")
 
 
-class Speeds(NamedTuple):
-    """What is measured of a format: rows a second, and bytes a row."""
-
-    written: float
-    read: float
-    read_4_columns: float
-    size: float
-
-
 def stored(
     folder: Path,
     rows: int,
     write: Callable[[], object],
     read: Callable[[], object],
     read_few: Callable[[], object] | None = None,
-) -> Speeds:
-    """Write and read a format. One that reads whole rows has no `read_few`."""
+) -> dict[str, float]:
+    """Write and read a format; return bytes a row, and rows a second. One that reads whole rows has no `read_few`."""
     written = seconds(write)
     everything, few = fastest({"all": read, "few": read_few or read}, time.process_time)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return Speeds(
-        rows / written,
-        rows / max(everything, 1e-9),
-        rows / max(few, 1e-9),
-        size / rows,
-    )
+    return {
+        "size": size / rows,
+        "rows written": rows / written,
+        "rows read": rows / max(everything, 1e-9),
+        "four columns read": rows / max(few, 1e-9),
+    }
 
 
-def step_table(folder: Path, rows: list[dict[str, Any]]) -> Speeds:
+def step_table(folder: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
     run = folder / "run"
     few = [name for name in FEW if name in rows[0] or name in DERIVED]
 
@@ -175,7 +152,7 @@ def step_table(folder: Path, rows: list[dict[str, Any]]) -> Speeds:
     )
 
 
-def json_lines(folder: Path, rows: list[dict[str, Any]]) -> Speeds:
+def json_lines(folder: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
     path = folder / "rows.jsonl"
     return stored(
         folder,
@@ -189,68 +166,39 @@ def formats(steps: pl.DataFrame) -> Iterator[Row]:
     """Compare a step table with JSON lines of the same rows."""
     given = steps.drop("run", *(DERIVED & set(steps.columns)))
     shapes = {
-        "numbers and state": [
-            name for name in given.columns if name not in TEXTS | TOKENS
-        ]
-        + ["state"],
-        "texts": [name for name in given.columns if name not in TOKENS],
-        "texts and tokens": given.columns,
+        "numbers and state": given.drop(TEXTS - {"state"}, TOKENS),
+        "texts": given.drop(TOKENS),
+        "texts and tokens": given,
     }
-    for shape, columns in shapes.items():
-        rows = given.select(columns).to_dicts()
+    for shape, table in shapes.items():
+        rows = table.to_dicts()
         with tempfile.TemporaryDirectory() as folder:
             ours = step_table(Path(folder), rows)
         with tempfile.TemporaryDirectory() as folder:
             theirs = json_lines(Path(folder), rows)
-        shown = "readme" if columns is given.columns else ""
-        size = ("JSON lines", theirs.size)
         yield Row(
             f"Step table: row with {shape}",
-            ours.size,
+            ours.pop("size"),
             "bytes",
-            rival=size,
-            shown=shown,
+            rival=("JSON lines", theirs["size"]),
+            shown="readme" if shape == "texts and tokens" else "",
         )
-        for title, value, rival in (
-            ("rows written", ours.written, theirs.written),
-            ("rows read", ours.read, theirs.read),
-            ("four columns read", ours.read_4_columns, theirs.read_4_columns),
-        ):
-            yield Row(
-                f"Step table: {title}, {shape}",
-                value,
-                "/s",
-                rival=("JSON lines", rival),
-            )
+        for title, value in ours.items():
+            rival = ("JSON lines", theirs[title])
+            yield Row(f"Step table: {title}, {shape}", value, "/s", rival=rival)
 
 
 def run(episodes: int = 1_000) -> Iterator[Row]:
     """Measure runs of so many episodes."""
     tasks = max(episodes // 8, 8)
-    options: dict[str, Any] = {"action_format": "response", "progress": False}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run = collect(
-            "HGPO/ALFWorld-v0",
-            "random",
-            folder / "random",
-            tasks=tasks,
-            **options,
-        )
-        few = collect(
-            "HGPO/ALFWorld-v0",
-            "random",
-            folder / "few",
-            tasks=min(tasks, 64),
-            **options,
-        )
-        mixed = collect(
-            "HGPO/ALFWorld-v0",
-            "mixture:expert=0.5,random=0.5",
-            folder / "mixed",
-            tasks=tasks,
-            **options,
-        )
+    play = partial(
+        collect, "HGPO/ALFWorld-v0", action_format="response", progress=False
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = play("random", f"{folder}/random", tasks=tasks)
+        few = play("random", f"{folder}/few", tasks=min(tasks, 64))
+        mixture = "mixture:expert=0.5,random=0.5"
+        mixed = play(mixture, f"{folder}/mixed", tasks=tasks)
         steps = with_tokens(mixed.steps.collect())
         shard = pl.read_parquet(next((run.path / "steps").iterdir()))
         yield encoding("", shard)

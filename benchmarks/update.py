@@ -16,7 +16,6 @@ import os
 import tempfile
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -24,7 +23,6 @@ import polars as pl
 import torch
 
 from benchmarks.runner import Row, seconds
-from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.models.device import why_no_gpu
 from hgpo_train.models.hf import checkpoint_layers
@@ -34,7 +32,6 @@ from hgpo_train.training.gpu_check import LARGEST_ON_A_CPU
 from hgpo_train.training.memory_plan import GIB, meta_model
 from hgpo_train.training.update.batches import samples_from_steps
 from hgpo_train.training.update.learner import Learner
-from hgpo_train.training.update.throughput import model_flops, peak_flops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,12 +50,9 @@ class Variant(NamedTuple):
     compile: bool = False
 
     def __str__(self) -> str:
-        parts = [
-            self.layout,
-            "recomputed" if self.recomputed else "not recomputed",
-            f"{self.logits:,} logits",
-        ]
-        return ", ".join(parts + ["compiled"] * self.compile)
+        recomputed = "recomputed" if self.recomputed else "not recomputed"
+        compiled = ", compiled" if self.compile else ""
+        return f"{self.layout}, {recomputed}, {self.logits:,} logits{compiled}"
 
 
 DEFAULT: Final = Variant(recomputed=True)
@@ -122,28 +116,22 @@ def rows_of_alfworld(number: int, vocabulary: int) -> Samples:
         run = collect(
             "HGPO/ALFWorld-v0",
             "explorer",
-            Path(folder) / "run",
+            f"{folder}/run",
             tasks=16,
             group_size=4,
             history_length=2,
         )
-        prompts = (
-            scan_steps(run)
-            .select(pl.col("prompt").str.len_chars() // 4)
-            .collect()
-            .to_series()
-            .to_numpy()
-        )
+        prompts = run.steps.select("prompt").collect()["prompt"].str.len_chars() // 4
     rng = np.random.default_rng(0)
-    lengths = rng.choice(prompts, number)
+    lengths = rng.choice(prompts.to_numpy(), number)
     answers = rng.integers(40, 160, number)
+
+    def tokens(counts: np.ndarray) -> list[list[int]]:
+        return [rng.integers(0, vocabulary, count).tolist() for count in counts]
+
     steps = {
-        "prompt_token_ids": [
-            rng.integers(0, vocabulary, length).tolist() for length in lengths
-        ],
-        "response_token_ids": [
-            rng.integers(0, vocabulary, length).tolist() for length in answers
-        ],
+        "prompt_token_ids": tokens(lengths),
+        "response_token_ids": tokens(answers),
         "advantage": rng.normal(size=number),
     }
     return samples_from_steps(pl.DataFrame(steps))
@@ -152,17 +140,17 @@ def rows_of_alfworld(number: int, vocabulary: int) -> Samples:
 def measured(update: Callable[[], Speed]) -> Speed:
     """Return the speed of an update with its peak memory, or why there is none."""
     gc.collect()
-    if torch.cuda.is_available():
+    cuda = torch.cuda.is_available()
+    if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         found = update()
     except Exception as error:  # noqa: BLE001 - a variant that does not fit or run is a result
         return Speed(float("nan"), f"{type(error).__name__}: {str(error)[:200]}")
-    if torch.cuda.is_available():
-        found = found._replace(
-            note=f"{found.note}, {torch.cuda.max_memory_allocated() / GIB:.1f} GiB"
-        )
+    if cuda:
+        peak = torch.cuda.max_memory_allocated() / GIB
+        found = found._replace(note=f"{found.note}, {peak:.1f} GiB")
     return found
 
 
@@ -195,23 +183,16 @@ def ours(model: Model, config: Config, samples: Samples, variant: Variant) -> Sp
         metrics = learner.update(
             samples, np.random.default_rng(0), rate=0.0, inputs=inputs
         )
-    tokens = float(samples.start[-1])
     alone = metrics["perf/update_tokens_per_s"]
-    speed = tokens / (tokens / alone + scored)
+    speed = 1 / (1 / alone + scored / float(samples.start[-1]))
     mfu = metrics.get("perf/mfu/actor", float("nan"))
-    return Speed(
-        alone,
-        f"{speed:,.0f} with both scoring passes, MFU {mfu:.0%}",
-    )
+    return Speed(alone, f"{speed:,.0f} with both scoring passes, MFU {mfu:.0%}")
 
 
 def reset(model: Model) -> None:
     """Undo `checkpoint_layers` and the compilation of the variant before."""
-    getattr(
-        model,
-        "activation_checkpointing_disable",
-        model.gradient_checkpointing_disable,
-    )()
+    disable = model.gradient_checkpointing_disable
+    getattr(model, "activation_checkpointing_disable", disable)()
     for layer in model.get_decoder().layers:
         layer._compiled_call_impl = None  # noqa: SLF001
 
@@ -251,12 +232,12 @@ def trl(model: Model, samples: Samples) -> Speed:
         assert model.is_gradient_checkpointing
         model.train()
 
+        order = np.random.default_rng(0).permutation(len(samples))
+        batches = np.array_split(order, len(samples) // ROWS_OF_TRL)
+
         def update() -> None:
-            for rows in np.array_split(
-                np.random.default_rng(0).permutation(len(samples)),
-                len(samples) // ROWS_OF_TRL,
-            ):
-                inputs = trl_inputs(samples, rows, next(model.parameters()).device)
+            for rows in batches:
+                inputs = trl_inputs(samples, rows, model.device)
                 with trainer.compute_loss_context_manager():
                     loss = trainer._compute_loss(model, inputs)  # noqa: SLF001
                 loss.backward()
@@ -266,12 +247,7 @@ def trl(model: Model, samples: Samples) -> Speed:
         update()  # which warms up
         model.zero_grad(set_to_none=True)
         taken = seconds(update, time.perf_counter)
-    useful = model_flops(model, samples.sequence_length, samples.response_length)
-    peak = peak_flops(next(model.parameters()).device, torch.bfloat16)
-    return Speed(
-        float(samples.start[-1]) / taken,
-        f"MFU {useful / taken / peak:.0%}" if peak else "",
-    )
+    return Speed(float(samples.start[-1]) / taken, "")
 
 
 def trl_inputs(
@@ -295,10 +271,8 @@ def trl_inputs(
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
         "advantages": samples.advantage[rows].astype(np.float32),
+        "num_items_in_batch": answers.sum(),
     }
-    tensors = {
-        name: torch.from_numpy(array).to(device) for name, array in arrays.items()
-    }
-    return tensors | {
-        "num_items_in_batch": torch.tensor(int(answers.sum()), device=device)
+    return {
+        name: torch.as_tensor(array, device=device) for name, array in arrays.items()
     }

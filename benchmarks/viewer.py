@@ -19,17 +19,15 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from benchmarks.runner import ROOT, Row, quantity, seconds
-from hgpo_datasets import StepWriter, scan_steps, schema
-from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.plan import RolloutSpec
-from hgpo_train.rollout.run import collect_groups
+from hgpo_datasets import StepWriter, schema
+from hgpo_train.rollout import collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,35 +55,14 @@ print(opened, memory_mb("VmHWM"))
 """
 
 
-def collected(folder: Path) -> pl.DataFrame:
-    """Return the rows of a rollout of some tasks."""
-    handle = open_env("HGPO/ALFWorld-v0", action_format="response", max_steps=30)
-    policy: Any = make_policy(
-        "mixture:expert=0.6,random=0.4",
-        PolicyContext("ALFWorld", "response", {}),
-    )
-    with StepWriter(folder) as writer:
-        collect_groups(
-            handle, policy, writer, RolloutSpec(tasks=64, group_size=8, seed=1)
-        )
-    return scan_steps(folder).select(GIVEN).collect()
-
-
 def repeated(rows: pl.DataFrame, folder: Path, steps: int) -> Path:
     """Write a run of at least as many steps: the groups again and again, each time under other names."""
     groups = rows.partition_by("task_id", maintain_order=True)
     with StepWriter(folder) as writer:
-        written = 0
-        turn = 0
-        while written < steps:
+        for turn in range(-(-steps // rows.height)):
+            named = (pl.lit(f"{turn:04d}/") + pl.col(RENAMED)).name.keep()
             for group in groups:
-                named = (
-                    (pl.lit(f"{turn:04d}/") + pl.col(name)).alias(name)
-                    for name in RENAMED
-                )
                 writer.add_group(group.with_columns(named))
-                written += group.height
-            turn += 1
     return folder
 
 
@@ -115,10 +92,8 @@ def measured(run: Path, count: int) -> Iterator[Row]:
     index = sources[0].index()
     draw = random.Random(0)
     groups = [draw.randrange(index.groups.height) for _ in range(count)]
-    rollouts = [
-        index.episodes.row(draw.randrange(index.episodes.height), named=True)
-        for _ in range(count)
-    ]
+    drawn = [draw.randrange(index.episodes.height) for _ in range(count)]
+    rollouts = index.episodes[drawn].to_dicts()
     every_other = b"\x55" * (index.episodes.height // 8)
     requests = {
         "rollouts": ["rollouts"],
@@ -146,11 +121,10 @@ def measured(run: Path, count: int) -> Iterator[Row]:
     yield Row("memory", memory, "MB", case=case)
     get("groups/0/estimates")  # the estimators' imports
     for what, paths in requests.items():
-        times = sorted(seconds(lambda path=path: get(path)) for path in paths)  # type: ignore[misc]
-        rare = (
-            quantity(times[int(0.95 * (len(times) - 1))], "s") if len(times) > 1 else ""
-        )
-        yield Row(what, statistics.median(times), "s", note=rare, case=case)
+        times = sorted(seconds(partial(get, path)) for path in paths)
+        rare = times[int(0.95 * (len(times) - 1))]
+        note = quantity(rare, "s") if len(times) > 1 else ""
+        yield Row(what, statistics.median(times), "s", note=note, case=case)
 
 
 def run(
@@ -159,7 +133,18 @@ def run(
     """Measure runs of these numbers of steps, by `requests` random groups and rollouts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = collected(folder / "rollout")
+        played = collect(
+            "HGPO/ALFWorld-v0",
+            "mixture:expert=0.6,random=0.4",
+            folder / "rollout",
+            tasks=64,
+            group_size=8,
+            seed=1,
+            progress=False,
+            action_format="response",
+            max_steps=30,
+        )
+        rows = played.steps.select(GIVEN).collect()
         for number in steps:
             yield from measured(
                 repeated(rows, folder / f"run-{number}", number), requests

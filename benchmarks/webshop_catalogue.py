@@ -1,9 +1,8 @@
 """Measure WebShop's catalogue at scale: build, open, memory per additional process, and query time.
 
     python -m benchmarks webshop_catalogue --work DIR --products 20000 100000 1180000
-    python -m benchmarks webshop_catalogue --data CATALOGUE
 
-Without `--data`, synthetic raw files of each size are written to the working folder and built there (1.18 million
+Synthetic raw files of each size are written to the working folder and built there (1.18 million
 products take 4 GB of raw files and 3 GB of catalogue; files of an earlier run are reused). Build and queries are
 measured in CPU seconds of one core. Queries are compared with a lower bound of plain search: the sum over every posting
 of every query term. The memory of an additional process is its private memory (smaps) while another process has the
@@ -12,7 +11,6 @@ same catalogue open and has answered the same queries.
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import random
 import shutil
@@ -32,9 +30,6 @@ from hgpo_envs.webshop.generation import synthetic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
-    from hgpo_envs.webshop.search.index import Index
 
 SEED = 1
 OPEN: list[Catalogue] = []
@@ -63,46 +58,39 @@ def queries(catalogue: Catalogue, count: int) -> dict[str, list[str]]:
     }
 
 
-def exhaustive(
-    index: Index, query: str, size: int
-) -> tuple[list[int], NDArray[np.float32]]:
-    """Measure the lower bound: reading every posting of every term."""
-    totals = np.zeros(size)
-    for postings in index.lists(query):
+def exhaustive(catalogue: Catalogue, query: str) -> list[list[float]]:
+    """Rank by every posting of every term, which is the lower bound; return products and scores."""
+    totals = np.zeros(len(catalogue))
+    for postings in catalogue.index.lists(query):
         totals[postings.documents] += postings.table[postings.codes]
     scores = totals.astype(np.float32)
     found = np.flatnonzero(scores)
     order = found[np.lexsort((found, -scores[found]))][:50]
-    return order.tolist(), scores[order]
+    return [order.tolist(), scores[order].tolist()]
 
 
-def measured(folder: Path, count: int) -> list[Row]:
+def measured(folder: Path, count: int, name: str, *, largest: bool) -> list[Row]:
     """Measure the queries of each kind, in a new process, and compare the ranking with the lower bound's."""
     rows = []
     catalogue = Catalogue.open(folder)
+    search = catalogue.index.search
     for kind, texts in queries(catalogue, count).items():
-        times = [seconds(partial(catalogue.index.search, text)) for text in texts]
-        floor = []
-        for text in texts[: count // 10]:
-            found, scores = catalogue.index.search(text)
-            expected, exact = exhaustive(catalogue.index, text, len(catalogue))
-            if found.tolist() != expected or scores.tolist() != exact.tolist():
+        times = [seconds(partial(search, text)) for text in texts]
+        few = texts[: count // 10]
+        for text in few:
+            ranking = [part.tolist() for part in search(text)]
+            if ranking != exhaustive(catalogue, text):
                 raise SystemExit(f"the ranking of {text!r} is not that of all postings")
-            floor.append(
-                seconds(partial(exhaustive, catalogue.index, text, len(catalogue)))
-            )
-        every = ("the sum of all postings", float(np.percentile(floor, 95)))
-        note = f"median {quantity(float(np.median(times)), 's')}"
-        what = f"search by {kind}, 95th percentile"
-        rows.append(
-            Row(
-                what,
-                float(np.percentile(times, 95)),
-                "s",
-                rival=every,
-                note=note,
-            )
+        floor = [seconds(partial(exhaustive, catalogue, text)) for text in few]
+        row = Row(
+            f"{name}: search by {kind}, 95th percentile",
+            float(np.percentile(times, 95)),
+            "s",
+            rival=("the sum of all postings", float(np.percentile(floor, 95))),
+            note=f"median {quantity(float(np.median(times)), 's')}",
+            shown="readme" * (largest and "whole" in kind),
         )
+        rows.append(row)
     return rows
 
 
@@ -142,25 +130,15 @@ def rows_of(folder: Path, count: int, *, largest: bool) -> Iterator[Row]:
         floor=("its imports", imports),
         shown="page" * largest,
     )
-    for row in in_new_process(measured, folder, count):
-        yield dataclasses.replace(
-            row,
-            what=f"{name}: {row.what}",
-            shown="readme" * (largest and "whole" in row.what),
-        )
+    yield from in_new_process(partial(measured, largest=largest), folder, count, name)
 
 
 def run(
     products: tuple[int, ...] = (1_000, 20_000),
-    data: tuple[Path, ...] = (),
     work: Path | None = None,
     queries: int = 500,
 ) -> Iterator[Row]:
-    """Measure existing catalogues, or catalogues of these sizes, built in a folder that keeps them for the next run."""
-    for folder in data:
-        yield from rows_of(folder, queries, largest=folder == data[-1])
-    if data:
-        return
+    """Measure catalogues of these sizes, built in a folder that keeps their raw files for the next run."""
     with tempfile.TemporaryDirectory() as passing:
         place = work or Path(passing)
         for number in products:

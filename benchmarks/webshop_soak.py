@@ -12,9 +12,11 @@ remain open.
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import random
 import time
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +33,7 @@ from benchmarks.runner import Row, memory_mb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import SupportsFloat
 
 EPISODES = 400
 STEPS = 12
@@ -66,53 +69,51 @@ def command(choose: random.Random, info: dict[str, Any], step: int) -> str:
     )
 
 
-class Player:
-    """An environment that plays the listed episodes step by step."""
+def make_env() -> gymnasium.Env[Any, Any]:
+    """Return an environment of an episode."""
+    return gymnasium.make("HGPO/WebShop-v0", split="all", max_steps=STEPS)
 
-    def __init__(self) -> None:
-        self.env = gymnasium.make("HGPO/WebShop-v0", split="all", max_steps=STEPS)
-        self.tasks = len(self.env.unwrapped.shared.source.ids("all"))  # type: ignore[attr-defined]
-        self.episode = -1
 
-    def begin(self, episode: int) -> None:
-        """Start an episode of the list."""
-        self.choose = random.Random(episode)
-        self.episode = episode
-        self.step = 0
-        self.digest = xxhash.xxh3_64()
-        observation, self.info = self.env.reset(
-            options={"task": self.choose.randrange(self.tasks)}
-        )
-        self._take(observation, 0.0)
-
-    def advance(self) -> str | None:
-        """Make a step; return the episode's digest at its end."""
-        action = command(self.choose, self.info, self.step)
-        observation, reward, terminated, truncated, self.info = self.env.step(action)
-        self.step += 1
-        self._take(observation, float(reward))
-        return self.digest.hexdigest() if terminated or truncated else None
-
-    def _take(self, observation: dict[str, Any], reward: float) -> None:
+def played(env: gymnasium.Env[Any, Any], episode: int) -> Iterator[str]:
+    """Play an episode of the list, step by step; return the digest of what was observed so far."""
+    choose = random.Random(episode)
+    tasks = env.unwrapped.shared.source.ids("all")  # type: ignore[attr-defined]
+    digest = xxhash.xxh3_64()
+    observation, info = env.reset(options={"task": choose.randrange(len(tasks))})
+    reward: SupportsFloat = 0.0
+    ended = False
+    for step in itertools.count():
         observed = (
             observation["prompt"],
-            self.info["page"],
-            self.info["available_actions"],
-            reward,
+            info["page"],
+            info["available_actions"],
+            float(reward),
         )
-        self.digest.update(repr(observed).encode("utf-8", "surrogatepass"))
+        digest.update(repr(observed).encode("utf-8", "surrogatepass"))
+        yield digest.hexdigest()
+        if ended:
+            return
+        action = command(choose, info, step)
+        observation, reward, terminated, truncated, info = env.step(action)
+        ended = terminated or truncated
 
 
 def reference() -> list[str]:
     """Return the digests of all listed episodes, played sequentially."""
-    player = Player()
-    digests = []
-    for episode in range(EPISODES):
-        player.begin(episode)
-        while (digest := player.advance()) is None:
-            pass
-        digests.append(digest)
-    return digests
+    env = make_env()
+    return [deque(played(env, episode), 1)[0] for episode in range(EPISODES)]
+
+
+def endless(
+    env: gymnasium.Env[Any, Any], choose: random.Random, digests: list[str]
+) -> Iterator[bool | None]:
+    """Play episodes drawn from the list, step by step; at the end of each, return whether it differs."""
+    while True:
+        episode = choose.randrange(EPISODES)
+        digest = ""
+        for digest in played(env, episode):  # noqa: B007 - the last one is read
+            yield None
+        yield digest != digests[episode]
 
 
 def open_files() -> int:
@@ -128,32 +129,24 @@ def work(
         found != known for found, known in zip(reference(), digests, strict=True)
     )
     begun = reported = time.monotonic()
-    players = [Player() for _ in range(environments)]
     choose = random.Random(f"process {number}")
+    players = [endless(make_env(), choose, digests) for _ in range(environments)]
     loads = []
-    played = 0
-    for player in players:
-        player.begin(choose.randrange(EPISODES))
+    episodes = 0
     while time.monotonic() - begun < seconds:
-        for player in players:
-            digest = player.advance()
-            if digest is not None:
-                played += 1
-                different += digest != digests[player.episode]
-                player.begin(choose.randrange(EPISODES))
+        ends = [end for end in map(next, players) if end is not None]
+        episodes += len(ends)
+        different += sum(ends)
         if time.monotonic() - reported > min(1.0, seconds / 20):
             reported = time.monotonic()
-            loads.append(
-                Load(
-                    reported - begun,
-                    memory_mb("Private"),
-                    open_files(),
-                    played,
-                    different,
-                )
+            load = Load(
+                reported - begun,
+                memory_mb("Private"),
+                open_files(),
+                episodes,
+                different,
             )
-    for player in players:
-        player.env.close()
+            loads.append(load)
     return loads
 
 
@@ -164,14 +157,10 @@ def soak(
     digests = reference()
     resource_tracker.ensure_running()
     files = open_files()
-    parts = [
-        environments // processes + (number < environments % processes)
-        for number in range(processes)
-    ]
+    parts = [len(range(number, environments, processes)) for number in range(processes)]
+    play = partial(work, seconds, digests)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        reports = list(
-            pool.map(partial(work, seconds, digests), range(processes), parts)
-        )
+        reports = list(pool.map(play, range(processes), parts))
     del pool
     gc.collect()
     return reports, open_files() - files
@@ -188,11 +177,8 @@ def memory(loads: list[Load], seconds: float) -> tuple[float, float]:
     after = fmean(load.private_mb for load in settled[-third:])
     first = settled[0]
     last = settled[-1]
-    if (
-        after - before > max(2.0, 0.02 * before)
-        or last.files > first.files
-        or last.different
-    ):
+    grown = after - before > max(2.0, 0.02 * before) or last.files > first.files
+    if grown or last.different:
         raise SystemExit(
             f"expected constant memory and files, and no different episode; received {first}, then {last}"
         )
